@@ -158,18 +158,19 @@ def _number(fill: Any) -> Any:
 
 
 def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata of a one-dimensional array of ``values`` in one uncompressed chunk, and that chunk."""
-    doc = plain_document(meta, len(values))
+    """Return the metadata of an array of ``values`` in one uncompressed chunk, and that chunk."""
+    doc = plain_document(meta, *values.shape)
     if meta.zarr_format == 2:
         return doc, np.ascontiguousarray(values, np.dtype(meta.dtype)).tobytes()
     return doc, np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
 
 
-def plain_document(meta: ArrayMeta, count: int) -> dict[str, Any]:
-    """Return the metadata of such an array of ``count`` elements."""
-    doc = {**meta.raw, "shape": [count]}
+def plain_document(meta: ArrayMeta, *shape: int) -> dict[str, Any]:
+    """Return the metadata of such an array of that ``shape``."""
+    doc = {**meta.raw, "shape": list(shape)}
+    chunks = [max(length, 1) for length in shape]
     if meta.zarr_format == 2:
-        return doc | {"chunks": [max(count, 1)], "compressor": None, "filters": None}
-    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [max(count, 1)]}}
+        return doc | {"chunks": chunks, "compressor": None, "filters": None, "order": "C"}
+    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     return doc

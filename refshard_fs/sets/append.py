@@ -29,6 +29,7 @@ from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
+from refshard_fs.sets.common_units import with_common_units
 from refshard_fs.sets.compatibility import with_digests, with_metadata
 from refshard_fs.sets.concat import concat_document, length_along, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import (
@@ -201,10 +202,11 @@ class _Joined(NamedTuple):
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
+        opens = (lambda: fs), (lambda: opened(fo, options))
+        old, new = with_common_units([old, new], dim, lambda number: opens[number](), None).parts
         fitted = _fitted(old, new, dim, how)
         if fitted is None:
             return None
-        opens = (lambda: fs), (lambda: opened(fo, options))
         parts = with_digests(fitted, lambda number: opens[number](), [dim], same)
         whole = concatenate(parts, dim, same)
         along = frozenset(path for path, variable in old.variables.items() if dim in variable.dims)
@@ -276,7 +278,11 @@ def _append_line(
     ends = [document.parts[0], *[part for part in document.parts[1:] if part.url][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
     read = read_sets(urls, options, _ignore)
-    values = _values_of(document, with_metadata(read[0], document.metadata))
+    shown = with_metadata(read[0], document.metadata)
+    values = _values_of(document, shown)
+    units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
+    times = with_common_units(read, dim, lambda number: opened(urls[number], options), options, lazy=True, fixed=units)
+    read = times.parts
     coming = coordinate_values([read[0], read[-1]], dim)
     if values is not None and coming is not None:
         known = np.isin(coming[1], values)
@@ -290,7 +296,15 @@ def _append_line(
         if not how.any_order:
             check_order(values, coming[1], new, dim)
     found = concat_document(
-        urls, read, dim, same, options, known=document.chunks, is_outer=document.is_outer, shown=document.metadata
+        urls,
+        read,
+        dim,
+        same,
+        options,
+        known=document.chunks,
+        is_outer=document.is_outer,
+        shown={**document.metadata, **times.shown},
+        bounds={**document.bounds, **times.bounds},
     )
     for part, now in zip(ends, found.parts, strict=False):
         if part.length != now.length:
@@ -304,7 +318,10 @@ def _append_line(
         )
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
     document = msgspec.structs.replace(
-        document.with_parts([line]), chunks={**found.chunks, **document.chunks}, metadata=found.metadata
+        document.with_parts([line]),
+        chunks={**found.chunks, **document.chunks},
+        metadata=found.metadata,
+        bounds=found.bounds,
     )
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length

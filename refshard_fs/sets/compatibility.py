@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
@@ -32,6 +32,8 @@ from refshard_fs.sets.variables import Named, Variable, VariableReader
 Joining = Literal[
     "as they are", "of other lengths", "stored anew", "recoded", "recut"
 ]  # what becomes of chunks that are joined
+
+Opened = Callable[[int], RefShardFileSystem]
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
@@ -127,7 +129,7 @@ def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 def described(path: str, part: Named) -> Described:
     """Return an array of a set as it is compared with those of others."""
     variable = part.variables[path]
-    return Described(part.name, variable.meta, variable.attributes)
+    return Described(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})
 
 
 def _has_references(path: str, *parts: Named) -> bool:
@@ -147,7 +149,7 @@ def _references(path: str, part: Named) -> object:
 
 def with_digests(
     parts: Sequence[Named],
-    opened: Callable[[int], RefShardFileSystem],
+    opened: Opened,
     dims: Sequence[str | None],
     same: frozenset[str],
     places: Sequence[Sequence[int]] | None = None,
@@ -156,9 +158,8 @@ def with_digests(
     """Return ``parts`` with digests of what several have, refer to differently, and must have in common.
 
     These are the arrays, but for those in ``same``, that are not along all of ``dims``: parts at different ``places``
-    along the others (by default all are in a row) have copies. ``opened`` gives the filesystem of a part, by number;
-    parts that all are read with ``options`` are read together, by one. What cannot be read is left out: then it cannot
-    be compared.
+    along the others (by default all are in a row) have copies. `chunks_read` says what ``opened`` and ``options`` are.
+    What cannot be read is left out: then it cannot be compared.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
@@ -176,11 +177,30 @@ def with_digests(
                         wanted.setdefault(each, []).append(path)
                 break
 
-    out, numbers = list(parts), sorted(wanted)
-    if options is not None and can_scan(options) and all(part.refs.pins is None for part in parts):
+    out = list(parts)
+    for number, chunks in chunks_read(parts, wanted, opened, options):
+        digests = {path: _digest(of_array) for path, of_array in chunks.items()}
+        out[number] = msgspec.structs.replace(parts[number], digests=digests)
+    return out
+
+
+def chunks_read(
+    parts: Sequence[Named],
+    wanted: Mapping[int, Sequence[str]],
+    opened: Opened,
+    options: Mapping[str, Any] | None,
+) -> Iterator[tuple[int, dict[str, dict[int, bytes]]]]:
+    """Yield the chunks of the small arrays that are ``wanted`` of each part, by its number: by path, and by number.
+
+    ``opened`` gives the filesystem of a part, by number; parts that all are read with ``options`` are read together,
+    by one. An array of which something is not small, or cannot be read, is left out.
+    """
+    small = {number: [path for path in paths if _is_small(path, parts[number])] for number, paths in wanted.items()}
+    numbers = sorted(small)
+    if options is not None and can_scan(options) and all(parts[number].refs.pins is None for number in numbers):
         for start in range(0, len(numbers), AT_ONCE):
             some = numbers[start : start + AT_ONCE]
-            keys = {number: _keys(parts[number], wanted[number]) for number in some}
+            keys = {number: _keys(parts[number], small[number]) for number in some}
             refs = {
                 f"{number}/{key}": _reference(parts[number], *place)
                 for number in some
@@ -190,18 +210,15 @@ def with_digests(
             data = _read(fs, list(refs))
             for number in some:
                 found = {key: data[f"{number}/{key}"] for key in keys[number]} if data else {}
-                out[number] = _with_digests(parts[number], wanted[number], keys[number], found)
-        return out
+                yield number, _with_inline(parts[number], small[number], keys[number], found)
+        return
 
-    def read(number: int) -> Named:
-        part, paths = parts[number], wanted[number]
-        chunks = _keys(part, paths)
-        return _with_digests(part, paths, chunks, _read(opened(number), list(chunks)))
+    def read(number: int) -> dict[str, dict[int, bytes]]:
+        keys = _keys(parts[number], small[number])
+        return _with_inline(parts[number], small[number], keys, _read(opened(number), list(keys)))
 
     with ThreadPoolExecutor(TOGETHER) as pool:
-        for number, part in zip(numbers, pool.map(read, numbers), strict=True):
-            out[number] = part
-    return out
+        yield from zip(numbers, pool.map(read, numbers), strict=True)
 
 
 def _refer_to_the_same(path: str, one: Named, other: Named) -> bool:
@@ -250,10 +267,10 @@ def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
     return found
 
 
-def _with_digests(
+def _with_inline(
     part: Named, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
-) -> Named:
-    """Return ``part`` with a digest of all chunks of each array, but for those of which one could not be read."""
+) -> dict[str, dict[int, bytes]]:
+    """Return all chunks of each array, those that are inline with those read, but for arrays that could not be read."""
     chunks = {path: dict(part.inline.get(path, {})) for path in paths}
     for key, (path, number) in keys.items():
         found = data.get(key)
@@ -261,7 +278,7 @@ def _with_digests(
             chunks.get(path, {})[number] = found
         else:
             chunks.pop(path, None)
-    return msgspec.structs.replace(part, digests={path: _digest(of_array) for path, of_array in chunks.items()})
+    return chunks
 
 
 def _digest(chunks: Mapping[int, bytes]) -> bytes:
@@ -332,4 +349,4 @@ def with_metadata(part: Named, metadata: Mapping[str, Mapping[str, Any]]) -> Nam
         return part
     members: dict[str, Value] = {**dict(part.refs.side.items()), **{key: dict(doc) for key, doc in metadata.items()}}
     refs = ReferenceSet(part.refs.urls, part.refs.tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests)
+    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests, part.units)

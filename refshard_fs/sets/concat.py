@@ -24,14 +24,15 @@ from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, re
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
+from refshard_fs.sets.common_units import with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests, with_metadata
-from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes, with_type
+from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.outer import completed, filled
 from refshard_fs.sets.patterns import FileGrid, Pattern, in_grid, nested
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
-from refshard_fs.sets.variables import Named, Variable
+from refshard_fs.sets.variables import Named, Variable, with_type
 from refshard_fs.targets.document import Sink
 from refshard_fs.tools.views import folded, progress, table, view
 
@@ -129,15 +130,19 @@ def concat_document(
     known: Mapping[str, tuple[int, ...]] = {},
     is_outer: bool = False,
     shown: Mapping[str, dict[str, Any]] = {},
+    bounds: Mapping[str, str] = {},
 ) -> ConcatDocument:
     """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit.
 
-    Arrays in ``known`` are recut already, in chunks of that shape, and ``shown`` are metadata that it has already.
+    Arrays in ``known`` are recut already, in chunks of that shape; ``shown`` and ``bounds`` are the document's already.
     """
+    bounds = dict(bounds)
     if is_outer:
         read = completed(read, dim, lazy=True)
     metadata = {**shown, **roomier([with_metadata(read[0], shown), *read[1:]], dim)}
-    read = [with_metadata(read[0], metadata), *read[1:]]
+    held = next((v.key for v in read[0].variables.values() if v.is_coordinate and v.dims == (dim,)), None)
+    # The values of the coordinate are held by the set as it is.
+    read = [with_metadata(read[0], {key: doc for key, doc in metadata.items() if key != held}), *read[1:]]
     parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same, None, options)
     recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
     refs = concatenate(parts, dim, same, recut=recut).refs
@@ -147,14 +152,14 @@ def concat_document(
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
     known_values = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
     if coordinate is None or known_values is None:
-        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut, is_outer, metadata)
+        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut, is_outer, metadata, bounds)
     meta, data = known_values
     if meta.dtype != first[coordinate].meta.dtype:
         metadata |= {first[coordinate].key: dict(meta.raw)}
     ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
     values = [data[start:stop] for start, stop in pairwise(ends)]
     lines = tuple(map(Part, urls, lengths, values))
-    return ConcatDocument(dim, axes, lines, coordinate, recut, is_outer, metadata)
+    return ConcatDocument(dim, axes, lines, coordinate, recut, is_outer, metadata, bounds)
 
 
 def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMeta, bytes] | None:
@@ -175,7 +180,7 @@ def remark_on(document: ConcatDocument, read: Sequence[Named]) -> str:
     shown = with_metadata(read[0], document.metadata)
     for path in sorted(document.axes.keys() - document.chunks.keys() - {document.coordinate}):
         one = described(path, next(part for part in (shown, *read) if path in part.variables))
-        having = [part for part in read if path in part.variables and part.variables[path].meta is not one.meta]
+        having = [part for part in read if path in part.variables]
         count = sum(recoding_of(path, one, described(path, part)) is not None for part in having)
         if count:
             made_here.append(f"{path!r} is recoded in {count} of {count_text(len(read), 'set')}")
@@ -345,6 +350,11 @@ def concat(
     if failed and by_name is not None and join == "exact":
         by_name._replace(files={at: by_name.files[at] for at in places}).check_whole()
     skipped(failed or {}, any_left=bool(leaves))
+    alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
+    stored = read
+    for along in order:
+        times = with_common_units(read, along, lambda number: opened(leaves[number], options), alike, lazy=lazy)
+        read = times.parts
     if len(order) == 1 and dim is not None:
         kept = arrange(read, dim, sort=sort, overlap=overlap)
         if kept is not None:
@@ -354,6 +364,12 @@ def concat(
             if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
                 raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
             read = chosen
+            if lazy:  # another set may be the first
+                reordered = [stored[number] for number, _, _ in kept]
+                times = with_common_units(
+                    reordered, dim, lambda number: opened(leaves[number], options), alike, lazy=True
+                )
+                read = times.parts
     if lazy:
         for part in read if subchunks else ():
             for path in part.variables:
@@ -369,12 +385,20 @@ def concat(
             leaves = tuple("" if piece.number is None else leaves[piece.number] for piece in pieces)
             read = [piece.part for piece in pieces]
         document = concat_document(
-            leaves, read, str(dim), unchecked, options, chunks, subchunks, is_outer=join == "outer"
+            leaves,
+            read,
+            str(dim),
+            unchecked,
+            options,
+            chunks,
+            subchunks,
+            is_outer=join == "outer",
+            shown=times.shown,
+            bounds=times.bounds,
         )
         data = document.dumps()
         title = f"{count_text(len(document.parts), 'set')} joined along {document.dim}"
         return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read), title)
-    alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if by_name is not None and (len(order) > 1 or not has_dim):
         files = dict(zip(places, read, strict=True))

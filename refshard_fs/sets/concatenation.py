@@ -10,13 +10,12 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
-from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -27,8 +26,9 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
+from refshard_fs.sets.common_units import times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable
-from refshard_fs.sets.variables import Named, Variable, VariableReader, in_units_of
+from refshard_fs.sets.variables import Named, Variable, VariableReader, with_type
 
 
 def concatenate(
@@ -63,6 +63,9 @@ class _Concatenation:
     ) -> None:
         self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
         self.is_rectilinear = is_rectilinear
+        # What sets hold the values of: these are held in one chunk then. A lazy cube holds a coordinate's alone.
+        times = {} if recut is not None else times_along(sets, dim)
+        self.held = {path for lead, bounds in times.items() for path in (lead, *bounds)}
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
@@ -100,8 +103,8 @@ class _Concatenation:
                 f"{lacking} has no variable {path!r}, which others have along {self.dim!r}: join='outer' takes it for "
                 "missing there"
             )
-        values = self._coordinate(path) if variable.is_coordinate else None
         axis = variable.dims.index(self.dim)
+        values = self._values(path, axis) if variable.is_coordinate or path in self.held else None
         is_recut = self.recut is not None and path in self.recut
         how: Joining = "as they are" if self.recut is None else "recut" if is_recut else "recoded"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
@@ -119,7 +122,7 @@ class _Concatenation:
         doc, data = plain(with_type(variable.meta, values.dtype), values)
         grid = self._add_metadata(variable, doc)
         self.tables[path] = ChunkTable.from_parts(grid, [])
-        if len(values):
+        if values.size:
             self.side[join(path, grid.tail(0))] = data
 
     def _add_others(self) -> None:
@@ -233,17 +236,20 @@ class _Concatenation:
             raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
         return chunks[axis]
 
-    # ------------------------------------------------------------------ coordinates
+    # ------------------------------------------------------------------ coordinates, and other times
 
-    def _coordinate(self, path: str) -> npt.NDArray[Any] | None:
-        """Return the values of a coordinate in all sets, if all are inline."""
+    def _values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
+        """Return the values of an array in all sets, if all are inline."""
         found = []
         for part in self.sets:
             values = part.values(path)
             if values is None:
                 return None
-            found.append(in_first_units(path, self.sets[0], part, values))
-        joined = np.concatenate(found)
+            found.append(values)
+        try:
+            joined = np.concatenate(found, axis)
+        except ValueError:  # other lengths differ, which joining them says
+            return None
         mine = found[0].dtype
         if all((values.dtype.kind, values.dtype.itemsize) == (mine.kind, mine.itemsize) for values in found):
             return joined
@@ -255,16 +261,6 @@ class _Concatenation:
             if not np.array_equal(values.astype(joined.dtype).astype(values.dtype), values, equal_nan=True):
                 raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
         return joined
-
-
-def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
-    """Return the metadata of an array of that type; the same, byte order and all, if it has it."""
-    known = dtype_of(meta)
-    if known is None or (known.kind, known.itemsize) == (dtype.kind, dtype.itemsize):
-        return meta
-    name = dtype.name if meta.zarr_format == 3 else dtype.newbyteorder("<").str
-    field = "data_type" if meta.zarr_format == 3 else "dtype"
-    return msgspec.structs.replace(meta, dtype=name, raw={**meta.raw, field: name})
 
 
 def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:
@@ -308,24 +304,6 @@ def recut_shapes(
         if not meet or any(theirs != whole for theirs, _ in shapes):
             found[path] = wanted(commonest(shapes, axis))
     return found
-
-
-def in_first_units(path: str, one: Named, part: Named, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the values of a coordinate of ``part``, if of times, as numbers of the units of the set ``one``."""
-    first, variable = one.variables[path], part.variables[path]
-    mine, theirs = first.attributes.get("units"), variable.attributes.get("units")
-    if mine == theirs:
-        return values
-    fills = [v.meta.raw.get("fill_value") for v in (first, variable)]
-    fills += [v.attributes.get(name) for v in (first, variable) for name in ("_FillValue", "missing_value")]
-    try:
-        return in_units_of(values, variable.attributes, first.attributes, fills)
-    except ValueError as e:
-        raise ManifestError(
-            f"{path!r} has the attribute units {mine!r} in {one.name}, and {theirs!r} in {part.name}, and cannot be "
-            f"carried over: {e}. Write {path!r} anew in {mine!r} there: its values are the only ones that a set holds "
-            "itself"
-        ) from e
 
 
 def _renumbered(numbers: Any, count: int, total: int, inner: int, start: int) -> Any:
@@ -396,7 +374,7 @@ def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Ov
 
 
 def coordinate_values(parts: Sequence[Named], dim: str) -> list[npt.NDArray[Any]] | None:
-    """Return the values of the coordinate of ``dim`` in each set, in the first one's units; None if there are none."""
+    """Return the values of the coordinate of ``dim`` in each set; None if there are none."""
     path = next((path for path, v in parts[0].variables.items() if v.is_coordinate and v.dims == (dim,)), None)
     if path is None:
         return None
@@ -405,7 +383,7 @@ def coordinate_values(parts: Sequence[Named], dim: str) -> list[npt.NDArray[Any]
         values = part.values(path) if path in part.variables else None
         if values is None:
             return None
-        found.append(in_first_units(path, parts[0], part, values))
+        found.append(values)
     return found
 
 

@@ -36,7 +36,7 @@ def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
             _trim(part, path, variable, variable.dims.index(dim), (start, stop), tables, members)
     refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
     digests = {path: digest for path, digest in part.digests.items() if dim not in part.variables[path].dims}
-    return Named(part.name, refs, VariableReader().read(refs, part.name), digests)
+    return Named(part.name, refs, VariableReader().read(refs, part.name), digests, part.units)
 
 
 def _trim(
@@ -52,16 +52,17 @@ def _trim(
     meta, old = variable.meta, tables[path].grid
     if start == 0 and stop == meta.shape[axis]:
         return
-    values = part.values(path)
+    size = meta.chunks[axis] if meta.chunks is not None else 0
+    are_whole = size and not start % size and (not stop % size or stop == meta.shape[axis])
+    values = part.values(path) if len(meta.shape) == 1 or not are_whole else None
     for number in part.inline.get(path, {}):
         members.pop(join(path, old.tail(number)), None)
     if values is not None:
-        members[variable.key], data = plain(meta, values[start:stop])
+        members[variable.key], data = plain(meta, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
         tables[path] = ChunkTable.from_parts(_grid(members[variable.key], path), [])
         members[join(path, tables[path].grid.tail(0))] = data
         return
-    size = meta.chunks[axis] if meta.chunks is not None else 0
-    if not size or start % size or (stop % size and stop != meta.shape[axis]):
+    if not are_whole:
         raise ManifestError(
             f"of {part.name} elements {start} to {stop} along {variable.dims[axis]!r} are taken, and chunks of "
             f"{path!r} have {size}: a chunk cannot be taken in part"
@@ -139,7 +140,7 @@ def subchunked(part: Named, subchunks: Mapping[str, int]) -> Named:
     if not any(found.values()):
         return part
     refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests)
+    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests, part.units)
 
 
 def _divide(

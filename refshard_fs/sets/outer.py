@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
@@ -24,20 +25,12 @@ from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import join
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calendar_of, instant, parsed_units
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.concatenation import coordinate_values, shown_value
 from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.variables import (
-    FIRST,
-    GREGORIAN,
-    MOST,
-    Named,
-    Variable,
-    VariableReader,
-    instant,
-    parsed_units,
-)
+from refshard_fs.sets.variables import MOST, Named, Variable, VariableReader
 
 # ----------------------------------------------------------------------------------------------------
 # Sets with all arrays, and the same coordinates.
@@ -67,7 +60,7 @@ class _Changing:
     def named(self) -> Named:
         refs = ReferenceSet(self.part.refs.urls, self.tables, self.members, pins=self.part.refs.pins)
         digests = {path: digest for path, digest in self.part.digests.items() if path not in self.changed}
-        return Named(self.part.name, refs, VariableReader().read(refs, self.part.name), digests)
+        return Named(self.part.name, refs, VariableReader().read(refs, self.part.name), digests, self.part.units)
 
 
 def completed(parts: Sequence[Named], dim: str | None, *, lazy: bool = False) -> list[Named]:
@@ -233,7 +226,7 @@ def with_missing(parts: Sequence[Named], paths: set[str], *, lazy: bool = False)
                 members[variable.key] = {**variable.meta.raw, "fill_value": fill}
         refs = ReferenceSet(part.refs.urls, part.refs.tables, members, pins=part.refs.pins)
         digests = part.digests
-        found.append(Named(part.name, refs, VariableReader().read(refs, part.name), digests))
+        found.append(Named(part.name, refs, VariableReader().read(refs, part.name), digests, part.units))
     return found
 
 
@@ -375,11 +368,11 @@ class _Steps(msgspec.Struct, frozen=True):
                 if name_of in _SECONDS:
                     steps = cls(first, dtype, Fraction(_SECONDS[name_of] * count, unit))
                 else:
-                    calendar = variable.attributes.get("calendar", "standard")
+                    calendar = calendar_of(variable.attributes)
                     if calendar not in GREGORIAN:
                         raise ValueError(f"months are not known in the calendar {calendar!r}")
                     begin = instant(since)
-                    if calendar != "proleptic_gregorian" and begin < FIRST:
+                    if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
                         raise ValueError("the standard calendar changes before 1582-10-15")
                     steps = cls(first, dtype, Fraction(0), _MONTHS[name_of] * count, unit, np.datetime64(begin, "s"))
         except ValueError as e:

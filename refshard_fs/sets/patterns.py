@@ -251,7 +251,7 @@ def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _C
         group = object_in(root, f"'zarr.json' of {part.name}")
         members["zarr.json"] = {key: value for key, value in group.items() if key != "consolidated_metadata"}
     refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests)
+    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests, part.units)
 
 
 def _is_simple(doc: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from refshard_fs.sets.rebase import MadeSet, opened, warn_adopted
 from refshard_fs.sets.scanning import (
     Known,
     Scanned,
+    ScansFile,
     Unchanged,
     can_scan,
     coordinates_to_read,
@@ -33,7 +34,6 @@ from refshard_fs.sets.scanning import (
     spread,
     with_coordinates,
 )
-from refshard_fs.sets.scans_file import ScansFile
 from refshard_fs.sets.variables import Named, VariableReader
 
 OnError = Literal["raise", "skip"]  # what is done where a set cannot be opened or read

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.sets.variables import in_units_of
+from refshard_fs.formats.virtual_concat.cf_times import TimeUnits, finest, spelled
 
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+CALENDARS = ("standard", "gregorian", "proleptic_gregorian", "noleap", "365_day", "all_leap", "360_day", "julian")
 moments = st.datetimes(datetime(1583, 1, 1), datetime(2200, 1, 1)).map(lambda t: t.replace(microsecond=0))
+years = st.tuples(st.integers(1, 2500), st.integers(1, 12), st.integers(1, 28))
+
+
+def units(text: str, **more: Any) -> TimeUnits:
+    return TimeUnits.of({"units": text, **more})
 
 
 @given(st.sampled_from(sorted(SECONDS)), st.sampled_from(sorted(SECONDS)), moments, moments,
@@ -23,47 +29,79 @@ def test_instants_do_not_change(
 ) -> None:
     values = np.array(numbers, dtype)
     try:
-        found = in_units_of(values, {"units": f"{theirs} since {since}"}, {"units": f"{ours} since {new}"}, [])
+        found = units(f"{theirs} since {since}").converted(values, units(f"{ours} since {new}"))
     except ValueError:
         return
-    assert found.dtype == values.dtype
+    assert found.dtype == (np.float64 if values.dtype.kind == "f" else np.int64)
     for old, value in zip(numbers, found.tolist(), strict=True):
         one = since + timedelta(seconds=old * SECONDS[theirs])
-        assert one == new + timedelta(seconds=int(value) * SECONDS[ours])
+        assert abs(one - (new + timedelta(seconds=float(value) * SECONDS[ours]))) < timedelta(microseconds=10)
+
+
+@given(st.sampled_from(CALENDARS), years, years)
+def test_days_are_those_that_cftime_counts(
+    calendar: str, one: tuple[int, int, int], other: tuple[int, int, int]
+) -> None:
+    cftime = pytest.importorskip("cftime")
+    names = [f"{year:04}-{month:02}-{day:02}" for year, month, day in (one, other)]
+    try:
+        since, new = (units(f"days since {name}", calendar=calendar) for name in names)
+    except ValueError:  # one of the ten days that the standard calendar leaves out
+        assert any((1582, 10, 4) < date < (1582, 10, 15) for date in (one, other))
+        return
+    date = cftime.datetime(*one, calendar=calendar)
+    expected = cftime.date2num(date, f"days since {names[1]}", calendar=calendar)
+    assert since.converted(np.array([0]), new).tolist() == [expected]
 
 
 def test_hours_since_another_day() -> None:
     values = np.array([0, 6, 12], "<i4")
-    theirs, ours = {"units": "hours since 2001-01-02"}, {"units": "hours since 2001-01-01 00:00:00"}
-    assert in_units_of(values, theirs, ours, [-999]).tolist() == [24, 30, 36]
-    assert in_units_of(values, {"units": "days since 2001-01-01"}, ours, []).tolist() == [0, 144, 288]
+    ours = units("hours since 2001-01-01 00:00:00")
+    assert units("hours since 2001-01-02").converted(values, ours).tolist() == [24, 30, 36]
+    assert units("days since 2001-01-01").converted(values, ours).tolist() == [0, 144, 288]
+
+
+def test_fractions_of_days_stay_exact() -> None:
+    values = np.array([[0.5, 15.25], [np.nan, 30.125]])
+    found = units("days since 2001-01-01").converted(values, units("days since 2000-01-01"))
+    np.testing.assert_array_equal(found, values + 366)
+
+
+def test_a_number_as_close_as_its_type_tells_to_an_hour_is_that_hour() -> None:
+    values = np.arange(24) / 24
+    found = units("days since 2001-01-02").converted(values, units("hours since 2001-01-01"))
+    assert found.tolist() == [24.0 + hour for hour in range(24)]
+
+
+def test_the_finest_of_units_holds_whole_numbers_of_all() -> None:
+    found = [units(text) for text in ("days since 2001-01-01", "days since 2001-01-02 06:00")]
+    assert spelled(finest(found), "days since 2001-01-01 00:00:00") == "hours since 2001-01-01 00:00:00"
 
 
 def test_only_the_unit_differs_in_any_calendar() -> None:
-    theirs = {"units": "days since 2000-02-30", "calendar": "360_day"}
-    assert in_units_of(np.array([2]), theirs, {**theirs, "units": "hours since 2000-02-30"}, []).tolist() == [48]
+    theirs = units("days since 2000-02-30", calendar="360_day")
+    assert theirs.converted(np.array([2]), units("hours since 2000-02-30", calendar="360_day")).tolist() == [48]
 
 
 @pytest.mark.parametrize(
-    ("values", "theirs", "more", "fills", "words"),
+    ("values", "theirs", "more", "words"),
     [
-        (np.array([5]), "hours since 2000-01-01", {}, [], "5 is no whole number"),
-        (np.array([0.5]), "days since 2000-01-02", {}, [], "not all of its values are whole"),
-        (np.array([np.nan]), "days since 2000-01-02", {}, [], "not all of its values are whole"),
-        (np.array([1]), "months since 2000-01-01", {}, [], "no seconds, minutes, hours or days"),
-        (np.array([1]), "days since 2000-01-02", {"calendar": "noleap"}, [], "calendar 'noleap'"),
-        (np.array([1]), "days since 1500-01-02", {}, [], "1582-10-15"),
-        (np.array([1]), "days since 2000-01-02 00:00 +02:00", {}, [], "no date and time in UTC"),
-        (np.array([1]), "days since 2000-13-02", {}, [], "no date and time"),
-        (np.array([1]), "days since 2000-01-02", {"bounds": "time_bnds"}, [], "attribute bounds"),
-        (np.array([1]), "days since 2000-01-02", {"scale_factor": 2}, [], "attribute scale_factor"),
-        (np.array([1]), "days since 2000-01-02", {}, [2], "stands for missing"),
-        (np.array([127], "i1"), "days since 2000-01-02", {}, [], "beyond the type"),
-        (np.array([b"x"]), "days since 2000-01-02", {}, [], "no number"),
+        (np.array([5]), "hours since 2000-01-01", {}, "5 is no whole number"),
+        (np.array([0.1]), "days since 2000-01-02", {}, "0.1 is not exactly a number"),
+        (np.array([1]), "months since 2000-01-01", {}, "no seconds, minutes, hours or days"),
+        (np.array([1]), "days since 2000-01-02", {"calendar": "noleap"}, "calendar is 'noleap', not 'standard'"),
+        (np.array([1]), "days since 2000-01-02", {"calendar": "mayan"}, "'mayan' is not known"),
+        (np.array([1]), "days since 1582-10-09", {}, "leaves out ten days"),
+        (np.array([1]), "days since 2000-01-02 00:00 +02:00", {}, "no date and time in UTC"),
+        (np.array([1]), "days since 2000-13-02", {}, "no date"),
+        (np.array([1]), "days since 2001-02-29", {}, "no date"),
+        (np.array([2**62]), "days since 2000-01-02", {}, "beyond 64 bits"),
+        (np.array([b"x"]), "days since 2000-01-02", {}, "no number"),
     ],
 )
 def test_what_would_change_or_is_not_known_is_refused(
-    values: Any, theirs: str, more: dict[str, Any], fills: list[Any], words: str
+    values: Any, theirs: str, more: dict[str, Any], words: str
 ) -> None:
+    ours = units("days since 2000-01-01" if "beyond" not in words else "seconds since 2000-01-01")
     with pytest.raises(ValueError, match=words):
-        in_units_of(values, {"units": theirs, **more}, {"units": "days since 2000-01-01", **more}, fills)
+        units(theirs, **more).converted(values, ours)

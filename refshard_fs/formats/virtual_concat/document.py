@@ -20,6 +20,7 @@ from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, o
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
+from refshard_fs.formats.virtual_concat.cf_times import calendar_of, is_time
 from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.references.values import from_base64
 
@@ -45,6 +46,7 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     chunks: dict[str, list[int]] = {}
     join: Literal["exact", "outer"] = "exact"
     metadata: dict[str, dict[str, Any]] = {}
+    bounds: dict[str, str] = {}
 
 
 class ConcatDocument(msgspec.Struct, frozen=True):
@@ -53,7 +55,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     ``coordinate`` is the path of the array whose values the parts here hold, little-endian. Arrays in ``chunks`` are
     recut: shown in chunks of that shape, whatever the chunks of the parts are. Where sets are joined as ``is_outer``,
     chunks of an array that a part lacks do not exist. ``metadata`` are documents (by key) that are shown in place
-    of the first part's: of arrays that are shown otherwise than that part stores them.
+    of the first part's: of arrays that are shown otherwise than that part stores them. Arrays in ``bounds`` have the
+    units of another one, by path, in each part.
     """
 
     dim: str
@@ -63,6 +66,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     chunks: dict[str, tuple[int, ...]] = {}
     is_outer: bool = False
     metadata: dict[str, dict[str, Any]] = {}
+    bounds: dict[str, str] = {}
 
     @property
     def starts(self) -> list[int]:
@@ -92,7 +96,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             raise ManifestError(f"{where}: its metadata have {strange!r}, which is no document of an array or a group")
         chunks = {path: tuple(shape) for path, shape in given.chunks.items()}
         is_outer = given.join == "outer"
-        return cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata)
+        return cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata, given.bounds)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -105,6 +109,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             head["join"] = "outer"
         if self.metadata:
             head["metadata"] = self.metadata
+        if self.bounds:
+            head["bounds"] = self.bounds
         lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
@@ -202,6 +208,11 @@ def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool =
     field, where the arrays differ in what is no matter of encoding.
     """
     ignored = {"shape"} | (STORAGE | KEYS if is_recut else frozenset())
+    if is_time(one.attributes) and is_time(other.attributes):
+        ignored |= {"attribute units"}
+        if one.attributes["units"] != other.attributes["units"]:
+            check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
+            return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), other.name)
     check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
     try:
         check_metadata(path, one, other, ignored)
@@ -223,7 +234,8 @@ def _fields(array: Described) -> dict[str, Any]:
         fields["filters"] = fields.get("filters") or None
     else:
         fields["data_type"] = meta.dtype
-    return fields | {f"attribute {name}": array.attributes.get(name) for name in MEANING}
+    fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
+    return fields | ({"attribute calendar": calendar_of(array.attributes)} if is_time(array.attributes) else {})
 
 
 # ----------------------------------------------------------------------------------------------------

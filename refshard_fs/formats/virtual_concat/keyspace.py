@@ -24,6 +24,7 @@ from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
+from refshard_fs.formats.virtual_concat.cf_times import UNITS
 from refshard_fs.formats.virtual_concat.document import (
     ConcatDocument,
     ConcatIndex,
@@ -148,8 +149,9 @@ class ConcatKeySpace(KeySpace):
         # (None: they are such), or those of an array that is recut.
         self._recodings: dict[tuple[int, str], Recoding | None] = {}
         self._sources: dict[tuple[int, str], Source] = {}
-        # By array: length and documents of the last part whose chunks are such. Others that say the same fit as well.
-        self._plain: dict[str, tuple[int, bytes | None, bytes | None]] = {}
+        # By array: length, documents and units of the last part whose chunks are such. Others that say the same fit,
+        # too.
+        self._plain: dict[str, tuple[Any, ...]] = {}
 
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
@@ -246,7 +248,9 @@ class ConcatKeySpace(KeySpace):
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         data = yield from part.read(join(path, name))
         attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
-        spelled = self.document.parts[number].length, data, attributes
+        lead = self.document.bounds.get(path)
+        units = {} if lead is None else (yield from self._units(part, lead, first.zarr_format, where))
+        spelled = self.document.parts[number].length, data, attributes, units
         if data is not None and self._plain.get(path) == spelled:
             return None
         doc = _parsed(data, join(path, name), where)
@@ -263,6 +267,10 @@ class ConcatKeySpace(KeySpace):
         own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         mine = _described(own, path, first, "the first set")
         theirs = _described(attributes, path, meta, where)
+        if lead is not None:
+            shown = yield from self._units(self.first, lead, first.zarr_format, "the first set")
+            mine = mine._replace(attributes={**shown, **mine.attributes})
+            theirs = theirs._replace(attributes={**units, **theirs.attributes})
         if recut is None:
             found = recoding_of(path, mine, theirs)
             if found is None:
@@ -272,6 +280,13 @@ class ConcatKeySpace(KeySpace):
         recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
         self._sources[number, path] = Source.of(meta, recut, recoding, f"{path!r} of {where}")
         return recoding
+
+    def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
+        """Return the attributes of an array that say the units of its values, and those of its bounds."""
+        key = join(path, "zarr.json" if zarr_format == 3 else ".zattrs")
+        doc = _parsed((yield from part.read(key)), key, where) or {}
+        found = doc.get("attributes") if zarr_format == 3 else doc
+        return {name: found[name] for name in UNITS if name in found} if isinstance(found, dict) else {}
 
     def _check_coordinate(self, path: str) -> None:
         """Raise ManifestError where the coordinate's values in the document are not those of an array of numbers."""

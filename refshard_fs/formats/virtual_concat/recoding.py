@@ -8,7 +8,7 @@ Files of an archive are almost alike: one was compressed otherwise, another pack
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
 
 # Make objects, as many as four bytes say, and no numbers.
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
@@ -133,6 +134,7 @@ class _Encoding(NamedTuple):
     offset: float | None
     fills: npt.NDArray[Any]  # of missing values; the first is written
     meant: np.dtype[Any]  # the type that numbers mean, which `_Unsigned` says
+    times: TimeUnits | None = None  # if these are the numbers of times
 
     @property
     def is_packed(self) -> bool:
@@ -200,7 +202,9 @@ class Recoding(msgspec.Struct, frozen=True):
 
     def _converted(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         missing = theirs.is_missing(values)
-        if (theirs.scale, theirs.offset) == (mine.scale, mine.offset):
+        if theirs.times is not None and mine.times is not None and theirs.times != mine.times:
+            out = self._in_units(values, missing, theirs.times, mine)
+        elif (theirs.scale, theirs.offset) == (mine.scale, mine.offset):
             numbers = theirs.numbers(values)
             out = numbers.astype(mine.meant).view(mine.dtype)
             is_rounded = numbers.dtype.kind in "iu" and numbers.itemsize == 8 and mine.meant.kind == "f"
@@ -217,6 +221,22 @@ class Recoding(msgspec.Struct, frozen=True):
                 raise ValueError(f"{self.where}: values are missing, and {mine.dtype} has none that stands for these")
         if (mine.is_missing(out) & ~missing).any():
             raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, which stands for missing ones")
+        return out
+
+    def _in_units(
+        self, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_], theirs: TimeUnits, mine: _Encoding
+    ) -> npt.NDArray[Any]:
+        assert mine.times is not None, "both are times"
+        try:
+            there = theirs.converted(values[~missing], mine.times)
+        except ValueError as e:
+            raise ValueError(f"{self.where}: {e}") from e
+        numbers = np.zeros(values.shape, there.dtype)
+        numbers[~missing] = there
+        with np.errstate(invalid="ignore", over="ignore"):
+            out = numbers.astype(mine.dtype)
+        if not (missing | (out == numbers) | (np.isnan(out) & np.isnan(numbers))).all():
+            raise ValueError(f"{self.where}: a time cannot be stored exactly as {mine.dtype}")
         return out
 
     def _repacked(
@@ -259,28 +279,33 @@ def recoding(
     Both are metadata and attributes of arrays that differ in `RECODED` fields and `RECODED_ATTRIBUTES` alone.
     ManifestError, with both encodings, where values of one may not be values of the other.
     """
-    made = Recoding(_spelled(*theirs), _spelled(*mine), f"{path!r} of {name}")
+    units = UNITS if all(is_time(of) for _, of in (mine, theirs)) and mine[1]["units"] != theirs[1]["units"] else ()
+    made = Recoding(_spelled(*theirs, units), _spelled(*mine, units), f"{path!r} of {name}")
     try:
         one, other = _encoding(made.mine), _encoding(made.theirs)
-        if (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
+        if one.times != other.times and (one.is_packed or other.is_packed):
+            raise ValueError("times in other units that are packed are not recoded")
+        if one.times != other.times and one.times is not None and other.times is not None:
+            other.times.converted(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
+        elif (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
             raise ValueError("no type that is recoded to holds both: values of the one are not all values of the other")
         encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
-            f"{made.where} is {_described(*theirs)}, and that of the first set {_described(*mine)}: {e}"
+            f"{made.where} is {_described(*theirs, units)}, and that of the first set {_described(*mine, units)}: {e}"
         ) from e
     return made
 
 
-def _spelled(meta: ArrayMeta, attributes: Mapping[str, Any]) -> bytes:
-    kept = {name: attributes[name] for name in STORED if name in attributes}
+def _spelled(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> bytes:
+    kept = {name: attributes[name] for name in (*STORED, *units) if name in attributes}
     return zarrmeta.dumps({"meta": {**meta.raw, "shape": meta.shape, "attributes": {}}, "attributes": kept})
 
 
-def _described(meta: ArrayMeta, attributes: Mapping[str, Any]) -> str:
-    packing = [f"{name} {attributes[name]}" for name in STORED if name in attributes]
+def _described(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> str:
+    packing = [f"{name} {attributes[name]}" for name in (*STORED, *units) if name in attributes]
     return ", ".join([str(meta.dtype), *packing])
 
 
@@ -299,7 +324,9 @@ def _encoding(document: bytes) -> _Encoding:
     marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
     marks += [attributes.get(name) for name in _MISSING if not isinstance(attributes.get(name), str | list)]
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
-    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant_dtype(dtype, attributes))
+    meant = meant_dtype(dtype, attributes)
+    times = TimeUnits.of(attributes) if is_time(attributes) else None
+    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant, times)
 
 
 def meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:

@@ -18,8 +18,18 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
-from refshard_fs.formats.zip.directory import HEADER, TAIL, DirectoryIndex, End, Members, TailIndex
-from refshard_fs.formats.zip.methods import METHODS, OTHERS, STORED, plain
+from refshard_fs.formats.zip.directory import (
+    HEADER,
+    METHODS,
+    OTHERS,
+    STORED,
+    TAIL,
+    DirectoryIndex,
+    End,
+    Members,
+    TailIndex,
+    plain,
+)
 
 _FIELDS = struct.Struct("<2H4x3L2H")
 _FIELD = struct.Struct("<2H")

@@ -1,0 +1,174 @@
+"""Files whose times count from days of their own, with bounds: cubes of them have the instants that xarray reads."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError
+
+xr = pytest.importorskip("xarray")
+netCDF4 = pytest.importorskip("netCDF4")
+pytest.importorskip("cftime")
+pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+MONTHS = np.array([0, 31, 59, 90, 120])
+
+
+def year(path: Path, number: int, **how: Any) -> str:
+    """Write a year of monthly means as climate models do: the middle of each month, and its bounds."""
+    edges = how.get("edges", MONTHS) / how.get("divisor", 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    count, dtype = len(middles), how.get("dtype", "f8")
+    length = how.get("chunk", 1)
+    kind = "NETCDF3_CLASSIC" if path.suffix == ".nc3" else "NETCDF4"
+    storage = {} if path.suffix == ".nc3" else {"zlib": how.get("zlib", False), "chunksizes": (length, 2)}
+    with netCDF4.Dataset(path, "w", format=kind) as file:
+        file.createDimension("time", None)
+        file.createDimension("bnds", 2)
+        time = file.createVariable("time", dtype, ("time",))
+        time.units = how.get("units", "days since {}-01-01").format(2001 + number)
+        time.calendar = how.get("calendar", "noleap")
+        time.bounds = "time_bnds"
+        time[:] = middles
+        bounds = file.createVariable("time_bnds", how.get("bounds", dtype), ("time", "bnds"), **storage)
+        bounds[:] = np.stack([edges[:-1], edges[1:]], axis=1)
+        if how.get("own_units"):
+            bounds.units = time.units
+        v = file.createVariable("v", "f4", ("time",), **({"chunksizes": (length,)} if storage else {}))
+        v[:] = np.arange(count) + 100 * number
+    return str(path)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "noleap": {},
+    "standard": {"calendar": "standard"},
+    "gregorian by default": {"calendar": "gregorian", "zlib": True},
+    "360_day": {"calendar": "360_day", "own_units": True},
+    "whole numbers": {"edges": MONTHS * 2, "dtype": "i4", "calendar": "standard"},
+    "hours since the middle of a day": {"units": "hours since {}-01-01 12:00:00", "calendar": "proleptic_gregorian"},
+}
+
+
+def equal(found: Any, files: list[str]) -> None:
+    each = [xr.load_dataset(file, engine="netcdf4") for file in files]
+    expected = xr.concat(each, "time")
+    xr.testing.assert_equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("suffix", [".nc", ".nc3"])
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_years_that_count_from_their_own_beginning_have_their_instants(
+    tmp_path: Path, name: str, lazy: bool, suffix: str
+) -> None:
+    files = [year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(3)]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_whole_numbers_that_days_do_not_hold_are_hours(tmp_path: Path, lazy: bool) -> None:
+    files = [
+        year(tmp_path / "0.nc", 0, dtype="i4", edges=MONTHS * 2, calendar="standard"),
+        year(
+            tmp_path / "1.nc", 1, dtype="i4", edges=MONTHS * 2, calendar="standard", units="days since {}-01-01 06:00"
+        ),
+    ]
+    found = xr.open_dataset(
+        refshard_fs.concat(files, "time", lazy=lazy),  # type: ignore[call-overload]
+        engine=RefShardBackend,
+        decode_times=False,
+    )
+    assert found["time"].attrs["units"] == "hours since 2001-01-01"
+    assert found["time"].dtype.kind == "i"
+    equal(xr.decode_cf(found).load(), files)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_hours_that_are_fractions_of_days_are_those_of_each_file(tmp_path: Path, lazy: bool) -> None:
+    how = {"edges": np.arange(25), "divisor": 24, "calendar": "standard"}
+    files = [year(tmp_path / f"{i}.nc", i, **how) for i in range(2)]
+    found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+    each = xr.concat([xr.load_dataset(file, engine="netcdf4") for file in files], "time")
+    for name in ("time", "time_bnds"):
+        apart = abs(found[name].values - each[name].values)
+        assert apart.max() <= np.timedelta64(1, "us")
+        minutes = found[name].values.astype("M8[s]").astype(int) % 1800
+        assert not minutes.any()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_bounds_that_are_cut_otherwise_in_each_year(tmp_path: Path, lazy: bool) -> None:
+    leap = np.append(MONTHS, 151)
+    hows = [{"chunk": 1}, {"chunk": 1, "edges": leap}, {"chunk": 1, "bounds": "f4", "zlib": True}]
+    files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(hows)]
+    cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+    equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_years_are_appended_in_the_units_of_the_set(tmp_path: Path, lazy: bool) -> None:
+    files = [year(tmp_path / f"{i}.nc", i) for i in range(4)]
+    url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
+    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    for file in files[1:]:
+        assert refshard_fs.append(url, file, "time") == len(MONTHS) - 1
+        with pytest.raises(ManifestError, match="already"):
+            refshard_fs.append(url, file, "time")
+    equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_year_in_the_same_units_is_appended_to_years_that_were_recoded(tmp_path: Path, lazy: bool) -> None:
+    files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
+    again = year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
+    url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
+    refshard_fs.concat(files, "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    refshard_fs.append(url, again, "time")
+    equal(xr.open_dataset(url, engine=RefShardBackend).load(), [*files, again])
+
+
+def test_an_eager_cube_of_years_refers_to_their_data_and_holds_times_and_bounds(tmp_path: Path) -> None:
+    files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
+    refs = refshard_fs.concat(files, "time").references
+    assert [refs[f"v/{i}"][0] for i in (0, 4)] == files
+    assert isinstance(refs["time/0"], bytes)
+    assert isinstance(refs["time_bnds/0.0"], bytes)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sorting_overlaps_and_gaps_count_in_common_units(tmp_path: Path, lazy: bool) -> None:
+    how = {"edges": np.arange(0, 366, 73), "calendar": "noleap"}
+    files = [year(tmp_path / f"{i}.nc", i, **how) for i in (2, 0, 1)]
+    cube = refshard_fs.concat(files, "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
+    equal(xr.open_dataset(cube, engine=RefShardBackend).load(), [files[1], files[2], files[0]])
+    shutil.copy(files[0], tmp_path / "copy.nc")
+    with pytest.raises(ManifestError, match="overlap="):
+        refshard_fs.concat([*files, str(tmp_path / "copy.nc")], "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({}, {"calendar": "360_day"}, r"'time' .*calendar 'noleap' in .*0\.nc.* '360_day' in .*1\.nc"),
+        ({}, {"units": "months since {}-01-01"}, r"'time' .*days since 2001.*0\.nc.*months since 2002.*1\.nc"),
+        ({}, {"edges": MONTHS / 7}, r"'time' .*days since 2001.*1\.nc.* not exactly a number"),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused_by_name(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], said: str, lazy: bool
+) -> None:
+    files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]
+    with pytest.raises(ManifestError, match=f"(?s){said}"):
+        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
