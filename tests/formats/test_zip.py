@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.core.compression import zstd
 from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
-from refshard_fs.formats.zip.directory import Members, TailIndex
-from refshard_fs.formats.zip.methods import plain
+from refshard_fs.formats.zip.directory import Members, TailIndex, plain
 from refshard_fs.formats.zip.source import ZipKeySpace
 from tests.memory import taking
 from tests.servers.http import RangeServer
