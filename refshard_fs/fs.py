@@ -23,7 +23,7 @@ from refshard_fs.core.edits import MEMORY, Edits
 from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Span
+from refshard_fs.core.model import Entry, Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ReadOnlyError, told
@@ -981,7 +981,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         overwrite: bool = False,
         callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
-    ) -> None:
+    ) -> str | None:
         """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
 
         Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
@@ -991,8 +991,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         what was there. Each file appears whole or not at all. Chunk manifests make a zarr
         version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
         their meaning. Of sources other than reference sets, chunks that are ranges of objects
-        (of sharded arrays, the shards) become references. What was written and not committed
-        is part of it.
+        (of sharded arrays, the shards) become references. Chunks that are made from other bytes, as
+        GRIB2's are, become part of the set or, where they have more than 64 MiB, of an object in
+        ``<url>.data``: returns in one line what was copied, if anything. What was written and not
+        committed is part of it.
 
         Raises ManifestError, which names the key, where the format cannot hold a reference,
         and TargetNotAllowed where the source may not point to what it does: then nothing is
@@ -1012,11 +1014,17 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 adopted.append(said)
             return spelled(written)
 
-        given = self._stored(), self._session.run, url, kind, record_size, overwrite, respell, storage_options
+        session = self._session
+
+        def read(entries: Mapping[str, Entry]) -> list[bytes]:
+            return session.wait(session.read_entries, entries)
+
+        given = self._stored(), session.run, read, url, kind, record_size, overwrite, respell, storage_options
         with progress("save", callback) as shown:
-            save(*given, shown)
+            remark = save(*given, shown)
         for said in adopted:
             warnings.warn(told(said), UserWarning, stacklevel=2)
+        return remark
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""

@@ -39,13 +39,15 @@ def _size_of(path: str) -> int | None:
 
 def _convert(arguments: Namespace) -> None:
     with _telling(arguments, arguments.destination):
-        open_source(arguments, index_cache=False).save(  # read once, to be replaced
+        remark = open_source(arguments, index_cache=False).save(  # read once, to be replaced
             arguments.destination,
             arguments.format,
             record_size=arguments.record_size,
             overwrite=arguments.overwrite,
             **dict(arguments.to_option or ()),
         )
+    if remark:
+        print_line(remark)
 
 
 def _rebase(arguments: Namespace) -> None:

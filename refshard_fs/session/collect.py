@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -38,9 +39,12 @@ from refshard_fs.sharding.view import ShardView
 Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
 # Returns what a look-up (made anew for each try) returns, on behalf of a key.
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
+# Returns the bytes of entries, by the keys that they were found under.
+Read = Callable[[Mapping[str, Entry]], Sequence[bytes]]
 
 ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
 INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
+COPIED = 16 << 20  # bytes of such chunks that are in memory at a time
 TOGETHER = 1 << 14  # keys that are looked up together,
 DIRECTORIES = 64  # and directories that are gone through
 ROWS = 1 << 17  # references of a parquet set that are read at a time
@@ -65,18 +69,67 @@ class _Array:
         return ChunkTable.from_parts(self.grid, [*self._parts, Part.from_rows(self._rows)])
 
 
+class Copies(Protocol):
+    """An object beside a set, for what is made from other bytes: no reference can say how."""
+
+    url: str
+
+    def begin(self, count: int) -> None:
+        """Be told that so many chunks follow."""
+
+    def add(self, data: bytes) -> int:
+        """Hold the bytes of one more chunk; return where they begin."""
+
+
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
     """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
 
     Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
     more than `INLINED`.
     """
+    walk = yield from _walked(keyspace, prefix)
+    walk.refuse_much()
+    for batch in walk.batches():
+        read: Sequence[bytes] = yield tuple(Load(made.entry, Raw()) for made in batch)
+        for made, data in zip(batch, read, strict=True):
+            walk.keep(made, data)
+    return walk.found()
+
+
+def gather_copying(keyspace: KeySpace, run: Run, read: Read, copies: Copies) -> tuple[ReferenceSet, Extras]:
+    """Return references to all that ``keyspace`` holds, as `gather` does; more bytes than `INLINED` go to ``copies``.
+
+    They are read `COPIED` at a time. ``run`` meets what it takes to look keys up.
+    """
+    walk: _Walk = run("", partial(_walked, keyspace, ""))
+    is_much = sum(made.size for made in walk.made) > INLINED
+    if is_much:
+        copies.begin(len(walk.made))
+        target = walk.urls.setdefault(copies.url, len(walk.urls))
+    for batch in walk.batches():
+        for made, data in zip(batch, read({made.key: made.entry for made in batch}), strict=True):
+            walk.keep(made, Row(target, copies.add(data), len(data)) if is_much else data)
+    return walk.found()
+
+
+class _Made(NamedTuple):
+    """A key whose bytes are made from others, and which chunk of an array it is, if it is one."""
+
+    key: str
+    entry: Entry
+    array: _Array | None
+    number: int | None
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has; those of its source, where that is only known once it was made."""
+        return self.entry.size if self.entry.size is not None else sum(span.size or 0 for span in self.entry.spans)
+
+
+def _walked(keyspace: KeySpace, prefix: str) -> Steps[_Walk]:
     walk = _Walk(keyspace)
     yield from walk.directory(prefix, None)
-    tables = {path: array.table() for path, array in walk.arrays.items()}
-    urls = Texts.of(walk.urls)
-    refs = ReferenceSet(urls, tables, walk.side, pins=Pins.matched(walk.pins, urls))
-    return refs, {path: array.extras for path, array in walk.arrays.items() if array.extras}
+    return walk
 
 
 class _Walk:
@@ -89,7 +142,7 @@ class _Walk:
         self.arrays: dict[str, _Array] = {}
         self._keyspace = keyspace
         self._manifests: set[str] = set()
-        self._inlined = 0
+        self.made: list[_Made] = []
 
     def directory(self, prefix: str, within: str | None) -> Steps[None]:
         """Keep all keys below ``prefix``, which lies in the array ``within``, if in one."""
@@ -147,37 +200,48 @@ class _Walk:
         entries: dict[int, Entry | None] = {}
         for look_up, some in zip(look_ups, found, strict=True):
             entries.update(zip(look_up.places, some, strict=True))
-        there = {keys[i]: entry for i in range(len(keys)) if (entry := entries[i]) is not None}
-        made = yield from self._made(there)
-        for key, entry in there.items():
+        for i, key in enumerate(keys):
+            entry = entries[i]
+            if entry is None:
+                continue
             number = None if array is None else array.grid.number(relative(key, within or ""))
-            pinned = with_pins and number is not None
-            value, extras = (made[key], {}) if key in made else self._value(key, entry, with_pins=pinned)
-            if array is None or number is None or not isinstance(value, Row):
-                self.side[key] = value
-            else:
-                array.add(number, value)
+            if _is_made(entry):
+                self.made.append(_Made(key, entry, array, number))
+                continue
+            value, extras = self._value(key, entry, with_pins=with_pins and number is not None)
+            self.keep(_Made(key, entry, array, number), value)
             if array is not None and number is not None and extras:
                 array.extras[number] = extras
 
-    def _made(self, entries: Mapping[str, Entry]) -> Steps[dict[str, bytes]]:
-        """Return the bytes of those ``entries`` that no reference can stand for, by key."""
-        loads: dict[str, Load] = {}
-        for key, entry in entries.items():
-            if not _is_made(entry):
-                continue
-            self._inlined += entry.size or 0
-            if self._inlined > INLINED:
+    def keep(self, made: _Made, value: Row | bytes) -> None:
+        """Keep what a key holds."""
+        if made.array is None or made.number is None or not isinstance(value, Row):
+            self.side[made.key] = value
+        else:
+            made.array.add(made.number, value)
+
+    def refuse_much(self) -> None:
+        """Raise ManifestError where there is more of these than a set should hold."""
+        for made, end in zip(self.made, itertools.accumulate(made.size for made in self.made), strict=True):
+            if end > INLINED:
                 raise ManifestError(
-                    f"{key!r} is made from other bytes: no reference can stand for it, and more than "
-                    f"{INLINED >> 20} MiB of such chunks are not copied into a set. Read the source in place, "
-                    "or copy its values with xarray's to_zarr"
+                    f"{made.key!r} is made from other bytes: no reference can stand for it, and more than "
+                    f"{INLINED >> 20} MiB of such chunks are not copied into a set. Convert this source alone, to "
+                    "where an object can be written beside the set, and they go there; or read the source in place"
                 )
-            loads[key] = Load(entry, Raw())
-        read: Sequence[bytes] = (yield tuple(loads.values())) if loads else ()
-        made = dict(zip(loads, read, strict=True))
-        self._inlined += sum(len(data) for key, data in made.items() if not entries[key].size)
-        return made
+
+    def batches(self) -> Iterator[list[_Made]]:
+        """Yield what no reference can stand for, about `COPIED` bytes at a time."""
+        ends = itertools.accumulate(made.size for made in self.made)
+        for _, group in itertools.groupby(zip(self.made, ends, strict=True), lambda pair: pair[1] // COPIED):
+            yield [made for made, _ in group]
+
+    def found(self) -> tuple[ReferenceSet, Extras]:
+        """Return all that was kept."""
+        tables = {path: array.table() for path, array in self.arrays.items()}
+        urls = Texts.of(self.urls)
+        refs = ReferenceSet(urls, tables, self.side, pins=Pins.matched(self.pins, urls))
+        return refs, {path: array.extras for path, array in self.arrays.items() if array.extras}
 
     def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
         extras: dict[str, str] = {}

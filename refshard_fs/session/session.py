@@ -342,6 +342,12 @@ class Session(Engines):
             out[number] = value
         return out
 
+    async def read_entries(self, entries: Mapping[str, Entry]) -> list[bytes]:
+        """Return the bytes of ``entries``, which keys were found to be."""
+        requests = [Request(key) for key in entries]
+        keyspace = await self.keyspace()
+        return await asyncio.gather(*self.engine().read_many(keyspace, requests, [*entries.values()]))
+
     async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
         """Read the chunks of one selection, each handed on as it comes: see `reading.selection`.
 

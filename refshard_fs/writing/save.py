@@ -38,10 +38,11 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream, Respell
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
-from refshard_fs.session.collect import Run, collect, gather
-from refshard_fs.session.options import SetFormat
+from refshard_fs.session.collect import Read, Run, collect, gather, gather_copying
+from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.targets.document import Document, Sink
+from refshard_fs.writing.copies import CopiesBeside
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
@@ -74,6 +75,7 @@ FEW: Final = 100  # partitions of an array, of which those without references ar
 def save(
     keyspace: KeySpace,
     run: Run,
+    read: Read,
     url: str,
     format: SetFormat,
     record_size: int,
@@ -81,41 +83,60 @@ def save(
     respell: Respell,
     options: Mapping[str, Any],
     callback: Callback = DEFAULT_CALLBACK,
-) -> None:
-    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``run`` meets what it takes to load them.
+) -> str | None:
+    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``run`` meets what it takes to load them,
+    and ``read`` what is to be copied.
 
-    Raises ManifestError, which names the key, where the format cannot hold a reference: then
-    nothing is written. FileExistsError if a parquet set would go where something is already.
+    Returns in one line what was copied into an object beside the set, if anything was. Raises ManifestError, which
+    names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
+    would go where something is already.
     """
     sink = Sink(url, options)
     found = _to_save(unedited(keyspace))
     match beneath(found):
         case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
             raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
-    stream: ReferenceStream
-    each = format == "chunk-manifest"  # entry says for itself what its target was
-    match found:
+    folder = data_url_of(absolute(url), None)
+    with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
+        stream = _stream_of(found, run, read, respell, copies, pins_as_extras=format == "chunk-manifest")
+        stream = _Counted(stream, callback, 2 if format == "parquet" and stream.in_memory else 1)
+        match format:
+            case "parquet":
+                _save_parquet(stream, run, sink, record_size, overwrite)
+            case "json":
+                save_json(stream, run, url, sink)
+            case "chunk-manifest":
+                _save_manifests(stream, run, sink, overwrite)
+            case _:
+                raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
+    return None if copies is None else copies.remark
+
+
+def _stream_of(
+    keyspace: KeySpace, run: Run, read: Read, respell: Respell, copies: CopiesBeside | None, *, pins_as_extras: bool
+) -> ReferenceStream:
+    """Return the references of ``keyspace``; what none can stand for is kept in ``copies``, if that is much.
+
+    With ``pins_as_extras``, each entry says for itself what its target was.
+    """
+    match keyspace:
         case EditedKeySpace():
-            stream = FlatStream(collect(found, run, respell), as_written, pins_as_extras=each)
+            return FlatStream(collect(keyspace, run, respell), as_written, pins_as_extras=pins_as_extras)
         case FlatKeySpace(refs=refs):
-            stream = FlatStream(refs, respell, pins_as_extras=each)
+            return FlatStream(refs, respell, pins_as_extras=pins_as_extras)
         case ParquetKeySpace():
-            stream = ParquetStream(found, respell)
-        case _:
-            refs, extras = run("", partial(gather, found))
-            stream = FlatStream(
-                refs, lambda url: None if url is None else respell(absolute(url)), extras, pins_as_extras=each
-            )
-    stream = _Counted(stream, callback, 2 if format == "parquet" and stream.in_memory else 1)
-    match format:
-        case "parquet":
-            _save_parquet(stream, run, sink, record_size, overwrite)
-        case "json":
-            save_json(stream, run, url, sink)
-        case "chunk-manifest":
-            _save_manifests(stream, run, sink, overwrite)
-        case _:
-            raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
+            return ParquetStream(keyspace, respell)
+    if copies is None:
+        refs, extras = run("", partial(gather, keyspace))
+    else:
+        refs, extras = gather_copying(keyspace, run, read, copies)
+        copies.finish()
+
+    def spelled(url: str | None) -> str | None:
+        is_own = url is None or (copies is not None and url == copies.url)
+        return url if is_own else respell(absolute(url or ""))
+
+    return FlatStream(refs, spelled, extras, pins_as_extras=pins_as_extras)
 
 
 def _to_save(keyspace: KeySpace) -> KeySpace:

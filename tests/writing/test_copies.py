@@ -1,0 +1,166 @@
+"""Sets of files whose chunks no reference can stand for: what is copied lies beside the set, whole or not at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.callbacks import Callback
+
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, concat
+from refshard_fs.cli.program import main
+from refshard_fs.session import collect
+from tests.memory import taking
+from tests.sharding.writers import array
+
+tifffile = pytest.importorskip("tifffile")
+pytest.importorskip("imagecodecs")
+
+RNG = np.random.default_rng(22)
+VALUES = RNG.integers(0, 99, (160, 64), "u2")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file of ten strips, which are more than a set may hold, and are copied two at a time."""
+    monkeypatch.setattr(collect, "INLINED", 4000)
+    monkeypatch.setattr(collect, "COPIED", 2 * 16 * 64 * 2)
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, VALUES, compression="lzw", rowsperstrip=16)
+    return path
+
+
+def opened(path: Path) -> RefShardFileSystem:
+    return RefShardFileSystem(str(path), skip_instance_cache=True)
+
+
+@pytest.mark.parametrize("name", ["refs.json", "refs.parquet", "refs.zarr"])
+def test_what_a_set_cannot_refer_to_lies_beside_it(file: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refs = file.with_name(name)
+    assert main(["convert", str(file), str(refs)]) == 0
+    printed = capsys.readouterr().out
+    (copied,) = file.with_name(f"{name}.data").iterdir()
+    assert copied.stat().st_size == VALUES.nbytes
+    assert f"10 chunks, 20 KiB, are in no form that zarr decodes, and were copied to file://{copied}" in printed
+    file.unlink()
+    np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
+    assert main(["check", str(refs)]) == 0
+
+
+def test_few_of_them_lie_in_the_set_itself(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "INLINED", VALUES.nbytes)
+    assert opened(file).save(str(file.with_name("refs.json"))) is None
+    assert sorted(path.name for path in file.parent.iterdir()) == ["a.tif", "refs.json"]
+
+
+def test_a_set_in_memory_has_its_copies_there(file: Path) -> None:
+    remark = opened(file).save("memory://copies/refs.json")
+    fs = fsspec.filesystem("memory")
+    try:
+        (copied,) = fs.ls("/copies/refs.json.data", detail=False)
+        assert remark is not None
+        assert copied in remark
+        assert fs.size(copied) == VALUES.nbytes
+        other = fsspec.filesystem("reference", fo="memory://copies/refs.json", remote_protocol="memory")
+        assert other.cat("0/3.0") == VALUES[48:64].tobytes(), "other readers of sets find them too"
+    finally:
+        fs.rm("/copies", recursive=True)
+
+
+def test_sources_that_become_parts_of_others_are_refused_with_advice(file: Path) -> None:
+    with pytest.raises(
+        ManifestError, match=r"'0/1.0' is made from other bytes.*Convert this source alone.*read the source in place"
+    ):
+        concat([str(file), str(file)], "y")
+
+
+class Breaking(Callback):  # type: ignore[misc, unused-ignore]
+    """Stops what it is told of after some chunks."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        if self.value == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["refs.json", "refs.parquet", "refs.zarr"])
+def test_who_stops_in_the_middle_leaves_what_was_there(file: Path, name: str) -> None:
+    refs = file.with_name(name)
+    for after in (5, 10):  # in the middle of copying, and at its end
+        with pytest.raises(KeyboardInterrupt):
+            opened(file).save(str(refs), callback=Breaking(after))
+        assert [path.name for path in file.parent.iterdir()] == ["a.tif"]
+    opened(file).save(str(refs))
+    before = {path: path.stat().st_mtime_ns for path in refs.parent.rglob("*")}
+    with pytest.raises(KeyboardInterrupt):
+        opened(file).save(str(refs), overwrite=True, callback=Breaking(5))
+    assert {path: path.stat().st_mtime_ns for path in refs.parent.rglob("*") if path.is_file()} == {
+        path: time for path, time in before.items() if path.is_file()
+    }
+    np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
+
+
+def test_a_damaged_chunk_in_the_middle_leaves_nothing(file: Path) -> None:
+    with tifffile.TiffFile(file) as tiff:
+        at = tiff.pages[0].dataoffsets[6]
+    data = bytearray(file.read_bytes())
+    data[at : at + 40] = bytes(40)
+    file.write_bytes(data)
+    with pytest.raises((ReferenceNotReachable, ValueError), match="damaged|decompressed"):
+        opened(file).save(str(file.with_name("refs.json")))
+    assert [path.name for path in file.parent.iterdir()] == ["a.tif"]
+
+
+KILLED = """
+import os, sys
+from fsspec.callbacks import Callback
+from refshard_fs import RefShardFileSystem
+from refshard_fs.session import collect
+collect.INLINED = 4000
+class Kill(Callback):
+    def relative_update(self, inc=1):
+        os._exit(7)
+RefShardFileSystem(sys.argv[1]).save(sys.argv[2], callback=Kill())
+"""
+
+
+def test_a_process_that_ends_while_it_copies_leaves_the_set_that_was_there(file: Path) -> None:
+    refs = file.with_name("refs.json")
+    opened(file).save(str(refs))
+    before = refs.read_bytes()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(refs)], check=False)
+    assert done.returncode == 7
+    assert refs.read_bytes() == before
+    np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
+
+
+def test_what_is_copied_is_in_memory_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "INLINED", 1 << 20)
+    monkeypatch.setattr(collect, "COPIED", 1 << 20)
+    values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))
+    tifffile.imwrite(tmp_path / "a.tif", values, compression="lzw", rowsperstrip=128)
+    with taking(8 << 20):
+        opened(tmp_path / "a.tif").save(str(tmp_path / "refs.json"))
+    assert array(tmp_path / "refs.json", "0")[16000].tolist() == list(range(1024))
+
+
+def test_progress_counts_what_is_copied_and_what_is_written(file: Path) -> None:
+    told: list[Any] = []
+
+    class Telling(Callback):  # type: ignore[misc, unused-ignore]
+        def call(self, *args: Any, **kwargs: Any) -> None:
+            told.append((self.value, self.size))
+
+    opened(file).save(str(file.with_name("refs.json")), callback=Telling())
+    assert (10, 10) in told
+    assert (5, 10) in told
+    assert told[-1] == (10, 10)
