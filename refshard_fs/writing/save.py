@@ -11,8 +11,10 @@ import gzip
 import io
 import lzma
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import numcodecs
@@ -25,6 +27,7 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
+from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import writing as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
@@ -42,7 +45,6 @@ from refshard_fs.session.collect import Read, Run, collect, gather, gather_copyi
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, stored
 from refshard_fs.targets.document import Document, Sink
-from refshard_fs.writing.copies import CopiesBeside
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
@@ -137,6 +139,62 @@ def _stream_of(
         return url if is_own else respell(absolute(url or ""))
 
     return FlatStream(refs, spelled, extras, pins_as_extras=pins_as_extras)
+
+
+class CopiesBeside:
+    """An object in ``folder`` for what a set cannot refer to, chunks that are made from other bytes: `collect.Copies`.
+
+    It is whole before the set that refers to it appears, and has a name that nothing else has: whoever reads a set that
+    is replaced goes on with that one's object. It is removed again where the set is not written. ``callback`` is told
+    of each chunk.
+    """
+
+    def __init__(self, folder: str, options: Mapping[str, Any], callback: Callback) -> None:
+        self.url = f"{folder}/{uuid.uuid4().hex}"
+        self._sink = Sink(self.url, options)
+        self._callback = callback
+        self._opened = contextlib.ExitStack()
+        self._file: BinaryIO | None = None
+        self._count = self._size = 0
+
+    def begin(self, count: int) -> None:
+        self._file = self._opened.enter_context(self._sink.stream())
+        self._callback.set_size(count)
+
+    def add(self, data: bytes) -> int:
+        assert self._file is not None, "begin() comes first"
+        start = self._size
+        self._file.write(data)
+        self._count += 1
+        self._size += len(data)
+        self._callback.relative_update(1)
+        return start
+
+    def finish(self) -> None:
+        """Put the object in its place."""
+        self._opened.close()
+        self._callback.absolute_update(0)  # what writes the set counts anew
+
+    @property
+    def remark(self) -> str | None:
+        """What was copied, in one line; None where nothing was."""
+        if self._file is None:
+            return None
+        what = f"{count_text(self._count, 'chunk')}, {bytes_text(self._size)}"
+        return f"{what}, are in no form that zarr decodes, and were copied to {self.url}: keep it with the set"
+
+    def __enter__(self) -> CopiesBeside:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.__exit__(kind, error, trace)
+        if kind is not None and self._file is not None:
+            self._sink.remove()
+            if self._sink.is_local:
+                with contextlib.suppress(OSError):  # others have objects there as well
+                    os.rmdir(os.path.dirname(self._sink.path))
 
 
 def _to_save(keyspace: KeySpace) -> KeySpace:
