@@ -44,7 +44,7 @@ from refshard_fs.sets.cutting import trimmed
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
-from refshard_fs.sets.variables import Named, VariableReader
+from refshard_fs.sets.variables import Named, VariableReader, with_type
 from refshard_fs.targets.document import Document
 from refshard_fs.tools.views import progress
 
@@ -317,14 +317,41 @@ def _append_line(
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
+    document = _widened(document.with_parts([line]), shown, found)
     document = msgspec.structs.replace(
-        document.with_parts([line]),
+        document,
         chunks={**found.chunks, **document.chunks},
         metadata=found.metadata,
         bounds=found.bounds,
     )
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length
+
+
+def _widened(document: ConcatDocument, shown: Named, found: ConcatDocument) -> ConcatDocument:
+    """Return ``document``, whose last line is of ``found``, with all values of the coordinate in one type.
+
+    ``shown`` is the first set as the document has shown it so far. ``found`` gets the wider type.
+    """
+    if document.coordinate is None:
+        return document
+    variable = shown.variables[document.coordinate]
+    told = found.metadata.get(variable.key)
+    mine = dtype_of(variable.meta)
+    new = variable.meta if told is None else zarrmeta.array_meta(told, repr(variable.path))
+    theirs = None if new is None else dtype_of(new)
+    if mine is None or theirs is None or mine == theirs:
+        return document
+    wide = np.result_type(mine, theirs)
+    meta = with_type(variable.meta, wide)
+    found.metadata[variable.key] = dict(meta.raw)
+    wide = dtype_of(meta) or wide
+    types = [mine] * (len(document.parts) - 1) + [theirs]
+    lines = [
+        msgspec.structs.replace(part, values=np.frombuffer(part.values or b"", dtype).astype(wide).tobytes())
+        for part, dtype in zip(document.parts, types, strict=True)
+    ]
+    return msgspec.structs.replace(document, parts=tuple(lines))
 
 
 def _values_of(document: ConcatDocument, first: Named) -> npt.NDArray[Any] | None:

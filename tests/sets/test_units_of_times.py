@@ -172,3 +172,17 @@ def test_what_cannot_be_carried_over_is_refused_by_name(
     files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]
     with pytest.raises(ManifestError, match=f"(?s){said}"):
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_times_of_a_wider_type_are_appended(tmp_path: Path, lazy: bool) -> None:
+    later = np.arange(8, 13) * 86400 * 36500
+    hows = [{"edges": np.arange(5) * 2, "dtype": "i4"}, {"edges": later, "dtype": "i8"}]
+    hows.append({"edges": np.arange(5) * 2 + 10**11, "dtype": "f8"})
+    how = {"units": "seconds since 2000-01-01", "calendar": "standard", "bounds": "i8"}
+    files = [year(tmp_path / f"{i}.nc", i, **how, **own) for i, own in enumerate(hows)]
+    url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
+    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    for file in files[1:]:
+        refshard_fs.append(url, file, "time")
+    equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
