@@ -124,6 +124,20 @@ def test_a_cube_of_files_that_differ_has_the_values_that_xarray_reads_of_each(tm
     assert not report.has_errors, report.findings
 
 
+@pytest.mark.parametrize("scales", [("f4", "f4"), ("f8", "f8")])
+def test_numbers_are_decoded_to_the_type_that_xarray_reads(tmp_path: Path, scales: tuple[str, str]) -> None:
+    files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
+    for file, dtype in zip(files, scales, strict=True):
+        with netCDF4.Dataset(file, "a") as opened:
+            opened["v"].scale_factor = np.dtype(dtype).type(0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = xr.concat([xr.load_dataset(file, engine="netcdf4") for file in files], "time")
+        found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=True), engine=RefShardBackend).load()
+    assert found["v"].dtype == expected["v"].dtype == np.dtype(scales[0])
+    np.testing.assert_array_equal(found["v"].values, expected["v"].values)
+
+
 def test_whole_numbers_that_floating_point_numbers_do_not_hold_are_an_error(tmp_path: Path) -> None:
     files = [written(tmp_path / f"{i}.nc", i, dtype=dtype) for i, dtype in enumerate(("f8", "i8"))]
     with netCDF4.Dataset(files[1], "a") as file:

@@ -176,9 +176,9 @@ def test_what_cannot_be_carried_over_is_refused_by_name(
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_times_of_a_wider_type_are_appended(tmp_path: Path, lazy: bool) -> None:
-    later = np.arange(8, 13) * 86400 * 36500
+    later = np.arange(5) * 2 + 4 * 10**9
     hows = [{"edges": np.arange(5) * 2, "dtype": "i4"}, {"edges": later, "dtype": "i8"}]
-    hows.append({"edges": np.arange(5) * 2 + 10**11, "dtype": "f8"})
+    hows.append({"edges": later + 10**7, "dtype": "u4"})
     how = {"units": "seconds since 2000-01-01", "calendar": "standard", "bounds": "i8"}
     files = [year(tmp_path / f"{i}.nc", i, **how, **own) for i, own in enumerate(hows)]
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))

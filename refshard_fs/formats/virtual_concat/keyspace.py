@@ -132,6 +132,8 @@ class ConcatKeySpace(KeySpace):
         keep: int,
     ) -> None:
         self.first: KeySpace = Overlaid(first, document.metadata) if document.metadata else first
+        self.attribute_dtypes = first.attribute_dtypes
+        self.unlimited_dimensions = first.unlimited_dimensions
         self.document = document
         self.document_url = where
         self.resolve = resolve  # what URLs in the document stand for
