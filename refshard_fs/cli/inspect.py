@@ -139,9 +139,10 @@ def _check(arguments: Namespace) -> int:
     else:
         report = check(fs)
     source = redacted(arguments.source)
+    status = 2 if "source" in report.counts else int(report.has_errors)
     if arguments.json:
         print_json({"source": source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})
-        return int(report.has_errors)
+        return status
     print_line(source, "bold")
     print_line(
         f"keys {report.keys:,}, arrays {report.arrays:,}, chunks {report.chunks:,} (missing {report.missing:,}), "
@@ -161,7 +162,7 @@ def _check(arguments: Namespace) -> int:
         print_line(f"note: {note}")
     if not report.findings:
         print_line("nothing wrong was found")
-    return int(report.has_errors)
+    return status
 
 
 def _diff(arguments: Namespace) -> int:

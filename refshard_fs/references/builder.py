@@ -17,7 +17,7 @@ import numpy as np
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row, UInt32s
 from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normalise
 from refshard_fs.core.swar import Positions
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
 from refshard_fs.references.json_scan import Irregular, Records, block_texts, scan
 from refshard_fs.references.key_table import KeyTable, Value
@@ -117,7 +117,8 @@ class ReferenceBuilder:
             self._renumber(self._urls.expand(expand))
         except NotExpanded as e:
             key = self._key_of(e.number)
-            raise ManifestError(f"{key!r} of {self._where}: its URL {e.text!r}: {e.__cause__}") from e
+            kind = DivisionByZero if isinstance(e.__cause__, DivisionByZero) else ManifestError
+            raise kind(f"{key!r} of {self._where}: its URL {e.text!r}: {e.__cause__}") from e
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; the builder is of no use after that."""
@@ -293,7 +294,7 @@ class ReferenceBuilder:
             try:
                 found[name] = read = self._value(value)
             except ManifestError as e:
-                raise ManifestError(f"{key!r} of {self._where}: {e}") from e
+                raise type(e)(f"{key!r} of {self._where}: {e}") from e
             if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
                 documents.append(name)
         order = self._next()

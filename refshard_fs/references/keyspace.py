@@ -40,7 +40,7 @@ class FlatKeySpace(KeySpace):
                 try:
                     return self._span(value)
                 except ManifestError as e:
-                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
+                    raise type(e)(f"{key!r} of {self.where}: {e}") from e
             case None:
                 return None
             case _:

@@ -51,3 +51,13 @@ def test_what_a_command_says_can_be_typed(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr().err
     assert "needs --option target=..., the URL" in said
     assert main(["cat", str(tmp_path / "refs.json"), "a", "--option", f"target={tmp_path / 'k'}"]) == 0
+
+
+@pytest.mark.parametrize("text", [None, '{"a": [1'])
+def test_check_of_what_cannot_be_opened_has_a_status_of_its_own(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "refs.json").write_text(text)
+    assert main(["check", str(tmp_path / "refs.json")]) == 2
+    assert "error: source: " in capsys.readouterr().out

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.reference import ReferenceFileSystem
 from numcodecs.zstd import Zstd
 
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import DivisionByZero, ManifestError, RefShardFileSystem
 from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.references.reference_set import References
 
@@ -280,3 +280,14 @@ def test_objects_are_the_text_that_the_incumbent_makes_of_them(tmp_path: Path, v
         ours = RefShardFileSystem(fo)
         assert ours.cat(list(objects)) == theirs.cat(list(objects))
         assert {key: ours.info(key)["size"] for key in objects} == {key: len(theirs.cat(key)) for key in objects}
+
+
+GEN = {"key": "a/{{ 1 // i }}", "url": "x", "dimensions": {"i": [0, 1]}}
+
+
+@pytest.mark.parametrize("refs", [{"refs": {"a/0": ["{{ 1 // 0 }}x", 0, 1]}}, {"refs": {}, "gen": [GEN]}])
+def test_a_division_by_zero_is_an_error_of_its_own(tmp_path: Path, refs: dict[str, Any]) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "templates": {}, **refs}))
+    with pytest.raises(DivisionByZero, match=r"refs\.json.*division by zero") as raised:
+        RefShardFileSystem(str(tmp_path / "refs.json")).ls("")
+    assert isinstance(raised.value, ZeroDivisionError)

@@ -76,6 +76,10 @@ def making() -> None:
     writer = RefShardFileSystem("both.json", mode="a")
     writer.pipe("a/1", b"data")
     writer.commit()
+    with writer.transaction:
+        writer.mv("a/1", "a/2")
+    assert_type(writer.head("a/2", 4), bytes)
+    assert_type(RefShardFileSystem.from_json(writer.to_json()), RefShardFileSystem)
     with tune_zarr(concurrency=64):
         pass
     assert_type(tune_zarr(), AbstractContextManager[object])

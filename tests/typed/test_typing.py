@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +15,7 @@ import pytest
 import refshard_fs
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "pages" / "api.md"
 PACKAGE = Path(refshard_fs.__path__[0])
 
 
@@ -30,3 +33,17 @@ def test_a_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _members(path: Path) -> set[str]:
+    """Return what the classes in ``path`` declare."""
+    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    return {part.name for c in classes for part in c.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_method_that_the_api_page_names_has_types() -> None:
+    rows = (row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("|"))
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    typed = _members(PACKAGE / "fs.py") | _members(PACKAGE / "session" / "async_filesystem.pyi")
+    assert "transaction" in named
+    assert sorted(named - typed) == []

@@ -147,7 +147,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     try:
         known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
-        raise ManifestError(f"{where}: {e}") from e
+        raise type(e)(f"{where}: {e}") from e
     builder = reader.refs or ReferenceBuilder(where)
     builder.expand(known.expand)
     _generate(builder, gen, known, where)
