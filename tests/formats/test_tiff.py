@@ -214,6 +214,18 @@ def test_pages_are_shown_one_by_one_where_ome_xml_is_not_true(tmp_path: Path, te
     assert reason in Files.of(path).open().reports["OME-XML"]
 
 
+@pytest.mark.parametrize("edge", [16, 100])
+def test_an_ome_tiff_of_many_compressed_pages_is_opened_in_few_rounds(tmp_path: Path, edge: int) -> None:
+    path = tmp_path / "a.ome.tif"
+    values = RNG.integers(0, 255, (24, edge, edge), "u1")
+    with tifffile.TiffWriter(path, ome=True) as writer:
+        options = {"tile": (64, 64), "compression": "zlib", "photometric": "minisblack"}
+        writer.write(values, subifds=1, metadata={"axes": "ZYX"}, **options)
+        writer.write(values[:, ::2, ::2], subfiletype=1, **options)
+    assert rounds_to_open(path) <= 3
+    np.testing.assert_array_equal(array(path, "1")[...], values[:, ::2, ::2])
+
+
 # ------------------------------------------------------------------------------ GeoTIFF, COG: GDAL is the oracle
 
 
@@ -260,6 +272,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "LERC": (FLOATS, {"compress": "lerc", **TILED}),
     "LERC with holes": (HOLES, {"compress": "lerc", "nodata": np.nan, **TILED}),
     "LERC of bands": (np.stack([FLOATS, FLOATS]), {"compress": "lerc", "interleave": "pixel", **TILED}),
+    "LERC in deflate": (FLOATS, {"compress": "lerc_deflate", **TILED}),
+    "LERC in zstd": (HOLES, {"compress": "lerc_zstd", "nodata": np.nan, **TILED}),
     "floats, predicted": (FLOATS, {"compress": "zstd", "predictor": 3, **TILED}),
     "1 bit": ((SMOOTH > 90).astype("u1"), {"nbits": 1}),
     "4 bits": (SMOOTH % 16, {"nbits": 4, "compress": "lzw"}),

@@ -28,8 +28,8 @@ PIECE: Final = 1 << 12  # strips or tiles whose places are read at a time: 16 to
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
 STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
 TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
-DEPTH, LERC_PARAMETERS = 32997, 50674
-PRIVATE: Final = frozenset([DEPTH, LERC_PARAMETERS])  # of the tags above 32767, those that are read here
+PRIVATE: Final = (32997, 50674)  # of the tags above 32767, those that are read here:
+DEPTH, LERC_PARAMETERS = PRIVATE
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
 _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
@@ -43,7 +43,7 @@ class Decoded(msgspec.Struct, frozen=True):
     """A chunk of ``shape`` (rows, columns, samples), of which ``rows`` are stored; zeros follow them.
 
     ``bits`` are those of a sample in the file, ``dtype`` is what it is shown as. The chunk is plain, or (``encoded``)
-    compressed again for zarr's own codec.
+    compressed again for zarr's own codec. ``within`` is the value of Compression for what images are compressed in.
     """
 
     compression: int
@@ -55,6 +55,7 @@ class Decoded(msgspec.Struct, frozen=True):
     photometric: int
     tables: bytes
     encoded: bool = False
+    within: int = 1
 
     @property
     def size(self) -> int:
@@ -83,15 +84,14 @@ class Decoded(msgspec.Struct, frozen=True):
         """Return the stored rows of an image: decoders refuse to make one of another shape or type."""
         shape = (self.rows, *self.shape[1:]) if self.shape[2] > 1 else (self.rows, self.shape[1])
         out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"masks": True} if self.compression == LERC else {}
         if self.compression == JPEG:  # in the colours that the TIFF says, where the stream does not
             given = "RGB" if self.photometric == 2 and b"JFIF" not in raw[:32] else None
             made = {2: "RGB", 5: "CMYK", 6: "RGB"}.get(self.photometric)
             if self.shape[2] == 1:
                 given, made = None, "GRAYSCALE"
             options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
-        elif self.compression == LERC:
-            options = {"masks": True}
+        raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
         found = by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
         if self.compression == LERC and found[1] is not None and out.dtype.kind == "f":
             out[~found[1]] = np.nan  # what the mask of all samples leaves out
@@ -126,6 +126,8 @@ CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
 }
 # and those of images, which undo what was predicted themselves, as imagecodecs calls them.
 JPEG, LERC = 7, 34887
+LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # Compression by the second of the LercParameters
+LERC_HEADER: Final = 1 << 12  # bytes of a LERC block beside its samples and its mask, which are at most twice as many
 IMAGES: Final[Mapping[int, str]] = {JPEG: "jpeg_decode", LERC: "lerc_decode", 50001: "webp_decode"}
 
 
@@ -186,7 +188,7 @@ def page_of(ifd: Ifd, order: str) -> Page:
     if not height or not width or not 0 < samples < 1 << 16:
         raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples")
     bits, dtype = _dtype(ifd, order)
-    compression, photometric = _supported(ifd)
+    compression, photometric, within = _supported(ifd)
     is_planar, is_tiled = samples > 1 and ifd.integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
     rows, columns = ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)
     if not is_tiled:
@@ -201,7 +203,7 @@ def page_of(ifd: Ifd, order: str) -> Page:
     is_native = compression in NATIVE and predictor == 1 and is_whole
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
-    recipe = Decoded(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native)
+    recipe = Decoded(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
     places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
     sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
     if places is None or (sizes is None and compression != 1):
@@ -215,21 +217,21 @@ def page_of(ifd: Ifd, order: str) -> Page:
     return page
 
 
-def _supported(ifd: Ifd) -> tuple[int, int]:
-    """Return Compression and PhotometricInterpretation; ValueError where images like these are not shown."""
+def _supported(ifd: Ifd) -> tuple[int, int, int]:
+    """Return Compression, PhotometricInterpretation and what LERC is compressed in; ValueError if that is not shown."""
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
     compression = 8 if compression == 32946 else compression  # Deflate, before it was in the specification
     if compression not in CODECS and compression not in IMAGES:
         raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
-    if ifd.integer(FILL_ORDER, 1) != 1:
-        raise ValueError(f"its FillOrder is {ifd.integer(FILL_ORDER, 1)}: only the highest bit first is shown")
-    if ifd.integer(DEPTH, 1) != 1:
-        raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}: volumes in one page are not shown")
-    if compression == LERC and any(ifd.integers(LERC_PARAMETERS)[1:]):
-        raise ValueError("its LERC blocks are compressed once more, which is not shown")
+    for name, number in (("FillOrder", FILL_ORDER), ("ImageDepth", DEPTH)):
+        if ifd.integer(number, 1) != 1:  # the lowest bit first, or volumes in one page
+            raise ValueError(f"its {name} is {ifd.integer(number, 1)}, which is not shown: 1 is")
+    lerc = [*ifd.integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
+    if lerc not in LERC_WITHIN:
+        raise ValueError(f"its LERC blocks are compressed once more, by method {lerc}, which is not known")
     if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
         raise ValueError("its YCbCr samples are subsampled and not compressed as JPEG, which is not shown")
-    return compression, photometric
+    return compression, photometric, LERC_WITHIN[lerc]
 
 
 def _dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
