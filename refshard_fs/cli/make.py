@@ -62,17 +62,14 @@ def _rebase(arguments: Namespace) -> None:
 def _concat(arguments: Namespace) -> None:
     options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
     options |= {"subchunks": dict(arguments.subchunks) or None, "join": arguments.join, "freq": arguments.freq}
-    options |= {"grid": arguments.grid}
+    options |= {"grid": arguments.grid, "lazy": arguments.lazy, "chunks": dict(arguments.chunks) or None}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
     is_pattern = len(arguments.sources) == 1 and "{" in arguments.sources[0]
     sources = arguments.sources[0] if is_pattern else arguments.sources
     if arguments.dims is None:
         options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
-        options |= {"chunks": dict(arguments.chunks) or None}
-        made = concat(sources, arguments.dim, lazy=arguments.lazy, **options)
-    elif arguments.lazy:
-        raise ValueError("--lazy joins along one dimension: --dim; a SOURCE may be such a document itself")
+        made = concat(sources, arguments.dim, **options)
     else:
         dims = arguments.dims.split(",")
         if is_pattern and arguments.counts is None:

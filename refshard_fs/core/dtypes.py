@@ -132,6 +132,19 @@ def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
     return dtype if dtype.kind in _NUMERIC and (meta.zarr_format == 2 or dtype.kind in "biufc") else None
 
 
+def itemsize_of(meta: ArrayMeta) -> int | None:
+    """Return the bytes of an element, also of text that has a length; None where numpy alone cannot read them."""
+    dtype = dtype_of(meta)
+    if dtype is not None:
+        return dtype.itemsize
+    match meta.raw.get("data_type", meta.raw.get("dtype")):
+        case {"name": "fixed_length_utf32", "configuration": {"length_bytes": int(size)}} if size > 0:
+            return size
+        case str(name) if re.fullmatch(r"[<>|][US]\d{1,6}", name):
+            return np.dtype(name).itemsize or None
+    return None
+
+
 def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     """Return the value of elements that are in no chunk; ValueError where that is no plain number."""
     fill = meta.raw.get("fill_value")

@@ -274,6 +274,11 @@ def _append_line(
     document = joined.document
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
+    if any(part.document is not None for part in document.parts) or document.stacked:
+        raise ManifestError(
+            f"{base.url} joins sets along several dimensions, or by their names, and nothing is appended to such: make "
+            "it anew (concat(..., resume=) remembers what was found of each file)"
+        )
     new = url_of_set(fo, options, base.url)
     ends = [document.parts[0], *[part for part in document.parts[1:] if part.url][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
@@ -295,12 +300,12 @@ def _append_line(
             )
         if not how.any_order:
             check_order(values, coming[1], new, dim)
-    found = concat_document(
+    read = with_digests(read, lambda number: opened(urls[number], options), [dim], same, None, options)
+    found, _ = concat_document(
         urls,
         read,
         dim,
         same,
-        options,
         known=document.chunks,
         is_outer=document.is_outer,
         shown={**document.metadata, **times.shown},

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import reprlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, Literal, overload
 
+import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
@@ -21,6 +24,7 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
+from refshard_fs.formats.virtual_concat.recutting import Recut
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
@@ -29,7 +33,7 @@ from refshard_fs.sets.compatibility import described, roomier, with_digests, wit
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.outer import completed, filled
-from refshard_fs.sets.patterns import FileGrid, Pattern, in_grid, nested
+from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, nested
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable, with_type
@@ -64,7 +68,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __len__(self) -> int:
         """Number of parts."""
-        return len(self.document.parts)
+        return self.document.count
 
     def save(self, url: str, **storage_options: Any) -> str:
         """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
@@ -80,7 +84,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         document = self.document
         dim, total = document.dim, len(document.parts)
         starts = document.starts
-        parts = ((part.url, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
+        parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
         arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
         return view(
             self.joined,
@@ -120,21 +124,22 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
 
 
 def concat_document(
-    urls: Sequence[str],
+    sets: Sequence[str | ConcatDocument],
     read: Sequence[Named],
     dim: str,
     same: frozenset[str],
-    options: Mapping[str, Any],
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     known: Mapping[str, tuple[int, ...]] = {},
     is_outer: bool = False,
     shown: Mapping[str, dict[str, Any]] = {},
     bounds: Mapping[str, str] = {},
-) -> ConcatDocument:
-    """Return the document that joins the sets at ``urls``, that were ``read``; ManifestError where they do not fit.
+    coordinate_values: Sequence[bytes] | None = None,
+) -> tuple[ConcatDocument, Named]:
+    """Return the document that joins ``sets``, that were ``read``, and what it shows; ManifestError if they do not fit.
 
-    Arrays in ``known`` are recut already, in chunks of that shape; ``shown`` and ``bounds`` are the document's already.
+    A set is a URL, empty for a gap, or a document itself. Arrays in ``known`` are recut already, in chunks of that
+    shape; ``shown`` and ``bounds`` are the document's already. ``coordinate_values`` are given where sets have none.
     """
     bounds = dict(bounds)
     if is_outer:
@@ -142,24 +147,34 @@ def concat_document(
     metadata = {**shown, **roomier([with_metadata(read[0], shown), *read[1:]], dim)}
     held = next((v.key for v in read[0].variables.values() if v.is_coordinate and v.dims == (dim,)), None)
     # The values of the coordinate are held by the set as it is.
-    read = [with_metadata(read[0], {key: doc for key, doc in metadata.items() if key != held}), *read[1:]]
-    parts = with_digests(list(read), lambda number: opened(urls[number], options), [dim], same, None, options)
+    parts = [with_metadata(read[0], {key: doc for key, doc in metadata.items() if key != held}), *read[1:]]
     recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
-    refs = concatenate(parts, dim, same, recut=recut).refs
+    whole = concatenate(parts, dim, same, recut=recut)
     first = parts[0].variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
     lengths = [length_along(part, dim) for part in parts]
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
-    known_values = None if coordinate is None else _values(refs, first[coordinate], sum(lengths))
-    if coordinate is None or known_values is None:
-        return ConcatDocument(dim, axes, tuple(map(Part, urls, lengths)), None, recut, is_outer, metadata, bounds)
-    meta, data = known_values
-    if meta.dtype != first[coordinate].meta.dtype:
-        metadata |= {first[coordinate].key: dict(meta.raw)}
-    ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
-    values = [data[start:stop] for start, stop in pairwise(ends)]
-    lines = tuple(map(Part, urls, lengths, values))
-    return ConcatDocument(dim, axes, lines, coordinate, recut, is_outer, metadata, bounds)
+    values: Sequence[bytes | None] = coordinate_values or [None] * len(lengths)
+    known_values = None if coordinate is None else _values(whole.refs, first[coordinate], sum(lengths))
+    if coordinate is not None and known_values is not None:
+        meta, data = known_values
+        if meta.dtype != first[coordinate].meta.dtype:
+            metadata |= {first[coordinate].key: dict(meta.raw)}
+        ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
+        values = [data[start:stop] for start, stop in pairwise(ends)]
+    elif coordinate_values is None:
+        coordinate = None
+    lines = [
+        Part("", length, value, of) if isinstance(of, ConcatDocument) else Part(of, length, value)
+        for of, length, value in zip(sets, lengths, values, strict=True)
+    ]
+    recut_documents = {}
+    for path, shape in recut.items():
+        full = list(first[path].meta.shape)
+        full[axes[path]] = sum(lengths)
+        recut_documents[first[path].key] = dict(Recut.of(first[path].meta, full, shape, repr(path)).meta.raw)
+    whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=parts[0].units)
+    return ConcatDocument(dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds), whole
 
 
 def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMeta, bytes] | None:
@@ -174,16 +189,18 @@ def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMe
     return (meta, found) if isinstance(found, bytes) else None
 
 
-def remark_on(document: ConcatDocument, read: Sequence[Named]) -> str:
-    """Return in one line why only this package reads what a document shows of the sets that were ``read``."""
-    made_here = [f"{path!r} is cut into other chunks" for path in sorted(document.chunks)]
-    shown = with_metadata(read[0], document.metadata)
-    for path in sorted(document.axes.keys() - document.chunks.keys() - {document.coordinate}):
-        one = described(path, next(part for part in (shown, *read) if path in part.variables))
-        having = [part for part in read if path in part.variables]
-        count = sum(recoding_of(path, one, described(path, part)) is not None for part in having)
-        if count:
-            made_here.append(f"{path!r} is recoded in {count} of {count_text(len(read), 'set')}")
+def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:
+    """Return in one line why only this package reads what documents show of the sets that were read for each."""
+    made_here = [f"{path!r} is cut into other chunks" for path in sorted({p for doc, _ in made for p in doc.chunks})]
+    recoded: Counter[str] = Counter()
+    for document, read in made:
+        shown = with_metadata(read[0], document.metadata)
+        for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
+            one = described(path, next(part for part in (shown, *read) if path in part.variables))
+            having = [part for part in read if path in part.variables]
+            recoded[path] += sum(recoding_of(path, one, described(path, part)) is not None for part in having)
+    total = count_text(sum(len(read) for _, read in made), "set")
+    made_here += [f"{path!r} is recoded in {count} of {total}" for path, count in sorted(recoded.items()) if count]
     if made_here:
         return f"only refshard reads it: {', '.join(made_here)} when it is read"
     return "only refshard reads it; concat without lazy=True makes references that others read, too"
@@ -331,8 +348,8 @@ def concat(
         raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
     if lazy and grid != "regular":
         raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
-    if lazy and (len(order) != 1 or dim is None):
-        raise TypeError("lazy=True joins along one dimension, dim=: a part may be such a document itself")
+    if lazy and None in order:
+        raise TypeError("lazy=True joins along dimensions that have names: give dim=, or dims=")
     if subchunks is not None and min(subchunks.values(), default=1) < 1:
         raise ValueError("subchunks= are lengths of 1 and more, by dimension")
     if freq is not None and order[0] is None:
@@ -363,42 +380,13 @@ def concat(
             chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
             if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
                 raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
-            read = chosen
-            if lazy:  # another set may be the first
-                reordered = [stored[number] for number, _, _ in kept]
-                times = with_common_units(
-                    reordered, dim, lambda number: opened(leaves[number], options), alike, lazy=True
-                )
-                read = times.parts
+            read, stored = chosen, [stored[number] for number, _, _ in kept]
     if lazy:
-        for part in read if subchunks else ():
-            for path in part.variables:
-                smaller_chunks(part, path, subchunks or {})
-        if freq is not None:
-            pieces = filled(read, str(dim), freq, lazy=True)
-            numbers = [piece.number for piece in pieces if piece.number is not None]
-            if numbers != list(range(len(read))):
-                twice = next(number for number in numbers if numbers.count(number) > 1)
-                raise ManifestError(
-                    f"{read[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"
-                )
-            leaves = tuple("" if piece.number is None else leaves[piece.number] for piece in pieces)
-            read = [piece.part for piece in pieces]
-        document = concat_document(
-            leaves,
-            read,
-            str(dim),
-            unchecked,
-            options,
-            chunks,
-            subchunks,
-            is_outer=join == "outer",
-            shown=times.shown,
-            bounds=times.bounds,
+        joining = _LazyJoin(
+            [str(name) for name in order], by_name, unchecked, chunks, subchunks, freq, is_outer=join == "outer"
         )
-        data = document.dumps()
-        title = f"{count_text(len(document.parts), 'set')} joined along {document.dim}"
-        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(document, read), title)
+        read = with_digests(stored, lambda number: opened(leaves[number], options), order, unchecked, places, options)
+        return joining.joined(sets, dict(zip(places, zip(leaves, read, strict=True), strict=True)))
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if by_name is not None and (len(order) > 1 or not has_dim):
         files = dict(zip(places, read, strict=True))
@@ -430,6 +418,103 @@ def concat(
         )
 
     return made(joined(sets, 0).refs)
+
+
+class _LazyJoin(msgspec.Struct, frozen=True):
+    """How sets become documents within documents, one for each dimension."""
+
+    dims: Sequence[str]
+    grid: FileGrid | None  # if their names say where they lie
+    same: frozenset[str]
+    chunks: Mapping[str, int] | None
+    subchunks: Mapping[str, int] | None
+    freq: str | float | None
+    is_outer: bool
+    made: list[tuple[ConcatDocument, Sequence[Named]]] = []
+
+    def joined(self, sets: Any, leaves: Mapping[tuple[int, ...], tuple[str, Named]]) -> LazySet:
+        """Return the document that joins ``leaves``, URLs and sets by their places; ``sets`` are nested as these."""
+        for _, part in leaves.values() if self.subchunks else ():
+            for path in part.variables:
+                smaller_chunks(part, path, self.subchunks or {})
+        if self.grid is not None:
+            shape = self.grid.shape
+            if len(leaves) < math.prod(shape):
+                grid = self.grid._replace(files={at: url for at, (url, _) in leaves.items()})
+                raise ManifestError(f"{grid.holes_said()}, and lazy=True has no holes: leave lazy=True out")
+        known = {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}
+        inside = [name for name in self.dims if self.grid is None or name in known]
+        document, _ = self._level((), sorted(leaves), leaves, inside)
+        data = document.dumps()
+        title = f"{count_text(document.count, 'set')} joined along {' and '.join(self.dims)}"
+        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(self.made), title)
+
+    def _level(
+        self,
+        place: tuple[int, ...],
+        below: Sequence[tuple[int, ...]],
+        leaves: Mapping[tuple[int, ...], tuple[str, Named]],
+        known: list[str],
+    ) -> tuple[ConcatDocument, Named]:
+        """Return the document that joins the sets whose places begin with ``place``, and what it shows.
+
+        ``known`` are the dimensions that sets have; those that were made within are added.
+        """
+        dim = self.dims[len(place)]
+        numbers = sorted({at[len(place)] for at in below})
+        found: list[tuple[str | ConcatDocument, Named]] = []
+        inside = list(known)
+        for number in numbers:
+            at = (*place, number)
+            inside = list(known)
+            some = [each for each in below if each[: len(at)] == at]
+            found.append(leaves[at] if at in leaves else self._level(at, some, leaves, inside))
+        known[:] = inside
+        sets: list[str | ConcatDocument] = [of for of, _ in found]
+        parts = [part for _, part in found]
+        stacking = None
+        if dim not in known and self.grid is not None:
+            stacking = Stacking.of(self.grid, dim, parts[0], known)
+            parts = [stacking.stacked(part, number) for part, number in zip(parts, numbers, strict=True)]
+            known.append(dim)
+        times = with_common_units(parts, dim, _not_read, None, lazy=True)
+        parts = times.parts
+        if self.freq is not None and not place:
+            sets, parts = self._filled(sets, parts, dim)
+        document, whole = concat_document(
+            sets,
+            parts,
+            dim,
+            self.same,
+            self.chunks,
+            self.subchunks,
+            is_outer=self.is_outer,
+            shown={**times.shown, **(stacking.shown if stacking else {})},
+            bounds=times.bounds,
+            coordinate_values=stacking.values if stacking else None,
+        )
+        if stacking is not None:
+            document = msgspec.structs.replace(document, stacked=stacking.paths)
+        self.made.append((document, parts))
+        return document, whole
+
+    def _filled(
+        self, sets: Sequence[str | ConcatDocument], parts: Sequence[Named], dim: str
+    ) -> tuple[list[str | ConcatDocument], list[Named]]:
+        """Return the sets with gaps between them, where values of a regular coordinate are missing."""
+        pieces = filled(parts, dim, self.freq or 0, lazy=True)
+        numbers = [piece.number for piece in pieces if piece.number is not None]
+        if numbers != list(range(len(parts))):
+            twice = next(number for number in numbers if numbers.count(number) > 1)
+            raise ManifestError(
+                f"{parts[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"
+            )
+        gap: str | ConcatDocument = ""
+        return [gap if p.number is None else sets[p.number] for p in pieces], [piece.part for piece in pieces]
+
+
+def _not_read(number: int) -> Any:
+    raise AssertionError("lazy cubes read no more than coordinates")
 
 
 def _grid_of(

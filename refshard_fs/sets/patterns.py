@@ -154,10 +154,14 @@ class FileGrid(NamedTuple):
 
     def check_whole(self) -> None:
         """Raise ManifestError, which names the places, where files are missing."""
+        if self.holes:
+            raise ManifestError(f"{self.holes_said()}: join='outer' takes what is not there for missing")
+
+    def holes_said(self) -> str:
+        """Return which files are missing, as an error says it."""
         holes = [_said(self.dims, [self.places[d][i] for d, i in zip(self.dims, at, strict=True)]) for at in self.holes]
-        if holes:
-            shown = "; ".join(holes[:3]) + (f" and {len(holes) - 3:,} others" if len(holes) > 3 else "")
-            raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
+        shown = "; ".join(holes[:3]) + (f" and {len(holes) - 3:,} others" if len(holes) > 3 else "")
+        return f"there is no file of {shown}"
 
 
 def _order(place: Place) -> Any:
@@ -212,6 +216,41 @@ def _coordinate(places: Sequence[Place]) -> _Coordinate:
     if isinstance(places[0], int):
         return _Coordinate(np.array(places, "<i8"), {})
     return _Coordinate(np.array(places, f"<U{max(map(len, map(str, places)))}"), {})
+
+
+class Stacking(NamedTuple):
+    """Sets that have no dimension which their names tell: a lazy cube puts their arrays ``paths`` one behind the other.
+
+    ``shown`` are the documents (by key) of the coordinate that is made, and of arrays of version 2, whose attributes
+    name their dimensions; ``values`` are the coordinate's, of each set.
+    """
+
+    dim: str
+    others: Sequence[str]
+    coordinate: _Coordinate
+    paths: tuple[str, ...]
+    shown: dict[str, dict[str, Any]]
+    values: list[bytes]
+
+    @classmethod
+    def of(cls, grid: FileGrid, dim: str, first: Named, others: Sequence[str]) -> Stacking:
+        """Return how sets such as the ``first`` get ``dim``: arrays do that are along ``others``, or all if none is."""
+        coordinate = _coordinate(grid.places[dim])
+        with_it = _with_dimension(first, dim, others, coordinate, 0)
+        paths = tuple(path for path, v in with_it.variables.items() if dim in v.dims and not v.is_coordinate)
+        shown = {}
+        for path in (*paths, dim):
+            variable = with_it.variables[path]
+            if variable.meta.zarr_format == 2:
+                shown[join(path, ".zattrs")] = dict(variable.attributes)
+            if path == dim:
+                shown[variable.key] = dict(variable.meta.raw)
+        values = [coordinate.values[number : number + 1].tobytes() for number in range(len(coordinate.values))]
+        return cls(dim, others, coordinate, paths, shown, values)
+
+    def stacked(self, part: Named, number: int) -> Named:
+        """Return a set as it is stacked, at the place of that number."""
+        return _with_dimension(part, self.dim, self.others, self.coordinate, number)
 
 
 def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _Coordinate, number: int) -> Named:

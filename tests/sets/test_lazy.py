@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_refused_when_the_document_is_made(tmp_path: Path) 
         refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.concat([day(0, 2)], "time", lazy=True)
-    with pytest.raises(TypeError, match="one dimension"):
+    with pytest.raises(TypeError, match="dimensions that have names"):
         refshard_fs.concat([day(0, 2)], lazy=True)  # type: ignore[call-overload]
 
 

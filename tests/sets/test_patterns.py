@@ -145,3 +145,97 @@ def test_the_command_takes_patterns(tmp_path: Path) -> None:
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     assert main(["concat", pattern, "-o", url, "--dims", "time,member"]) == 0
     xr.testing.assert_equal(of_xarray(url).transpose(*expected["v"].dims), expected)
+
+
+# ------------------------------------------------------------------ lazily: documents within documents
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dims", [DIMS, DIMS[::-1]])
+def test_a_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
+    expected = grid(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
+    pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
+    made = refshard_fs.concat(pattern, dims=dims, lazy=True, zarr_format=version)
+    url = str(tmp_path / "cube.refshard")
+    made.save(url)
+    assert len(made) == 6
+    assert Path(url).stat().st_size < 6 * 400
+    found = of_xarray(url)
+    xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
+    fs = RefShardFileSystem(url)
+    keys = fs.find("v")
+    assert keys == RefShardFileSystem(refshard_fs.concat(pattern, dims=dims, zarr_format=version)).find("v")
+    assert all(fs.exists(key) for key in keys)
+    report = refshard_fs.check(fs, "full")
+    assert not report.has_errors, report.findings
+
+
+def test_a_lazy_cube_reads_no_more_files_than_a_chunk_lies_in(tmp_path: Path) -> None:
+    grid(tmp_path)
+    fs = RefShardFileSystem(refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, lazy=True))
+    assert fs.resolve("v/2.1.0.0") == RefShardFileSystem(str(tmp_path / "r10/20240102.nc")).resolve("v/0.0.0")
+
+
+def tile(path: Path, ys: Sequence[int], xs: Sequence[int], **storage: Any) -> str:
+    data = np.array(ys, "f4")[:, None] * 10 + np.array(xs, "f4")
+    ds = xr.Dataset({"v": (("y", "x"), data)}, coords={"y": list(ys), "x": list(xs)})
+    encoding = {"v": {"chunksizes": (2, 3), **storage}}
+    ds.to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    return str(path)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_tiles_are_a_mosaic(tmp_path: Path, lazy: bool) -> None:
+    files = [
+        [tile(tmp_path / f"{i}{j}.nc", (2 * i, 2 * i + 1), range(3 * j, 3 * j + 3), zlib=lazy and i == 1)]
+        for i in range(2)
+        for j in range(2)
+    ]
+    nested = [[files[0][0], files[1][0]], [files[2][0], files[3][0]]]
+    cube = refshard_fs.concat(nested, dims=("y", "x"), lazy=lazy)  # type: ignore[call-overload]
+    expected = xr.open_mfdataset([name for row in nested for name in row], combine="by_coords", engine="h5netcdf")
+    xr.testing.assert_equal(of_xarray(cube), expected.load())
+
+
+def test_lazy_tiles_and_days_of_other_encodings_are_recoded(tmp_path: Path) -> None:
+    rows = []
+    for day in (1, 2):
+        storage = {"zlib": True} if day == 2 else {"dtype": "f8"}
+        rows.append([written(tmp_path, "r1", day, **storage), written(tmp_path, "r2", day, dtype="f8")])
+    expected = xr.open_mfdataset(rows, combine="nested", concat_dim=["time", "member"], engine="h5netcdf").load()
+    with pytest.raises(ManifestError, match="no variable is along 'member'"):
+        refshard_fs.concat(rows, dims=DIMS, lazy=True)
+    found = of_xarray(refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, lazy=True))
+    xr.testing.assert_equal(found["v"].drop_vars("member"), expected["v"].transpose(*found["v"].dims))
+
+
+def test_times_and_members_of_names_alone_are_a_lazy_cube(tmp_path: Path) -> None:
+    for member in (1, 2):
+        for day in (1, 3):
+            ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), 10 * member + day, "f4"))})
+            ds.to_netcdf(tmp_path / f"m{member}_{day:02d}.nc", engine="h5netcdf")
+    pattern = f"{tmp_path}/m{{member:d}}_{{time:%d}}.nc"
+    eager, lazy = (of_xarray(refshard_fs.concat(pattern, dims=DIMS, lazy=lazy)) for lazy in (False, True))  # type: ignore[call-overload]
+    xr.testing.assert_identical(lazy, eager)
+    one = f"{tmp_path}/m1_{{time:%d}}.nc"
+    eager, lazy = (of_xarray(refshard_fs.concat(one, "time", lazy=lazy)) for lazy in (False, True))  # type: ignore[call-overload]
+    xr.testing.assert_identical(lazy, eager)
+
+
+def test_the_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
+    expected = grid(tmp_path).assign_coords(member=list(MEMBERS))
+    url = str(tmp_path / "cube.refshard")
+    pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
+    assert main(["concat", pattern, "-o", url, "--dims", "time,member", "--lazy"]) == 0
+    xr.testing.assert_equal(of_xarray(url).transpose(*expected["v"].dims), expected)
+
+
+def test_a_lazy_cube_along_several_dimensions_has_no_holes_and_grows_by_none(tmp_path: Path) -> None:
+    grid(tmp_path)
+    pattern, url = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", str(tmp_path / "cube.refshard")
+    refshard_fs.concat(pattern, dims=DIMS, lazy=True).save(url)
+    with pytest.raises(ManifestError, match="along several dimensions"):
+        refshard_fs.append(url, str(tmp_path / "r1/20240102.nc"), "time")
+    (tmp_path / "r2/20240102.nc").unlink()
+    with pytest.raises(ManifestError, match="there is no file of time = 2024-01-02T00:00:00, member = r2.*leave lazy"):
+        refshard_fs.concat(pattern, dims=DIMS, lazy=True, join="outer")

@@ -14,26 +14,40 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.documents import Documents, Shown
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace, View, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin
+from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin, together
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
 from refshard_fs.formats.virtual_concat.cf_times import calendar_of, is_time
 from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
-from refshard_fs.references.values import from_base64
+from refshard_fs.references.values import METADATA, from_base64
+
+DEEPEST: Final = 8  # documents within documents
 
 
 class Part(msgspec.Struct, frozen=True):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
-    Without a URL it is a gap: nothing is there, along that length.
+    In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap:
+    nothing is there, along that length.
     """
 
     url: str
     length: int
     values: bytes | None = None
+    document: ConcatDocument | None = None
+
+    @property
+    def is_gap(self) -> bool:
+        return not self.url and self.document is None
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        return self.url if self.document is None else f"{self.document.parts[0].name} and others"
 
 
 class _Members(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,6 +61,7 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     join: Literal["exact", "outer"] = "exact"
     metadata: dict[str, dict[str, Any]] = {}
     bounds: dict[str, str] = {}
+    stacked: list[str] = []
 
 
 class ConcatDocument(msgspec.Struct, frozen=True):
@@ -56,7 +71,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     recut: shown in chunks of that shape, whatever the chunks of the parts are. Where sets are joined as ``is_outer``,
     chunks of an array that a part lacks do not exist. ``metadata`` are documents (by key) that are shown in place
     of the first part's: of arrays that are shown otherwise than that part stores them. Arrays in ``bounds`` have the
-    units of another one, by path, in each part.
+    units of another one, by path, in each part. Arrays that are ``stacked`` lack the dimension in the parts, each of
+    which has one place along it: it is their first one here.
     """
 
     dim: str
@@ -67,6 +83,18 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     is_outer: bool = False
     metadata: dict[str, dict[str, Any]] = {}
     bounds: dict[str, str] = {}
+    stacked: tuple[str, ...] = ()
+
+    @property
+    def zarr_format(self) -> int | None:
+        """The version of zarr's metadata that it was made of; None if nothing in it tells."""
+        names = {parent(key)[1] for key in self.metadata}
+        return 3 if "zarr.json" in names else 2 if names else None
+
+    @property
+    def count(self) -> int:
+        """Number of sets, those that documents within it join among them."""
+        return sum(1 if part.document is None else part.document.count for part in self.parts)
 
     @property
     def starts(self) -> list[int]:
@@ -77,11 +105,18 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     def read(cls, data: bytes, where: str) -> ConcatDocument:
         """Return the document in ``data``; ManifestError, which begins with ``where``, where it breaks the format."""
         try:
-            given = msgspec.convert(zarrmeta.loads(data), _Members)
-            parts = tuple(_part(entry, given) for entry in given.sets)
+            return cls.of(zarrmeta.loads(data), where)
         except (ValueError, msgspec.ValidationError) as e:
             raise ManifestError(f"{where}: {e}") from e
-        if given.refshard != NAME or not parts or not parts[0].url:
+
+    @classmethod
+    def of(cls, decoded: Any, where: str, depth: int = 0) -> ConcatDocument:
+        """Return a document that is decoded from JSON, and lies in as many others as ``depth`` says."""
+        if depth > DEEPEST:
+            raise ValueError(f"documents lie in documents, more than {DEEPEST} deep")
+        given = msgspec.convert(decoded, _Members)
+        parts = tuple(_part(entry, given, where, depth) for entry in given.sets)
+        if given.refshard != NAME or not parts or parts[0].is_gap:
             raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
         if any(axis < 0 for axis in given.axes.values()):
             raise ManifestError(f"{where}: an axis is less than 0")
@@ -96,10 +131,19 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             raise ManifestError(f"{where}: its metadata have {strange!r}, which is no document of an array or a group")
         chunks = {path: tuple(shape) for path, shape in given.chunks.items()}
         is_outer = given.join == "outer"
-        return cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata, given.bounds)
+        stacked = tuple(given.stacked)
+        if any(given.axes.get(path) != 0 for path in stacked) or (stacked and any(part.length != 1 for part in parts)):
+            raise ManifestError(f"{where}: what is stacked is not in axes, with axis 0, or a set is longer than 1")
+        found = cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata)
+        return msgspec.structs.replace(found, bounds=given.bounds, stacked=stacked)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
+        head = self._head()
+        lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
+        return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
+
+    def _head(self) -> dict[str, Any]:
         head: dict[str, Any] = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         if self.coordinate is not None:
             head["coordinate"] = self.coordinate
@@ -111,8 +155,9 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             head["metadata"] = self.metadata
         if self.bounds:
             head["bounds"] = self.bounds
-        lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
-        return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
+        if self.stacked:
+            head["stacked"] = self.stacked
+        return head
 
     def with_parts(self, more: Sequence[Part]) -> ConcatDocument:
         """Return the document with ``more`` parts at its end."""
@@ -120,6 +165,9 @@ class ConcatDocument(msgspec.Struct, frozen=True):
 
     def _line(self, part: Part, respell: Callable[[str], str]) -> list[Any]:
         line: list[Any] = [respell(part.url) if part.url else None, part.length]
+        if part.document is not None:
+            within = part.document
+            line[0] = {**within._head(), "sets": [within._line(each, respell) for each in within.parts]}
         if self.coordinate is not None and part.values is not None:
             line.append("base64:" + base64.b64encode(part.values).decode())
         return line
@@ -139,7 +187,8 @@ def with_marker_first(document: Mapping[str, Any]) -> bytes:
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 
-def _part(entry: Any, given: _Members) -> Part:
+def _part(entry: Any, given: _Members, where: str, depth: int) -> Part:
+    document: ConcatDocument | None = None
     length: int | None = None
     values: str | None = None
     match entry:
@@ -153,6 +202,9 @@ def _part(entry: Any, given: _Members) -> Part:
             url, values = "", rest[0] if len(rest) == 1 and isinstance(rest[0], str) else None
             if rest and values is None:
                 raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
+        case [{}, int(length), *rest]:
+            url, document = "", ConcatDocument.of(entry[0], where, depth + 1)
+            values = rest[0] if rest and isinstance(rest[0], str) else None
         case _:
             raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]")
     if length is None:
@@ -162,9 +214,9 @@ def _part(entry: Any, given: _Members) -> Part:
     if given.coordinate is not None and values is None:
         raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
     if values is None:
-        return Part(url, length)
+        return Part(url, length, None, document)
     try:
-        return Part(url, length, from_base64(values))
+        return Part(url, length, from_base64(values), document)
     except ValueError as e:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
 
@@ -331,3 +383,93 @@ class Overlaid(View):
                 below = directory[len(prefix) :].strip("/").partition("/")[0]
                 found.setdefault(below, Listed(below, None, True))
         return sorted(found.values(), key=by_name) if found or names is not None else None
+
+
+class _StackedArray(NamedTuple):
+    """An array with a dimension more: its chunks' grid as it is shown, and their grid in the part."""
+
+    grid: ChunkGrid | None
+    stored: ChunkGrid
+
+
+class _Stacking(msgspec.Struct, frozen=True, cache_hash=True):
+    """Rewrites metadata: arrays ``paths`` are shown with ``dim``, of length 1, as their first dimension."""
+
+    paths: tuple[str, ...]
+    dim: str
+
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[_StackedArray]]:
+        return self._shown
+
+    def _shown(self, doc: Mapping[str, Any], path: str) -> Shown[_StackedArray]:
+        meta = zarrmeta.array_meta(doc, repr(path)) if path in self.paths else None
+        if meta is None:
+            return doc, None
+        if meta.grid is None or meta.chunks is None:
+            raise ManifestError(f"{path!r} cannot get the dimension {self.dim!r}: its chunks are not of one size")
+        shown = stacked(doc, meta.chunks, self.dim)
+        return shown, _StackedArray(zarrmeta.grid_of(shown), meta.grid)
+
+
+def stacked(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str, Any]:
+    """Return the metadata of an array of chunks of that shape with ``dim``, of length 1, as its first dimension."""
+    found = {**doc, "shape": [1, *doc["shape"]]}
+    if doc.get("zarr_format") == 2:
+        return {**found, "chunks": [1, *chunks]}
+    found["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1, *chunks]}}
+    return {**found, "dimension_names": [dim, *(doc.get("dimension_names") or [None] * len(chunks))]}
+
+
+class Stacked(View):
+    """A part whose arrays ``paths`` lie at one place along ``dim``, which the part itself has not."""
+
+    def __init__(self, base: KeySpace, paths: Sequence[str], dim: str) -> None:
+        super().__init__(base)
+        self._paths = frozenset(paths)
+        self._documents = Documents(base, _Stacking(tuple(paths), dim))
+        self.grids = self._documents.grids
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        if self._documents.is_document(key):
+            return (yield from self._documents.lookup(key))
+        path, array = yield from self._array_of(key)
+        if array is None or array.grid is None:
+            return (yield from self.base.lookup(key))
+        encoding, tail = array.grid.encoding, relative(key, path)
+        coords = encoding.decode(tail, len(array.grid.counts))
+        if coords is None:
+            is_stored = encoding.decode(tail, len(array.stored.counts)) is not None
+            return None if is_stored else (yield from self.base.lookup(key))
+        return None if coords[0] else (yield from self.base.lookup(join(path, encoding.encode(coords[1:]))))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        path, array = yield from self._array_of(join(prefix, "x"))
+        if array is None:
+            names = yield from self.base.children(prefix)
+            return None if names is None else (yield from self._documents.sized(prefix, names))
+        encoding = array.stored.encoding
+        if encoding.separator == ".":
+            names = []
+            for n in (yield from self.base.children(prefix)) or ():
+                coords = encoding.decode(n.name, len(array.stored.counts)) if prefix == path else None
+                names.append(n if coords is None else msgspec.structs.replace(n, name=encoding.encode([0, *coords])))
+            return sorted((yield from self._documents.sized(prefix, names)), key=by_name)
+        top = join(path, "c") if encoding.name == "default" else path  # where directories of chunks begin
+        below = [step for step in prefix[len(top) :].split("/") if step] if is_within(prefix, top) else None
+        if below:
+            return None if below[0] != "0" else (yield from self.base.children("/".join([top, *below[1:]])))
+        found = (yield from self.base.children(prefix)) or ()
+        others = [n for n in found if below is None or not array.stored.has_name(n.name, is_directory=n.is_directory)]
+        first = [] if below is None else [Listed("0", None, True)]
+        if prefix == top != path:
+            others = []
+        return sorted([*(yield from self._documents.sized(prefix, others)), *first], key=by_name)
+
+    def _array_of(self, key: str) -> Steps[tuple[str, _StackedArray | None]]:
+        """Return path and array of the one that is shown otherwise and that ``key`` lies below, if there is one."""
+        path = next((path for path, _ in splits(key) if path in self._paths), None)
+        if path is None:
+            return "", None
+        if path not in self._documents.arrays:
+            yield from together([self._documents.lookup(join(path, name)) for name in METADATA])
+        return path, self._documents.arrays.get(path)

@@ -17,7 +17,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
-from refshard_fs.core.dtypes import dtype_of, plain_document
+from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
@@ -26,12 +26,15 @@ from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.cf_times import UNITS
 from refshard_fs.formats.virtual_concat.document import (
+    DEEPEST,
     ConcatDocument,
     ConcatIndex,
     Described,
     Nothing,
     Overlaid,
+    Part,
     PartView,
+    Stacked,
     of_part,
     recoding_of,
 )
@@ -49,7 +52,6 @@ from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of
 
-DEEPEST: Final = 8  # documents within documents
 LISTED: Final = 10_000_000  # names in a directory: documents of documents promise any number in some lines
 TOGETHER: Final = 64  # parts that are opened at a time to list them
 
@@ -110,7 +112,7 @@ class FullLength:
             if start % size:
                 raise ManifestError(
                     f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, and the set "
-                    f"{part.url!r} begins at {start}, within one: only the last set may end within a chunk"
+                    f"{part.name!r} begins at {start}, within one: only the last set may end within a chunk"
                 )
         shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
         counts = accumulate((-(-part.length // size) for part in self.document.parts), initial=0)
@@ -244,7 +246,7 @@ class ConcatKeySpace(KeySpace):
 
     def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Recoding | None]:
         """Return how a part's array is recoded, if it has to be; ManifestError where it does not fit the first one."""
-        where = f"the set {self.document.parts[number].url!r} of {self.where}"
+        where = f"the set {self.document.parts[number].name!r} of {self.where}"
         first = array.meta
         assert first is not None, "an array that is not along the dimension has no parts"
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
@@ -257,7 +259,7 @@ class ConcatKeySpace(KeySpace):
             return None
         doc = _parsed(data, join(path, name), where)
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
-        if meta is None and (self.document.is_outer or not self.document.parts[number].url):
+        if meta is None and (self.document.is_outer or self.document.parts[number].is_gap):
             return None
         if meta is None:
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
@@ -293,15 +295,17 @@ class ConcatKeySpace(KeySpace):
     def _check_coordinate(self, path: str) -> None:
         """Raise ManifestError where the coordinate's values in the document are not those of an array of numbers."""
         meta = self._documents.arrays[path].meta
-        dtype = None if meta is None else dtype_of(meta)
-        if meta is None or dtype is None or len(meta.shape) != 1:
-            raise ManifestError(f"{self.where}: {path!r} is no array of numbers with one dimension")
+        size_of_one = None if meta is None else itemsize_of(meta)
+        if meta is None or size_of_one is None or len(meta.shape) != 1:
+            raise ManifestError(
+                f"{self.where}: {path!r} is no array of numbers, or text of a length, with one dimension"
+            )
         for part in self.document.parts:
             size = len(part.values or b"")
-            if size != part.length * dtype.itemsize:
+            if size != part.length * size_of_one:
                 raise ManifestError(
-                    f"{self.where}: the set {part.url!r} has {size} bytes of {path!r} for {part.length} elements of "
-                    f"{dtype.itemsize} bytes"
+                    f"{self.where}: the set {part.name!r} has {size} bytes of {path!r} for {part.length} elements of "
+                    f"{size_of_one} bytes"
                 )
 
     # ------------------------------------------------------------------ listing
@@ -423,24 +427,40 @@ def _parsed(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document, and its first part."""
     document: ConcatDocument = yield Load(probe.document(options.max_manifest_bytes), ConcatIndex(probe.url))
-    if options.depth > DEEPEST:
-        raise ManifestError(f"{probe.url} joins sets that join sets, more than {DEEPEST} deep")
-    if options.open_other is None:
-        raise ManifestError(f"{probe.url} joins other sets, which cannot be opened here")
-    open_other = options.open_other
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
-    theirs = msgspec.structs.replace(options, shards="whole", base_url=None, depth=options.depth + 1)
+    return (yield from _opened(document, probe.url, options, resolve))
+
+
+def _opened(
+    document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str], str]
+) -> Steps[ConcatKeySpace]:
+    """Return the key space of a document, whose first part is opened."""
+    version = document.zarr_format or options.zarr_format
+    theirs = msgspec.structs.replace(
+        options, shards="whole", base_url=None, depth=options.depth + 1, zarr_format=version
+    )
+    if options.depth > DEEPEST:
+        raise ManifestError(f"{where} joins sets that join sets, more than {DEEPEST} deep")
+    open_other = options.open_other
+    if open_other is None:
+        raise ManifestError(f"{where} joins other sets, which cannot be opened here")
 
     def open_part(number: int) -> Steps[KeySpace]:
-        if not document.parts[number].url:
+        part = yield from open_plain(document.parts[number])
+        return Stacked(part, document.stacked, document.dim) if document.stacked else part
+
+    def open_plain(part: Part) -> Steps[KeySpace]:
+        if part.document is not None:
+            return (yield from _opened(part.document, where, theirs, resolve))
+        if part.is_gap:
             return Nothing()
-        url = resolve(document.parts[number].url)
+        url = resolve(part.url)
         if is_trusted(url):
             return (yield from open_other(url, theirs))
         origin = server_of(url)
         return PartView((yield from of_part(open_other(url, theirs), origin)), origin)
 
     first = yield from open_part(0)
-    space = ConcatKeySpace(document, probe.url, first, open_part, resolve, options.cache_size)
+    space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
     yield from space.register_arrays()
     return space
