@@ -14,7 +14,8 @@ from refshard_fs.errors import (
     told,
     told_cause,
 )
-from refshard_fs.security.policy import place_of
+from refshard_fs.security.admission import ANONYMOUS
+from refshard_fs.security.policy import place_of, protocol_of
 from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, HttpStatus, TooLarge, Unfit
 
 # ----------------------------------------------------------------------------------------------------
@@ -80,14 +81,14 @@ def _credentials(where: str, reason: str) -> str:
     """Return the option that would help, to be pasted, with the bucket or server in it."""
     if WITHOUT in reason:  # that it is asked for anonymously has been said
         return ""
-    place = place_of(where.partition(" [")[0]) if where else "PROTOCOL://BUCKET/"
+    place = place_of(where.partition(" [")[0]) if where else "s3://BUCKET/"
     if place is None:  # a local file
         return "May this user read it? `ls -l` shows who may"
     if place.startswith(("http://", "https://")):
         return f"Credentials go into options={{{place!r}: {{'headers': {{...}}}}}}"
-    return (
-        f"Credentials go into options={{{place!r}: {{...}}}}; if it is public: options={{{place!r}: {{'anon': True}}}}"
-    )
+    advice = f"Credentials go into options={{{place!r}: {{...}}}}"
+    without = ANONYMOUS.get(protocol_of(place) or "")
+    return f"{advice}; if it is public: options={{{place!r}: {without}}}" if without else advice
 
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -21,7 +21,8 @@ from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences, Look
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import resolver
-from refshard_fs.security.policy import LOCAL, directory_of, locator, protocol_of
+from refshard_fs.security.admission import OBJECT_STORES
+from refshard_fs.security.policy import directory_of, locator, protocol_of
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
@@ -161,7 +162,7 @@ def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Pro
     present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
     if not present:
         remedy = "Check the path"
-        if protocol_of(url) not in (None, "http", "https", *LOCAL):
+        if protocol_of(url.rpartition("::")[2]) in OBJECT_STORES:
             remedy += ", and the arguments that name another store (endpoint_url=, account_name=)"
         if "*" in url:
             remedy = "A pattern is for refshard_fs.concat(url, dim=...), which joins all that it matches"

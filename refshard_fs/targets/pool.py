@@ -357,8 +357,8 @@ def _lean(cls: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
 
 def _is_anonymous(options: Mapping[str, Any]) -> bool:
     """Whether ``options`` ask for no credentials; those of a chain do it for one of its links."""
-    links = (given for given in options.values() if isinstance(given, Mapping))
-    return bool(options.get("anon")) or any(given.get("anon") for given in links)
+    links = [options, *(given for given in options.values() if isinstance(given, Mapping))]
+    return any(given.get("anon") or given.get("token") == "anon" for given in links)
 
 
 def _portable(given: Given) -> dict[str, Any]:

@@ -123,6 +123,11 @@ def test_who_asked_without_credentials_is_not_told_to() -> None:
     assert "'anon'" not in said(error, "s3://pub/a/x")
 
 
+def test_what_is_public_is_opened_as_its_protocol_says() -> None:
+    assert "options={'gs://b/': {'token': 'anon'}}" in said(Denied(403), "gs://b/x")
+    assert said(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
+
+
 def test_an_expired_signature_is_said_to_be_one() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
     assert "signed for a time that is over" in said(answer._status(403, {}, text), "https://h/x")

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     ),
     "a source that is gone from a server": (
         lambda folder: RefShardFileSystem("memory://gone/none.json").ls(""),
-        ("memory://gone/none.json", "Check the path", "target_options="),
+        ("memory://gone/none.json", "Check the path"),
     ),
     "a directory that is no source": (
         lambda folder: RefShardFileSystem(str(folder / "empty")).ls(""),
