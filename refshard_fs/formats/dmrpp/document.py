@@ -21,8 +21,9 @@ from refshard_fs.errors import ManifestError
 
 DAP: Final = "DAP/4.0#"
 DMRPP: Final = "dmrpp/1.0.0#"
-COUNTED: Final = 1 << 20  # texts of one variable
 DEEPEST: Final = 100  # elements within one another
+REPEATED: Final = 1 << 25  # bytes of texts that a document says once for many, with 8 for each of them
+LONGEST: Final = 32  # characters of a number, with space around it
 NUMBERS: Final = {
     "Byte": "u1",
     "UByte": "u1",
@@ -131,6 +132,7 @@ class _Reader:
         self._attributes: list[_Attribute] = []
         self._text: list[str] = []
         self._repeats = 1
+        self._repeated = 0  # bytes, as `REPEATED` counts them
 
     def refuse(self, *declared: Any) -> None:
         """Refuse a document type or an entity."""
@@ -187,8 +189,9 @@ class _Reader:
         elif name == "Value" and self._attributes and (text or not self._attributes[-1].values):
             self._attributes[-1].values.append(text)
         elif name == "v" and variable is not None:
-            if len(variable.texts) + self._repeats > COUNTED:
-                raise ValueError(f"{variable.path!r} has more than {COUNTED} texts")
+            self._repeated += (self._repeats - 1) * (len(text) + 8)
+            if self._repeated > REPEATED:
+                raise ValueError(f"texts that are said once for many take more than {REPEATED} bytes")
             variable.texts += [text] * self._repeats
         elif name == "Attribute":
             self._end_attribute()
@@ -299,6 +302,8 @@ def number(text: str, dtype: np.dtype[Any]) -> np.generic:
 def numbers(texts: Sequence[str], what: str) -> npt.NDArray[np.int64]:
     """Return the numbers that are spelled, one in each text; ValueError where one is none, or negative."""
     try:
+        if max(map(len, texts), default=0) > LONGEST:  # numpy makes all as long as the longest
+            raise ValueError
         found = np.array(texts, "U").astype(np.int64)
     except (ValueError, OverflowError):
         found = np.full(1, -1)

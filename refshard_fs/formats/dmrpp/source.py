@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -47,7 +48,9 @@ from refshard_fs.security.policy import directory_of, protocol_of
 
 SUFFIX: Final = ".dmrpp"
 LARGEST: Final = 1 << 31  # bytes of a chunk, decoded
-MOST_FILL: Final = 1 << 28  # bytes of a chunk that was never written, where one has to be made
+INLINE: Final = 1 << 26  # bytes that values in any document may have together,
+TIMES_INLINE: Final = 100  # and in times its size: compressed ones are made when it is opened
+MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
 MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
 
 Codecs = list[dict[str, Any]]
@@ -57,7 +60,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a DMR++ document."""
     data = yield Load(probe.document(options.max_manifest_bytes), Raw())
     document = parse_document(data, probe.url)
-    targets = _Targets(probe, options, document.href)
+    targets = _Targets(probe, options, document.href, max(INLINE, TIMES_INLINE * len(data)))
     names = _Names(document)
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, Chunks] = {}
@@ -87,10 +90,11 @@ class _NotShown(Exception):
 
 
 class _Targets:
-    """The URLs of the files that chunks lie in."""
+    """The URLs of the files that chunks lie in, and how much may lie in the document itself."""
 
-    def __init__(self, probe: Probe, options: OpenOptions, href: str | None) -> None:
+    def __init__(self, probe: Probe, options: OpenOptions, href: str | None, inline: int) -> None:
         self.urls: dict[str | None, str] = {}
+        self.inline = inline  # bytes that values in the document may still have
         self._resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
         self._probe = probe
         self._options = options
@@ -122,7 +126,8 @@ class _Names:
 
     def __init__(self, document: Document) -> None:
         self._sizes = document.dimensions
-        self._own: dict[str, list[int]] = {}  # sizes of dimensions without a name, by group
+        self._own: dict[str, dict[int, list[str]]] = {}  # names of dimensions without one, by group and size
+        self._counts: Counter[str] = Counter()  # of these, by group
 
     def shape(self, variable: Variable, where: str) -> tuple[int, ...]:
         shape = tuple(self._size(dim, where) for dim in variable.dims)
@@ -140,19 +145,20 @@ class _Names:
 
     def dimensions(self, variable: Variable) -> list[str]:
         """Return the names of dimensions; those without one are numbered by their sizes, as netCDF does."""
-        own = self._own.setdefault(parent(variable.path)[0], [])
+        group = parent(variable.path)[0]
+        own = self._own.setdefault(group, {})
         found: list[str] = []
         for dim in variable.dims:
             if dim.path is not None:
                 found.append(parent(dim.path)[1])
                 continue
             assert dim.size is not None
-            name = next(
-                (f"phony_dim_{i}" for i, size in enumerate(own) if size == dim.size and f"phony_dim_{i}" not in found),
-                f"phony_dim_{len(own)}",
-            )
-            if name == f"phony_dim_{len(own)}":
-                own.append(dim.size)
+            alike = own.setdefault(dim.size, [])
+            name = next((name for name in alike if name not in found), None)
+            if name is None:
+                name = f"phony_dim_{self._counts[group]}"
+                alike.append(name)
+                self._counts[group] += 1
             found.append(name)
         return found
 
@@ -237,7 +243,7 @@ class _Array:
         if self.is_vlen:
             return Given(self._vlen())
         if variable.inline is not None:
-            return Given(self._plain_inline())
+            return Given(self._plain_inline(targets))
         if self.is_contiguous and len(variable.offsets) == 1:
             offset = int(numbers(variable.offsets, "offset")[0])
             size = int(numbers(variable.sizes, "nBytes")[0])
@@ -248,8 +254,11 @@ class _Array:
             return Contiguous(source, offset, self.shape, self.chunk, self.dtype.itemsize, self.where)
         return StoredChunks(self, targets)
 
-    def _plain_inline(self) -> bytes:
+    def _plain_inline(self, targets: _Targets) -> bytes:
         due = math.prod(self.shape) * self.dtype.itemsize
+        targets.inline -= due
+        if targets.inline < 0:
+            raise _NotShown(f"its values, {due} bytes, stand in the document, which has too many such")
         data = _inline(self.variable, due)
         if len(data) != due:
             raise ManifestError(f"{self.where}: its values in the document are {len(data)} bytes, where {due} are due")

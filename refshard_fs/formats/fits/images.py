@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -88,7 +89,7 @@ def axis_names(images: Mapping[str, Image]) -> dict[str, list[str]]:
             lengths.setdefault(_axis(number), []).append(length)
             firsts.setdefault((_axis(number), length), name)
     for axis, found in lengths.items():
-        firsts[axis, max(found, key=found.count)] = ""
+        firsts[axis, Counter(found).most_common(1)[0][0]] = ""
     return {name: _names(image.shape, firsts) for name, image in images.items()}
 
 

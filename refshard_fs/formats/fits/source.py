@@ -20,6 +20,7 @@ from refshard_fs.formats.fits.images import Image, axis_names, image_of
 from refshard_fs.formats.fits.tiles import TileChunks, Tiles, tiles_of
 
 GUESS: Final = 20 * BLOCK  # bytes that are read for a header
+MOST_HDUS: Final = 1 << 16  # in a file; with more, opening would take minutes
 AHEAD: Final = 4  # headers that are read together, where the sizes of earlier HDUs put them
 
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -32,8 +33,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     images: dict[str, Image] = {}
     tiles: dict[str, Tiles] = {}
     begins: dict[str, int] = {}
+    taken = set(reports)
     for number, header in enumerate(headers):
-        name = _name(header, number, {*images, *reports})
+        name = _name(header, number, taken)
         compressed = header.cards.get("ZIMAGE") is True
         reason = _unshown(header)
         if reason is None:
@@ -47,6 +49,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                 reason = str(e)
         if reason is not None and (number or header.data_size):
             reports[name] = reason
+        if name in images or name in reports:
+            taken.add(name)
     if not images:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it has no data"
         raise ManifestError(f"{probe.url}: it has no image that can be shown ({why})")
@@ -93,13 +97,15 @@ def _headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str
             end = header.stop + header.data_size
             raise ManifestError(f"{where} is cut short: its data end at byte {end}, the file at {size}")
         found.append(header)
+        if len(found) > MOST_HDUS:
+            raise ManifestError(f"{probe.url}: it has more than {MOST_HDUS} HDUs")
         at, length = header.end, GUESS
     return found, {}
 
 
 def _guesses(found: list[Header], size: int) -> Iterator[int]:
     """Yield where headers would be if the sizes of the HDUs so far came again, in turn: science, error, quality, ..."""
-    sizes = [header.end - header.start for header in found[1:]]
+    sizes = [header.end - header.start for header in found[1:AHEAD]]
     if sizes:
         place = found[-1].end
         for number in range(1, AHEAD):

@@ -171,6 +171,9 @@ class TileChunks(Chunks):
                     descriptors[row, 1] = total
                     total += size
             rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
+        if total > tiles.heap_size:
+            reason = f"tiles from {first} on have {total} bytes, of a heap of {tiles.heap_size}: they overlap"
+            raise DamagedIndex("", self._image.where, reason)
         begin = min((offset for offset, _ in cuts), default=0)
         end = max((offset + size for offset, size in cuts), default=0)
         cards = self._cards(extents, count, total, first)

@@ -91,6 +91,8 @@ def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArr
     right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
     if (right - left) * (bottom - top) != stored:
         raise ValueError(f"its JPEG 2000 image has {right - left} by {bottom - top} points, where {stored} are due")
+    if integer(data, 41, 2) != 1:
+        raise ValueError(f"its JPEG 2000 image has {integer(data, 41, 2)} components, where one is due")
     out = np.zeros((bottom - top, right - left), f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
@@ -124,30 +126,40 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
     widths += integer(packing, 36)
     lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
     lengths[-1] = integer(packing, 43, 4)
-    is_whole = lengths.sum() == stored and lengths.min() >= 0
+    is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * (len(data) - at):
         raise ValueError(f"its {groups} groups have {lengths.sum()} values, where {stored} are due, or too few bits")
     bit = np.unpackbits(np.frombuffer(data[at:], "u1"))
-    width = np.repeat(widths, lengths)
-    start = np.cumsum(width) - width
-    numbers = np.zeros(stored, "i8")
-    for place in range(int(width.max())):
-        some = np.flatnonzero(width > place)
-        numbers[some] = numbers[some] << 1 | bit[start[some] + place]
-    limit = np.where(width > 0, 1 << width, 1 << bits)  # the highest numbers stand for what is missing
-    values = np.where(width > 0, numbers, np.repeat(references, lengths))
-    there = np.ones(stored, bool) if not missing else values < limit - missing
-    numbers = (numbers + np.repeat(references, lengths))[there]
+    ends, starts = np.cumsum(lengths), np.cumsum(widths * lengths) - widths * lengths  # values, and bits, of groups
+    numbers, there = np.zeros(stored, "i8"), np.ones(stored, bool)
+    for first in range(0, stored, PIECE):
+        stop = min(first + PIECE, stored)
+        some = slice(np.searchsorted(ends, first, "right"), np.searchsorted(ends, stop, "left") + 1)  # groups
+        begins = ends[some] - lengths[some]
+        counts = np.minimum(ends[some], stop) - np.maximum(begins, first)
+        width, reference = np.repeat(widths[some], counts), np.repeat(references[some], counts)
+        start = np.repeat(starts[some] - begins * widths[some], counts) + np.arange(first, stop) * width
+        found = numbers[first:stop]
+        for place in range(int(width.max())):
+            those = np.flatnonzero(width > place)
+            found[those] = found[those] << 1 | bit[start[those] + place]
+        if missing:  # the highest numbers stand for it
+            limit = np.where(width > 0, 1 << width, 1 << bits) - missing
+            there[first:stop] = np.where(width > 0, found, reference) < limit
+        found += reference
+    numbers = numbers[there] if missing else numbers
     numbers[order:] += least
     numbers[:order] = firsts[: len(numbers)]
     if order == 2:
         numbers[1:2] -= numbers[:1]
-        numbers[1:] = np.cumsum(numbers[1:])
+        np.cumsum(numbers[1:], out=numbers[1:])
     if order:
-        numbers = np.cumsum(numbers)
-    found = np.full(stored, np.nan)
-    found[there] = numbers
-    return found
+        np.cumsum(numbers, out=numbers)
+    if not missing:
+        return numbers
+    filled = np.full(stored, np.nan)
+    filled[there] = numbers
+    return filled
 
 
 # What turns a section 7 into numbers, by the template of section 5.

@@ -135,7 +135,7 @@ class Offsets(msgspec.Struct, frozen=True):
             try:  # a JSON object a line, or fields between colons of which the second is the offset
                 value = json.loads(line)["_offset"] if line.startswith("{") else line.split(":", 2)[1]
                 found.add(int(value))
-            except (KeyError, IndexError, TypeError, ValueError, RecursionError):
+            except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
                 if line.strip():
                     raise ValueError(f"its line {line[:80]!r} tells of no message") from None
         return tuple(sorted(found))

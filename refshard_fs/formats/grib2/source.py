@@ -20,6 +20,9 @@ from refshard_fs.formats.grib2.messages import TEMPLATES, Field, Grib, Offsets, 
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
+SMALL: Final = 1 << 23  # and of a grid in a small file, of which
+RATIO: Final = 1 << 10  # points may be for each byte: fields of one value take no more bytes than their header
+COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many as it has
 _SPARSE: Final = 16  # times and steps to a field: with more, their sums might take gigabytes
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
 # Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
@@ -120,6 +123,8 @@ class _Group(ArrayGroupBuilder):
         super().__init__(url)
         self._source = source
         self._zarr_format = zarr_format
+        self._most = min(LARGEST, max(SMALL, RATIO * (source.size or 0)))  # points of a grid
+        self._left = max(COORDINATES, source.size or 0)  # bytes of coordinates that are still made
         self._names: dict[str, list[Hashable]] = {}  # of coordinates: what each of that name has
 
     def show(self, found: Sequence[Field | Unshown]) -> None:
@@ -204,13 +209,14 @@ class _Group(ArrayGroupBuilder):
 
         It lies along the named ``dimensions``, or along one of its own.
         """
-        key = (values.shape, values.tobytes(), tuple(dimensions or ()))
+        data = values.tobytes()
+        key = (values.shape, data, tuple(dimensions or ()))
         known = self._names.setdefault(name, [])
         if key not in known:
             known.append(key)
         own = _numbered(name, known.index(key))
         along = [own] * values.ndim if dimensions is None else dimensions
-        self._add(own, name, values.shape, along, values.tobytes(), values.dtype.str)
+        self._add(own, name, values.shape, along, data, values.dtype.str)
         return own
 
     def _add(
@@ -219,6 +225,10 @@ class _Group(ArrayGroupBuilder):
         """Add the coordinate ``name``, in one chunk, as ``own``, if it is not there yet."""
         if own in self.arrays:
             return
+        if isinstance(data, bytes):
+            if len(data) > self._left:
+                raise ValueError("its coordinates, and those of the fields before it, have more values than are made")
+            self._left -= len(data)
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(own, shape, shape, np.dtype(dtype), "C", None, along, _COORDINATES.get(name, unnamed))
         grid = array.grid(self._zarr_format)
@@ -234,7 +244,7 @@ class _Group(ArrayGroupBuilder):
         template = integer(grid, 13, 2)
         across, down = integer(grid, 31, 4), integer(grid, 35, 4)
         is_flat = template not in _SCANNED or across * down != field.count
-        if not 0 < field.count <= LARGEST or (not is_flat and max(across, down) > LONGEST):
+        if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
             raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
         if not is_flat and integer(grid, _SCANNED[template]) & 0x30:
             raise ValueError("its grid is scanned by columns, or to and fro, which is not shown")

@@ -15,6 +15,7 @@ import numpy as np
 from refshard_fs.core.zarrmeta import COUNTABLE
 from refshard_fs.errors import ManifestError
 
+MOST_NAMES: Final = 1 << 20  # characters of all variables' dimensions' names that any file may have
 MOST_HEADER: Final = 64 << 20  # bytes of a header; those of real files take kilobytes
 
 PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
@@ -174,6 +175,7 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
     dimensions = _dimensions(cursor)
     attributes, _ = cursor.attributes()
     variables: dict[str, Variable] = {}
+    named = 0  # bytes of the names of all variables' dimensions, which metadata repeat
     for _ in cursor.entries(_VARIABLE, "variables"):
         name = cursor.name()
         if name in variables:
@@ -183,6 +185,9 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
         dtype = cursor.dtype()
         cursor.number()  # vsize, which the shape tells as well: it is wrong for variables of 4 GiB and more
         shared = tuple(dimensions[number] for number in ids)
+        named += sum(len(dimension.name) for dimension in shared)
+        if named > max(MOST_NAMES, size):
+            raise cursor.error(f"the names of its variables' dimensions have {named} characters, more than the file")
         variables[name] = Variable(name, shared, of_it, dtypes, dtype, cursor.offset())
     recorded = [variable for variable in variables.values() if variable.is_record]
     record_size = sum(variable.slab + -variable.slab % 4 for variable in recorded)

@@ -26,6 +26,8 @@ AROUND: Final = 1 << 20
 AT_ONCE: Final = 64  # windows that are read in one round: 1 MiB
 MOST_IFDS: Final = 1 << 16  # in a file; with more, opening would take minutes
 MOST_TAGS: Final = 1 << 12  # in an IFD; writers make about 30
+SHARED: Final = 1 << 20  # bytes of tags' values that any file may have,
+TIMES_SHARED: Final = 16  # and in times its size: pages may name one place for what they all say
 
 # Data types by their number in a file; fractions are pairs.
 _NAMES = ("u1", "S1", "u2", "u4", "u4,u4", "i1", "u1", "i2", "i4", "i4,i4", "f4", "f8")
@@ -92,6 +94,8 @@ class Tiff(FileBytes):
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
+        self._in_ifds = 0  # bytes of all IFDs so far
+        self._in_tags = 0  # and of the values of their tags, as far as these are held
         self.order: Literal["<", ">"] = "<" if head[:1] == b"I" else ">"
         self.is_big = head[2:4] in (b"+\0", b"\0+")
         short = 16 if self.is_big else 8
@@ -133,6 +137,9 @@ class Tiff(FileBytes):
                 if not 0 < count <= MOST_TAGS:
                     raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
             sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
+            self._in_ifds += sum(sizes)
+            if self._in_ifds > self.size:
+                raise ManifestError(f"{self.url}: its IFDs have {self._in_ifds} bytes, of {self.size}: they overlap")
             whole = yield from self.load(list(zip(some, sizes, strict=True)))
             found += map(self._ifd, some, counts, whole)
         return found
@@ -140,10 +147,8 @@ class Tiff(FileBytes):
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
         """Have the ``wanted`` tags hold their values: those that are not known are read at once."""
         missing = [tag for tag in wanted if tag.data is None]
+        self._check_shared(sum(tag.size for tag in missing))
         ranges = {(tag.start, tag.size) for tag in missing}
-        total = sum(size for _, size in ranges)
-        if total > self.size:
-            raise ManifestError(f"{self.url}: its tags have {total} bytes of values, of {self.size}: they overlap")
         known = dict(zip(ranges, (yield from self.load(list(ranges))), strict=True))
         for tag in missing:
             tag.data = known[tag.start, tag.size]
@@ -161,5 +166,12 @@ class Tiff(FileBytes):
             else:
                 self.part(tag.start, tag.size)
                 tag.data = self.known(tag.start, tag.size)
+                self._in_tags += len(tag.data or b"")
+                self._check_shared(self._in_tags)
             ifd.tags[number] = tag
         return ifd
+
+    def _check_shared(self, total: int) -> None:
+        """Raise ManifestError where tags hold ``total`` bytes, which many of them may have of one place."""
+        if total > max(SHARED, TIMES_SHARED * self.size):
+            raise ManifestError(f"{self.url}: its tags have {total} bytes of values, of {self.size}: they overlap")

@@ -22,6 +22,8 @@ from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 
 LARGEST: Final = 1 << 31  # bytes of a strip or tile, decoded, that is shown: zarr makes an array of it in memory
+SPARSE: Final = 1 << 26  # and in a small file, of which
+RATIO: Final = 1 << 12  # bytes may be made for each that it has: Deflate makes at most a thousand
 PIECE: Final = 1 << 12  # strips or tiles whose places are read at a time: 16 to 32 KiB of each table
 
 # Tags, as the specification numbers them.
@@ -182,20 +184,21 @@ class Page(msgspec.Struct, frozen=True):
         return height if self.is_tiled else min(height, self.height - tile % -(-self.height // height) * height)
 
 
-def page_of(ifd: Ifd, order: str) -> Page:
+def page_of(ifd: Ifd, tiff: Tiff) -> Page:
     """Return what an IFD says; ValueError, which names the tag and its value, where that is not shown."""
     height, width, samples = ifd.integer(HEIGHT, 0), ifd.integer(WIDTH, 0), ifd.integer(SAMPLES, 1)
     if not height or not width or not 0 < samples < 1 << 16:
         raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples")
-    bits, dtype = _dtype(ifd, order)
+    bits, dtype = _dtype(ifd, tiff.order)
     compression, photometric, within = _supported(ifd)
     is_planar, is_tiled = samples > 1 and ifd.integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
     rows, columns = ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)
     if not is_tiled:
         rows, columns = min(ifd.integer(ROWS, height) or height, height), width
     shape = (rows, columns, 1 if is_planar else samples)
-    if not 0 < math.prod(shape) * dtype.itemsize < LARGEST:
-        raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: {LARGEST} bytes are the limit")
+    most = min(LARGEST, max(SPARSE, RATIO * tiff.size))
+    if not 0 < math.prod(shape) * dtype.itemsize < most:
+        raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: {most} bytes are the limit")
     is_whole = bits == dtype.itemsize * 8
     predictor = 1 if compression in IMAGES or compression == 1 else ifd.integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
@@ -309,7 +312,9 @@ def contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chu
     is_plain = page.recipe.encoded and page.recipe.compression == 1 and not page.is_tiled
     if not is_plain or any(tag.data is None for tag in page.tables):
         return None
-    due = np.array([page.recipe.stored(page.rows(strip)) for strip in range(page.count)], np.uint64)
+    rows = page.recipe.shape[0]
+    first = np.arange(page.count, dtype=np.uint64) % -(-page.height // rows) * rows  # row of each strip
+    due = np.minimum(page.height - first, rows) * page.recipe.stored(1)
     offsets, *sizes = (tag.values[: page.count].astype(np.uint64) for tag in page.tables)
     if any((s != due).any() for s in sizes) or not offsets[0] or (offsets[1:] != offsets[:-1] + due[:-1]).any():
         return None

@@ -88,7 +88,7 @@ class _Group(ArrayGroupBuilder):
         for number, ifd in enumerate(itertools.chain.from_iterable(pages)):
             name = str(number)
             try:
-                page = page_of(ifd, self._tiff.order)
+                page = page_of(ifd, self._tiff)
                 if full is None or not (page.is_reduced or page.is_mask):
                     full, place = page, placed(ifd, page)
                     pyramids.append([])
@@ -105,7 +105,7 @@ class _Group(ArrayGroupBuilder):
         there = [page for page in image.pages if page is not None]
         levels = range(min(len(pages[page]) for page in there))
         for level in levels:
-            shown = {page: page_of(pages[page][level], self._tiff.order) for page in set(there)}
+            shown = {page: page_of(pages[page][level], self._tiff) for page in set(there)}
             if len({page.look for page in shown.values()}) > 1:
                 raise ValueError(f"the planes of its image {image.name!r} differ in their size, type or chunks")
             planes = [None if page is None else shown[page] for page in image.pages]
@@ -280,10 +280,15 @@ def images_of(text: str, pages: int) -> list[OmeImage]:
     images = [image for image in root.iterfind("{*}Image") if image.find("{*}Pixels") is not None]
     if not 0 < len(images) <= pages:
         raise ValueError(f"its OME-XML has {len(images)} images, and the file {pages} pages")
-    return [_image(image, root.get("UUID"), pages) for image in images]
+    found: list[OmeImage] = []
+    left = MOST_IFDS
+    for image in images:
+        found.append(_image(image, root.get("UUID"), pages, left))
+        left -= len(found[-1].pages)
+    return found
 
 
-def _image(image: ElementTree.Element, own: str | None, pages: int) -> OmeImage:
+def _image(image: ElementTree.Element, own: str | None, pages: int, most: int) -> OmeImage:
     pixels = image.find("{*}Pixels")
     assert pixels is not None
     order = pixels.get("DimensionOrder", "")
@@ -294,9 +299,10 @@ def _image(image: ElementTree.Element, own: str | None, pages: int) -> OmeImage:
     samples = 1 if channel is None else _integer(channel, "SamplesPerPixel", 1)
     sizes["C"] //= max(samples, 1)
     total = math.prod(sizes.values())
-    if not 0 < total <= MOST_IFDS:
-        raise ValueError(f"its OME-XML has images of {total} planes")
+    if not 0 < total <= most:
+        raise ValueError(f"its OME-XML has images of {total} planes and more: {MOST_IFDS} are shown")
     planes: list[int | None] = [None] * total
+    told = 0
     data = pixels.findall("{*}TiffData") or [ElementTree.Element("TiffData")]
     for element in data:
         uuid = element.find("{*}UUID")
@@ -308,7 +314,11 @@ def _image(image: ElementTree.Element, own: str | None, pages: int) -> OmeImage:
             stride *= size
         page = _integer(element, "IFD", 0)
         count = _integer(element, "PlaneCount", 1 if "IFD" in element.attrib else total)
-        for step in range(min(count, total - first, pages - page)):
+        steps = range(min(count, total - first, pages - page))
+        told += len(steps)
+        if told > 2 * total:
+            raise ValueError("its OME-XML tells again and again where its planes are")
+        for step in steps:
             planes[first + step] = page + step
     if all(page is None for page in planes):
         raise ValueError("its OME-XML names none of its pages")

@@ -1,0 +1,249 @@
+"""Small files that claim much, of formats other than HDF5: each is refused, or opens with little memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.dmrpp.document import REPEATED
+from refshard_fs.formats.fits.header import BLOCK
+from refshard_fs.formats.fits.tiles import header_block
+from refshard_fs.formats.grib2.decoding import Values
+from tests.formats.test_dmrpp import document
+from tests.formats.test_tiff import plain_tiff
+from tests.memory import taking
+from tests.sharding.in_memory import ROOT, Files
+
+
+def refused(data: bytes, most: int = 64 << 20) -> str:
+    """Return why a file is refused, which takes no more than ``most`` bytes."""
+    with taking(most), pytest.raises(RefShardError) as caught:
+        Files({ROOT: data}).open()
+    return str(caught.value)
+
+
+def opened(data: bytes, most: int = 64 << 20, others: Mapping[str, bytes] | None = None) -> Any:
+    """Return a file as a key space, which takes no more than ``most`` bytes."""
+    with taking(most):
+        return Files({ROOT: data, **(others or {})}).open()
+
+
+# ------------------------------------------------------------------ TIFF
+
+Tags = dict[int, tuple[int, int, int]]  # number: type, count, and value or place
+
+
+def ifd(tags: Tags, following: int = 0) -> bytes:
+    entries = b"".join(struct.pack("<HHII", number, *tags[number]) for number in sorted(tags))
+    return struct.pack("<H", len(tags)) + entries + struct.pack("<I", following)
+
+
+def image(width: int = 4, height: int = 4, **more: tuple[int, int, int]) -> Tags:
+    """Return the tags of an image of one strip; those of ``more`` are called ``t`` and their number."""
+    plain = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: 16}
+    return {number: (4, 1, value) for number, value in plain.items()} | {int(k[1:]): v for k, v in more.items()}
+
+
+def tiff(before: bytes, pages: Sequence[Tags]) -> bytes:
+    """Return a file of bytes that tags may name, from byte 8 on, and of ``pages`` of as many tags each."""
+    at = first = 8 + len(before)
+    data = b""
+    for page in pages:
+        at += len(ifd(page))
+        data += ifd(page, at if page is not pages[-1] else 0)
+    return struct.pack("<2sHI", b"II", 42, first) + before + data
+
+
+def test_sub_ifds_that_lie_in_one_place_are_refused() -> None:
+    sub = ifd(dict.fromkeys(range(256, 2000), (4, 1, 1)))
+    before = sub + struct.pack("<I", 8) * 5000
+    assert "overlap" in refused(tiff(before, [image(t330=(4, 5000, 8 + len(sub)))]))
+
+
+def test_pages_whose_tags_hold_the_bytes_of_one_place_are_refused() -> None:
+    text = b"<GDALMetadata>" + b" " * 100_000
+    page = image(t42112=(2, len(text), 8))
+    assert "overlap" in refused(tiff(text, [dict(page) for _ in range(300)]))
+    many = dict.fromkeys(range(33000, 33300), (1, 50000, 8))
+    assert "overlap" in refused(tiff(bytes(50_000), [many]))  # the head, which is held already
+
+
+def test_pages_may_name_one_place_for_a_little_that_they_all_say() -> None:
+    page = image(t270=(2, 1000, 8))
+    assert len(opened(tiff(bytes(1000), [dict(page) for _ in range(100)])).grids) == 100
+
+
+def test_the_planes_of_all_images_of_an_ome_tiff_are_bounded() -> None:
+    one = '<Image><Pixels DimensionOrder="XYZCT" SizeZ="60000"><TiffData IFD="0"/></Pixels></Image>'
+    again = f'<Image><Pixels DimensionOrder="XYZCT" SizeZ="50">{"<TiffData/>" * 100}</Pixels></Image>'
+    for images, reason in ((one * 50, "planes"), (again, "again and again")):
+        text = f"<OME>{images}</OME>".encode() + b"\0"
+        pages = [image(t270=(2, len(text), 8)), *(image() for _ in range(49))]
+        found = opened(tiff(text, pages))
+        assert reason in found.reports["OME-XML"]
+        assert len(found.grids) == 50
+
+
+def test_a_strip_of_more_than_a_small_file_can_hold_is_not_shown() -> None:
+    assert "are the limit" in refused(plain_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
+
+
+def test_a_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
+    """Each page took a step of Python for each of its strips."""
+    strips = 8000
+    places = np.arange(8, 8 + strips, dtype="<u4").tobytes() + np.ones(strips, "<u4").tobytes()
+    tags = image(1, strips, t278=(4, 1, 1), t273=(4, strips, 8), t279=(4, strips, 8 + 4 * strips))
+    found = opened(tiff(places, [dict(tags) for _ in range(2)]))
+    assert [grid.size for grid in found.grids.values()] == [1, 1]
+
+
+# ------------------------------------------------------------------ GRIB2
+
+
+def section(number: int, content: bytes) -> bytes:
+    return struct.pack(">IB", len(content) + 5, number) + content
+
+
+def grid(across: int, down: int, first: int = 0) -> bytes:
+    corners = struct.pack(">iiBiiiiB", first, 20, 48, 0, 30, 10, 10, 0)
+    head = struct.pack(">BIBBH", 0, across * down, 0, 0, 0)
+    return section(3, head + bytes(16) + struct.pack(">IIII", across, down, 0, 0) + corners)
+
+
+def packed(stored: int, template: int = 0, more: bytes = b"\0\0", data: bytes = b"") -> bytes:
+    """Return sections 5, 6 and 7 of values of no bits."""
+    five = struct.pack(">IHfHH", stored, template, 1.0, 0, 0) + more
+    return section(5, five) + section(6, b"\xff") + section(7, data)
+
+
+def message(grid_: bytes, values: bytes) -> bytes:
+    time = section(1, bytes(7) + struct.pack(">HBBBBB", 2024, 2, 3, 4, 5, 6) + b"\0\1")
+    product = struct.pack(">HHBBBBBHBBIBBIBBI", 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 6, 100, 0, 50000, 255, 0, 0)
+    sections = time + grid_ + section(4, product) + values
+    return b"GRIB\0\0\0\2" + struct.pack(">Q", len(sections) + 20) + sections + b"7777"
+
+
+def test_a_grid_of_more_points_than_a_small_file_tells_of_is_not_shown() -> None:
+    assert "too many" in refused(message(grid(11585, 11585), packed(11585**2)))
+
+
+def test_the_coordinates_of_all_grids_of_a_file_are_bounded() -> None:
+    found = opened(b"".join(message(grid(1, 100_000, first), packed(100_000)) for first in range(100)))
+    assert 10 < len(found.reports) < 100
+
+
+def test_groups_that_stand_for_many_points_are_unpacked_piece_by_piece() -> None:
+    count = 1 << 20
+    of_groups = struct.pack(">BBBBffIBBIBIB", 0, 0, 1, 0, 0, 0, 1, 0, 0, count, 0, count, 0)
+    values = packed(count, 2, of_groups, bytes(8))
+    sizes = (len(values) - 6 - 13, 6, 13)
+    with taking(48 * count):
+        assert np.frombuffer(Values(count, sizes).make(values), "<f4")[-1] == 1.0
+
+
+def test_a_jpeg_2000_image_of_many_components_is_refused() -> None:
+    size = struct.pack(">HHIIIIIIIIH", 38 + 3 * 999, 0, 8, 8, 0, 0, 8, 8, 0, 0, 999)
+    values = packed(64, 40, b"\x08\0\0\xff", b"\xff\x4f\xff\x51" + size + b"\7\1\1" * 999)
+    with pytest.raises(ValueError, match="999 components"):
+        Values(64, (23, 6, len(values) - 29)).make(values)
+
+
+@pytest.mark.parametrize("offset", ["Infinity", "1e999", "-5", str(2**70), "NaN", "[" * 10_000])
+def test_a_sidecar_of_places_that_cannot_be_is_refused(offset: str) -> None:
+    data = message(grid(3, 2), packed(6))
+    with pytest.raises(RefShardError):
+        opened(data, others={ROOT + ".index": f'{{"_offset": {offset}}}'.encode()})
+
+
+# ------------------------------------------------------------------ FITS
+
+PRIMARY = header_block({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
+
+
+def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
+    pytest.importorskip("astropy")
+    rows, heap = 1000, 20_000
+    table = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2, "NAXIS1": 8, "NAXIS2": rows, "PCOUNT": heap, "GCOUNT": 1}
+    tiles = {"ZIMAGE": True, "ZBITPIX": 8, "ZNAXIS": 1, "ZNAXIS1": rows, "ZTILE1": 1, "ZCMPTYPE": "GZIP_1"}
+    column = {"TFIELDS": 1, "TTYPE1": "COMPRESSED_DATA", "TFORM1": "1PB(9)"}
+    data = struct.pack(">ii", heap, 0) * rows + bytes(heap)
+    data = PRIMARY + header_block({**table, **column, **tiles}) + data.ljust(-(-len(data) // BLOCK) * BLOCK, b"\0")
+    files = Files({ROOT: data})
+    keys = files.open()
+    with taking(8 << 20), pytest.raises(RefShardError, match="overlap"):
+        files.read(keys, "1/0")
+
+
+def test_the_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refshard_fs.formats.fits.header import Header
+
+    asked = []
+    end = Header.end.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Header, "end", property(lambda header: asked.append(1) or end(header)))
+    empty = {"XTENSION": "IMAGE", "BITPIX": 8, "NAXIS": 0, "PCOUNT": 0, "GCOUNT": 1}
+    assert "no image" in refused(PRIMARY + header_block(empty) * 500)
+    assert len(asked) < 3 * 500
+
+
+# ------------------------------------------------------------------ NetCDF-3
+
+
+def named(name: bytes) -> bytes:
+    return struct.pack(">I", len(name)) + name + bytes(-len(name) % 4)
+
+
+def test_a_long_name_of_a_dimension_that_all_variables_have_is_refused() -> None:
+    dimension = named(b"n" * 20_000) + struct.pack(">I", 1)
+    variables = [named(b"v%d" % n) + struct.pack(">33I4IQ", 32, *[0] * 32, 0, 0, 1, 4, 80_000) for n in range(300)]
+    head = b"CDF\2" + struct.pack(">III", 0, 10, 1) + dimension + struct.pack(">IIII", 0, 0, 11, len(variables))
+    data = (head + b"".join(variables)).ljust(80_001, b"\0")
+    assert "names of its variables' dimensions" in refused(data)
+
+
+# ------------------------------------------------------------------ DMR++
+
+
+def test_a_long_number_among_many_is_refused_before_they_are_made_equally_long() -> None:
+    long = '<dmrpp:chunk offset="' + "1" * 100_000 + '" nBytes="1" chunkPositionInArray="[0]"/>'
+    rest = [f'<dmrpp:chunk offset="1" nBytes="1" chunkPositionInArray="[{number}]"/>' for number in range(1, 1000)]
+    chunks = f"<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>{long}{''.join(rest)}"
+    data = document(f'<Int8 name="a"><Dim size="1000"/><dmrpp:chunks>{chunks}</dmrpp:chunks></Int8>')
+    assert "offset is '1111" in refused(data)
+
+
+def test_texts_that_are_said_once_for_many_are_bounded() -> None:
+    many = f'<String name="a"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">{"x" * 100}</v></dmrpp:vlsa></String>'
+    assert f"more than {REPEATED} bytes" in refused(document(many))
+    short = '<String name="a{0}"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">x</v></dmrpp:vlsa></String>'
+    assert "more than" in refused(document("".join(map(short.format, range(9)))), 256 << 20)
+
+
+def test_what_few_bytes_of_a_document_inflate_to_is_bounded() -> None:
+    text = base64.b64encode(zlib.compress(bytes(1 << 24), 9)).decode()
+    one = f'<Int8 name="a{{0}}"><Dim size="{1 << 24}"/><dmrpp:missingdata>{text}</dmrpp:missingdata></Int8>'
+    found = opened(document("".join(map(one.format, range(9)))), 256 << 20)
+    assert 0 < len(found.grids) < 9
+    assert len(found.reports) == 9 - len(found.grids)
+
+
+def test_dimensions_without_a_name_are_found_by_their_size() -> None:
+    """Each was looked for among all others of its group."""
+    chunks = '<dmrpp:chunks fillValue="1"><dmrpp:chunkDimensionSizes>1 1</dmrpp:chunkDimensionSizes></dmrpp:chunks>'
+    sizes = [(3, 3), (3, 4), (4, 4), (4, 3)]
+    body = "".join(
+        f'<Int8 name="v{at}"><Dim size="{first}"/><Dim size="{second}"/>{chunks}</Int8>'
+        for at, (first, second) in enumerate(sizes)
+    )
+    keys = Files({ROOT: document(body)})
+    found = keys.open()
+    names = [json.loads(keys.read(found, f"v{at}/.zattrs") or b"")["_ARRAY_DIMENSIONS"] for at in range(4)]
+    phony = [f"phony_dim_{number}" for number in range(4)]
+    assert names == [phony[:2], [phony[0], phony[2]], [phony[2], phony[3]], [phony[2], phony[0]]]
