@@ -380,7 +380,8 @@ def coordinate_values(parts: Sequence[Named], dim: str) -> list[npt.NDArray[Any]
         return None
     found = []
     for part in parts:
-        values = part.values(path) if path in part.variables else None
+        variable = part.variables.get(path)
+        values = part.values(path) if variable is not None and variable.dims == (dim,) else None
         if values is None:
             return None
         found.append(values)

@@ -103,7 +103,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
                 out[tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, meta.chunks, strict=True))] = values
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.name}: {e}") from e
-        return out[tuple(map(slice, meta.shape))]
+        return np.asarray(out[tuple(map(slice, meta.shape))])
 
 
 class VariableReader:

@@ -130,3 +130,95 @@ def test_a_cube_of_files_that_differ_is_right_or_refused_by_name(tmp_path: Path,
                     found = xr.open_dataset(cube, engine=RefShardBackend).load()
                 np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=what)
                 assert found["time"].equals(expected["time"]), what
+
+
+# ------------------------------------------------------------------ files behind sets, pictures, forecasts
+
+
+@pytest.mark.parametrize("name", ["nothing", "scale", "fill value", "units of time", "another length", "units"])
+def test_sets_of_files_that_differ_are_as_the_files_are(tmp_path: Path, name: str) -> None:
+    one, other, eager, lazy = FORMATS["netcdf3"][name]
+    files = [written(tmp_path / f"file{i}.nc", "netcdf3", i, **how) for i, how in enumerate((one, other))]
+    sets = [str(tmp_path / f"file{i}.json") for i in range(2)]
+    for file, url in zip(files, sets, strict=True):
+        refshard_fs.RefShardFileSystem(file).save(url)
+    for is_lazy, outcome in ((False, eager), (True, lazy)):
+        if outcome == "refused":
+            with pytest.raises(ManifestError, match=r"file1\.json"):
+                refshard_fs.concat(sets, "time", lazy=is_lazy)  # type: ignore[call-overload]
+            continue
+        found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+        expected = xr.concat([each(file, "netcdf3") for file in files], "time")
+        np.testing.assert_array_equal(found["v"].values, expected["v"].values, err_msg=f"{name}, lazy={is_lazy}")
+        assert found["time"].equals(expected["time"])
+
+
+PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "nothing": ({}, {}, "equal"),
+    "codecs": ({"compress": "deflate"}, {}, "refused"),
+    "a narrower type first": ({"dtype": "i2"}, {"dtype": "i4"}, "refused"),
+    "a wider type first": ({"dtype": "f8"}, {"dtype": "f4"}, "refused"),
+    "tiles": ({"tiled": True, "blockxsize": 16, "blockysize": 16}, {"compress": "lzw"}, "refused"),
+    "no data": ({"nodata": -1.0}, {"nodata": -2.0}, "refused"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_pictures_that_differ_are_right_or_refused_by_name(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    for name, (one, other, eager) in PICTURES.items():
+        folder = tmp_path / name.replace(" ", "-")
+        folder.mkdir()
+        expected = []
+        for day, how in enumerate((one, other), 1):
+            picture = (np.arange(32 * 48).reshape(32, 48) + day).astype(how.get("dtype", "f4"))
+            storage = {"count": 1, "dtype": picture.dtype, **{k: v for k, v in how.items() if k != "dtype"}}
+            with rasterio.open(
+                folder / f"2024010{day}.tif", "w", driver="GTiff", width=48, height=32, **storage
+            ) as file:
+                file.write(picture, 1)
+            with rasterio.open(folder / f"2024010{day}.tif") as file:
+                expected.append(file.read(1, masked=True).filled(np.nan if "nodata" in how else 0))
+        pattern = f"{folder}/{{time:%Y%m%d}}.tif"
+        if eager == "refused":
+            with pytest.raises(ManifestError, match=r"(?s)'0' has .*20240102\.tif.*lazy=True"):
+                refshard_fs.concat(pattern, "time")
+        for is_lazy in (True, False)[: 1 if eager == "refused" else 2]:
+            found = xr.open_dataset(refshard_fs.concat(pattern, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+            np.testing.assert_array_equal(found["0"].values, np.stack(expected), err_msg=name)
+            assert found["time"].values.astype("M8[D]").astype(str).tolist() == ["2024-01-01", "2024-01-02"]
+
+
+FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "nothing": ({}, {}, "equal", "equal"),
+    "bits": ({"bitsPerValue": 16}, {"bitsPerValue": 24}, "equal", "equal"),
+    "another length": ({}, {"times": 3}, "equal", "equal"),
+    "a variable less": ({}, {"shortName": "sp"}, "refused", "refused"),
+    "another grid": ({}, {"sample": "regular_gg_sfc_grib2"}, "refused", "refused"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_fields_that_differ_are_right_or_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("eccodes", exc_type=Exception)
+    pytest.importorskip("cfgrib", exc_type=Exception)
+    from tests.formats.test_grib2 import message
+
+    for name, (one, other, *outcomes) in FIELDS.items():
+        files = []
+        for day, how in enumerate((one, other), 1):
+            keys = {key: value for key, value in how.items() if key != "times"}
+            path = tmp_path / f"{name.replace(' ', '-')}{day}.grib2"
+            fields = [message(dataDate=20240100 + day, dataTime=600 * n, **keys) for n in range(how.get("times", 2))]
+            path.write_bytes(b"".join(fields))
+            files.append(str(path))
+        for is_lazy, outcome in zip((False, True), outcomes, strict=True):
+            if outcome == "refused":
+                with pytest.raises(ManifestError, match=r"[12]\.grib2"):
+                    refshard_fs.concat(files, "time", lazy=is_lazy)  # type: ignore[call-overload]
+                continue
+            found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=is_lazy), engine=RefShardBackend)  # type: ignore[call-overload]
+            opened = [xr.load_dataset(file, engine="cfgrib", indexpath="", decode_timedelta=True) for file in files]
+            expected = xr.concat(opened, "time")
+            np.testing.assert_array_equal(found["t"].values, expected["t"].values, err_msg=name)
+            assert found["time"].values.tolist() == expected["time"].values.tolist()
