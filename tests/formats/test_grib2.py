@@ -191,6 +191,31 @@ def test_the_only_member_of_an_ensemble_and_levels_in_pascal_are_as_cfgrib_has_t
     assert check_same_as_cfgrib(path)["isobaricInPa"].values.tolist() == [50, 10]
 
 
+@pytest.mark.parametrize(
+    ("sample", "north", "south", "east"),
+    [("regular_ll_pl_grib2", 60, 0, 30), ("regular_gg_pl_grib2", 87.863799, -87.863799, 357.1875)],
+)
+def test_a_grid_that_is_scanned_in_other_directions_has_each_value_at_its_place(
+    sample: str, north: float, south: float, east: float
+) -> None:
+    upwards = {"latitudeOfFirstGridPointInDegrees": south, "latitudeOfLastGridPointInDegrees": north}
+    westwards = {"longitudeOfFirstGridPointInDegrees": east, "longitudeOfLastGridPointInDegrees": 0}
+    for keys in ({"jScansPositively": 1, **upwards}, {"iScansNegatively": 1, **westwards}):
+        data = message(sample=sample, **keys)
+        handle = eccodes.codes_new_from_message(data)
+        want = [eccodes.codes_get_array(handle, key) for key in ("latitudes", "longitudes")]
+        eccodes.codes_release(handle)
+        found = np.meshgrid(array(data, "latitude")[...], array(data, "longitude")[...], indexing="ij")
+        for one, other in zip(found, want, strict=True):
+            np.testing.assert_allclose(one.ravel(), other, atol=1e-6)
+
+
+def test_levels_of_potential_vorticity_are_counted_as_cfgrib_counts_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib2"
+    path.write_bytes(message(typeOfLevel="potentialVorticity", level=2000))
+    assert check_same_as_cfgrib(path)["potentialVorticity"].item() == 2000
+
+
 def test_two_grids_of_one_file_have_coordinates_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)

@@ -167,10 +167,14 @@ _PACKINGS: Final = {0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 42: _c
 
 
 class Points(msgspec.Struct, frozen=True):
-    """The latitudes or longitudes of a grid's ``count`` points, by eccodes, made from section 3."""
+    """The latitudes or longitudes of a grid's first ``count`` points, or of each ``every``-th one.
+
+    They are those of eccodes, made from section 3.
+    """
 
     key: str
     count: int
+    every: int = 1
 
     @property
     def size(self) -> int:
@@ -188,7 +192,7 @@ class Points(msgspec.Struct, frozen=True):
             size = len(whole) + len(raw) - integer(whole, first + 1, 4)
             handle = library.codes_new_from_message(whole[:8] + size.to_bytes(8) + whole[16:first] + raw + rest)
             try:
-                values = library.codes_get_array(handle, self.key)
+                values = library.codes_get_array(handle, self.key)[:: self.every][: self.count]
             except library.CodesInternalError as e:
                 raise ValueError(f"eccodes knows no {self.key} of its grid: {e}") from e
             finally:

@@ -50,10 +50,10 @@ class Surface(NamedTuple):
     factor: int
     scaled: int
 
-    @property
-    def value(self) -> float:
-        """The value; 0 where it is missing."""
-        return 0.0 if self.scaled == MISSING or not -30 <= self.factor <= 30 else self.scaled / 10.0**self.factor
+    def value(self, unit: int = 0) -> float:
+        """Return the value, in a ``unit`` that is a power of ten; 0 where it is missing."""
+        is_known = self.scaled != MISSING and -30 <= self.factor <= 30
+        return self.scaled / 10.0 ** (self.factor + unit) if is_known else 0.0
 
 
 class Parameter(NamedTuple):

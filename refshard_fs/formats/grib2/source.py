@@ -26,9 +26,8 @@ COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many a
 _SPARSE: Final = 16  # times and steps to a field: with more, their sums might take gigabytes
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
 # Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
-_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 40: 72, 41: 72}
+_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 140: 64}
 _REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
-_GAUSSIAN: Final = range(40, 44)
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 
 
@@ -248,7 +247,7 @@ class _Group(ArrayGroupBuilder):
             raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
         if not is_flat and integer(grid, _SCANNED[template]) & 0x30:
             raise ValueError("its grid is scanned by columns, or to and fro, which is not shown")
-        if template in _GAUSSIAN and integer(grid, 68, 4) > _FINEST:
+        if template in range(40, 44) and integer(grid, 68, 4) > _FINEST:
             raise ValueError(f"its Gaussian grid has N={integer(grid, 68, 4)}, and {_FINEST} is the limit")
         is_regular = template in _REGULAR and not is_flat
         names = [_numbered("latitude", number), _numbered("longitude", number)]
@@ -260,8 +259,8 @@ class _Group(ArrayGroupBuilder):
             if is_regular and template == 0:
                 data = _axis(grid, axis, inner[axis])
             else:
-                key = f"distinct{name.title()}s" if is_regular else f"{name}s"
-                data = [field.grid_at], Points(key, math.prod(inner[own]))
+                every = across if is_regular and not axis else 1  # rows have a latitude each, and longitudes come again
+                data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every)
             self._add(names[axis], name, inner[own], (names if is_regular else plain)[own], data)
         return (names, [], inner) if is_regular else (plain, names, inner)
 
@@ -273,8 +272,8 @@ def _numbered(name: str, number: int) -> str:
 def _levels(fields: Sequence[Field], kind: str) -> dict[Any, float]:
     """Return the level of each pair of surfaces: the first one's value, or where these are not enough, a number."""
     pairs = sorted({field.parameter.surfaces for field in fields})
-    scale = 100.0 if kind == "isobaricInhPa" else 1.0  # they are in Pa
-    values = {pair: pair[0].value / scale for pair in pairs}
+    unit = {"isobaricInhPa": 2, "potentialVorticity": -9}.get(kind, 0)  # a power of ten: hPa, and 1e-9 of SI's
+    values = {pair: pair[0].value(unit) for pair in pairs}
     return values if len(set(values.values())) == len(pairs) else {pair: float(at) for at, pair in enumerate(pairs)}
 
 
