@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 import refshard_fs
+from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
+from refshard_fs.formats.virtual_concat.recoding import recoding
+from refshard_fs.formats.virtual_concat.recutting import check_recut
+from tests.memory import taking
 
 xr = pytest.importorskip("xarray")
 netCDF4 = pytest.importorskip("netCDF4")
@@ -174,3 +178,18 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
         file["v"].units = "K"
     with pytest.raises(ManifestError, match="attribute units"):
         refshard_fs.concat(files, "time", lazy=True)
+
+
+def test_chunks_larger_than_any_that_are_decoded_are_refused_before_one_is_made() -> None:
+    """A document of two small sets made sixteen gigabytes to see whether their encodings fit."""
+
+    def described(compressor: object) -> Any:
+        document = {"zarr_format": 2, "shape": [2**31], "chunks": [2**31], "dtype": "<f8", "compressor": compressor}
+        return array_meta(document | {"fill_value": 0, "filters": None, "order": "C"}, "a")
+
+    plain, packed = described(None), described({"id": "zlib", "level": 1})
+    with taking(1 << 20):
+        with pytest.raises(ManifestError, match="are decoded here at most"):
+            recoding("a", (plain, {}), (packed, {}), "other")
+        with pytest.raises(ManifestError, match="are decoded here at most"):
+            check_recut("a", packed, "other")

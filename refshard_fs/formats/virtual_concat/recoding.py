@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import check_chunk
+from refshard_fs.core.compression import check_chunk, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
@@ -289,6 +289,8 @@ def recoding(
             other.times.converted(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
         elif (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
             raise ValueError("no type that is recoded to holds both: values of the one are not all values of the other")
+        promised(one.meta)  # before chunks of that size are made
+        promised(other.meta)
         encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")

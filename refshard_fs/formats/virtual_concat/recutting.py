@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import MOST
+from refshard_fs.core.compression import MOST, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -65,6 +65,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
             raise ValueError("they are no numbers in chunks of one size")
+        promised(meta)  # before a chunk of that size is made
         if decode_chunk(meta, encode_chunk(meta, np.zeros(meta.chunks, dtype))) is None:
             raise ValueError("they cannot be decoded here")
     except ValueError as e:
