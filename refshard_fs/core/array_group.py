@@ -268,14 +268,20 @@ def _documents(
         else:
             nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
     in_order = sorted(nodes.items())  # zarr 3.1 loses what comes before the group that it lies in
-    whole = {join(path, name): document for path, documents in in_order for name, document in documents}
+    whole = {join(path, name): zarrmeta.dumps(found) for path, documents in in_order for name, found in documents}
     if zarr_format == 3:
         members = {parent(key)[0]: document for key, document in whole.items() if key != "zarr.json"}
-        consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
-        whole["zarr.json"] = {**whole["zarr.json"], "consolidated_metadata": consolidated}
+        consolidated = {"kind": b'"inline"', "must_understand": b"false", "metadata": _joined(members)}
+        root = {name: zarrmeta.dumps(value) for name, value in dict(nodes[""])["zarr.json"].items()}
+        whole["zarr.json"] = _joined({**root, "consolidated_metadata": _joined(consolidated)})
     else:
-        whole[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": dict(whole)}
-    return {key: zarrmeta.dumps(document) for key, document in whole.items()}
+        whole[".zmetadata"] = _joined({"zarr_consolidated_format": b"1", "metadata": _joined(whole)})
+    return whole
+
+
+def _joined(members: Mapping[str, bytes]) -> bytes:
+    """Return the JSON object of ``members``, which are JSON by themselves: what is consolidated is made once."""
+    return b"{%b}" % b",".join([b"%b:%b" % (zarrmeta.dumps(name), value) for name, value in members.items()])
 
 
 def spelled_fill(raw: bytes, dtype: np.dtype[Any]) -> Any:

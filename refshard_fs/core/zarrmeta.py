@@ -30,6 +30,7 @@ CONSOLIDATED: Final = ".zmetadata"
 METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
 
 _DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # as in m8[s/0]
+_JSON: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
 
 
@@ -63,7 +64,7 @@ def dumps(obj: Any) -> bytes:
     Raises ValueError where it nests too deep, TypeError where it holds what JSON does not.
     """
     try:
-        return json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode()
+        return _JSON.encode(obj).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can spell
         return json.dumps(obj, separators=(",", ":")).encode()
     except RecursionError:

@@ -18,7 +18,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, heap_ids, recast, references, values
+from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, recast, references, values
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
 # Attributes that say how the file is built, as h5netcdf hides them.
@@ -240,8 +240,7 @@ def _is_scale(found: HDF5Object) -> bool:
 
 def _check_text(objects: Mapping[str, HDF5Object]) -> None:
     """Raise ManifestError where attributes make far more of the file's heap than it holds: many may share one text."""
-    attributes = [attribute for found in objects.values() for attribute in found.attributes.values()]
-    total = sum(length for a in attributes for _, _, length in heap_ids(a.datatype, a.raw))
+    total = sum(attribute.referred for found in objects.values() for attribute in found.attributes.values())
     if total > MOST_TEXT:
         raise ManifestError(f"its attributes have {total} bytes of text and references; {MOST_TEXT} are allowed")
 

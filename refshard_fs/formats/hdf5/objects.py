@@ -15,7 +15,7 @@ from refshard_fs.core.keys import MOST_CHARACTERS, is_within, join, parent
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
-from refshard_fs.formats.hdf5.datatypes import heap_ids, parse_datatype
+from refshard_fs.formats.hdf5.datatypes import Datatype, HeapID, heap_ids, parse_datatype
 from refshard_fs.formats.hdf5.file import MetadataFile, both, verified
 from refshard_fs.formats.hdf5.filters import parse_pipeline
 from refshard_fs.formats.hdf5.groups import Link, is_group, read_ahead, read_links
@@ -33,6 +33,7 @@ from refshard_fs.formats.hdf5.structure import (
     Contiguous,
     Fill,
     HDF5Object,
+    Layout,
     Message,
     Superblock,
     Virtual,
@@ -67,6 +68,7 @@ class _Node(NamedTuple):
     messages: list[Message]
     links: list[Link]
     is_group: bool
+    layout: Layout | None  # if the header's first block has it
 
 
 def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
@@ -146,14 +148,14 @@ class _Reader:
     def _read(self, address: int, depth: int) -> Steps[None]:
         """Read an object, and have those that it links to read meanwhile."""
         start = yield from read_start(self._file, address)
-        self._expect_values(start.messages)
+        layout = self._layout(start.messages)
         rest, links = yield from both(read_rest(self._file, start), self._links(start.messages))
         links += yield from self._links(rest)
         self._links_read += len(links)
         if self._links_read > self._most:  # many groups may have the same links
             raise ManifestError(f"its links make more than {self._most} paths")
         messages = start.messages + rest
-        self._nodes[address] = _Node(messages, links, is_group(messages))
+        self._nodes[address] = _Node(messages, links, is_group(messages), layout)
         for link in links:
             self._begin(link, depth + 1)
         yield from self._read_object(address)
@@ -161,13 +163,18 @@ class _Reader:
     def _links(self, messages: Sequence[Message]) -> Steps[list[Link]]:
         return read_links(self._file, messages, self._superblock.group_k, self._superblock.group_leaf_k)
 
-    def _expect_values(self, messages: Sequence[Message]) -> None:
-        """Have the values of what may be a small coordinate read with its attributes: `prepare` asks for them."""
+    def _layout(self, messages: Sequence[Message]) -> Layout | None:
+        """Return the layout that ``messages`` say.
+
+        Values of what may be a small coordinate are read together with its attributes: `prepare` asks for them.
+        """
         for message in messages:
             if message.type == structure.LAYOUT and not message.is_shared:
                 layout = parse_layout(message.data, self._file.sizes)
                 if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:
                     self._file.expect(layout.address, layout.size)
+                return layout
+        return None
 
     def _read_object(self, address: int) -> Steps[None]:
         node = self._nodes[address]
@@ -184,7 +191,7 @@ class _Reader:
         attributes = yield from self._attributes(raw)
         described = HDF5Object("", address, node.is_group, attributes)
         if not node.is_group:
-            described = yield from self._with_sources(self._dataset(described, by_type))
+            described = yield from self._with_sources(self._dataset(described, by_type, node.layout))
         self._found[address] = described
 
     def _with_sources(self, found: HDF5Object) -> Steps[HDF5Object]:
@@ -202,7 +209,7 @@ class _Reader:
             return msgspec.structs.replace(found, refusal=f"it is a virtual dataset: {e}")
         return msgspec.structs.replace(found, layout=msgspec.structs.replace(layout, sources=sources))
 
-    def _dataset(self, found: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
+    def _dataset(self, found: HDF5Object, messages: Mapping[int, bytes], layout: Layout | None) -> HDF5Object:
         """Return ``found`` with what a dataset's messages say."""
         sizes = self._file.sizes
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
@@ -216,7 +223,8 @@ class _Reader:
         for kind in (structure.OLD_FILL_VALUE, structure.FILL_VALUE):
             if kind in messages:
                 fill = parse_fill(messages[kind], sizes, kind)
-        layout = parse_layout(messages[structure.LAYOUT], sizes) if structure.LAYOUT in messages else None
+        if layout is None and structure.LAYOUT in messages:
+            layout = parse_layout(messages[structure.LAYOUT], sizes)
         refusal = datatype.refusal
         if structure.EXTERNAL_FILES in messages:
             refusal = "its values lie in external files, which are never opened"
@@ -268,25 +276,23 @@ class _Reader:
 
     def _attributes(self, messages: Sequence[bytes]) -> Steps[dict[str, Attribute]]:
         """Return attributes by their names; what they refer to in the global heap is read together."""
-        sizes = self._file.sizes
         parts = [parse_attribute(data) for data in messages]
-        shared = [Message(structure.DATATYPE, part.datatype, part.shares_datatype) for part in parts]
-        shared += [Message(structure.DATASPACE, part.dataspace, part.shares_dataspace) for part in parts]
-        contents = yield from self._contents(shared)
-        found: list[Attribute] = []
+        contents = yield from self._contents([part.datatype for part in parts] + [part.dataspace for part in parts])
+        found: list[tuple[str, Datatype, tuple[int, ...] | None, bytes, list[HeapID]]] = []
         for part, datatype_data, space_data in zip(parts, contents[: len(parts)], contents[len(parts) :], strict=True):
-            datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, sizes).shape
+            datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, self._file.sizes).shape
             size = 0 if shape is None else math.prod(shape) * datatype.size
             if size > len(part.raw):
                 raise ValueError(f"the attribute {part.name!r} has {len(part.raw)} bytes of {size}")
-            found.append(Attribute(part.name, datatype, shape, part.raw[:size]))
-        ids = [{(address, index) for address, index, _ in heap_ids(a.datatype, a.raw)} for a in found]
-        yield from self._load_collections(sorted({address for some in ids for address, _ in some}))
-        for number, some in enumerate(ids):
-            heap = {(at, index): self._collections[at].get(index) for at, index in some}
+            raw = part.raw[:size]
+            found.append((part.name, datatype, shape, raw, heap_ids(datatype, raw)))
+        yield from self._load_collections(sorted({address for *_, ids in found for address, _, _ in ids}))
+        attributes: dict[str, Attribute] = {}
+        for name, datatype, shape, raw, ids in found:
+            heap = {(at, index): self._collections[at].get(index) for at, index, _ in ids}
             there = {place: data for place, data in heap.items() if data is not None}
-            found[number] = msgspec.structs.replace(found[number], heap=there)
-        return {attribute.name: attribute for attribute in found}
+            attributes[name] = Attribute(name, datatype, shape, raw, there, sum([length for _, _, length in ids]))
+        return attributes
 
     def _load_collections(self, addresses: Sequence[int]) -> Steps[None]:
         missing = [address for address in addresses if address not in self._collections]

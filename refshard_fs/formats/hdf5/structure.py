@@ -302,23 +302,25 @@ def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> Fill:
 
 
 class Attribute(msgspec.Struct, frozen=True):
-    """One attribute: its elements are ``raw``, and refer to ``heap`` by (address, index); none without a shape."""
+    """One attribute: its elements are ``raw``; there are none without a shape.
+
+    They refer to ``heap`` by (address, index), each to so many bytes of it that they are ``referred`` in all.
+    """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...] | None
     raw: bytes
     heap: Mapping[tuple[int, int], bytes] = {}
+    referred: int = 0
 
 
 class UnsharedAttribute(NamedTuple):
     """An attribute message, taken apart; a datatype or a dataspace that is shared says where it lies."""
 
     name: str
-    datatype: bytes
-    dataspace: bytes
-    shares_datatype: bool
-    shares_dataspace: bool
+    datatype: Message
+    dataspace: Message
     raw: bytes
 
 
@@ -336,7 +338,8 @@ def parse_attribute(data: bytes) -> UnsharedAttribute:
         raise ValueError(f"an attribute of {len(data)} bytes ends before its value at {at}")
     name = parts[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
     shared = flags if version > 1 else 0
-    return UnsharedAttribute(name, parts[1], parts[2], bool(shared & 1), bool(shared & 2), data[at:])
+    datatype = Message(DATATYPE, parts[1], bool(shared & 1))
+    return UnsharedAttribute(name, datatype, Message(DATASPACE, parts[2], bool(shared & 2)), data[at:])
 
 
 # ----------------------------------------------------------------------------------------------------
