@@ -137,9 +137,8 @@ class _Dimensions:
             self._add_phony(group, members[group])
 
     def unlimited(self) -> dict[str, list[str]]:
-        """Return the names of those dimensions of each group that can grow."""
-        found = {g: [s.name for s in scales.values() if s.is_unlimited] for g, scales in self._scales.items()}
-        return {group: names for group, names in found.items() if names}
+        """Return the names of those dimensions of each group that can grow; none are told as well."""
+        return {g: [s.name for s in scales.values() if s.is_unlimited] for g, scales in self._scales.items()}
 
     def is_bare(self, path: str) -> bool:
         """Whether a dataset is a dimension only, and no variable."""
