@@ -17,6 +17,7 @@ from refshard_fs.formats.dmrpp.document import REPEATED
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.tiles import header_block
 from refshard_fs.formats.grib2.decoding import Values
+from refshard_fs.formats.grib2.messages import MOST, Offsets
 from tests.formats.test_dmrpp import document
 from tests.formats.test_tiff import plain_tiff
 from tests.memory import taking
@@ -161,6 +162,12 @@ def test_a_sidecar_of_places_that_cannot_be_is_refused(offset: str) -> None:
     data = message(grid(3, 2), packed(6))
     with pytest.raises(RefShardError):
         opened(data, others={ROOT + ".index": f'{{"_offset": {offset}}}'.encode()})
+
+
+def test_a_sidecar_of_more_messages_than_are_read_of_a_file_is_refused() -> None:
+    lines = "\n".join(f"1:{at}:d" for at in range(MOST + 1))
+    with pytest.raises(ValueError, match=f"{MOST} are read"):
+        Offsets().decode(lines.encode())
 
 
 # ------------------------------------------------------------------ FITS

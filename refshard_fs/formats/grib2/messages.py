@@ -138,6 +138,8 @@ class Offsets(msgspec.Struct, frozen=True):
             except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
                 if line.strip():
                     raise ValueError(f"its line {line[:80]!r} tells of no message") from None
+        if len(found) > MOST:
+            raise ValueError(f"it tells of {len(found)} messages, and {MOST} are read of a file")
         return tuple(sorted(found))
 
 
