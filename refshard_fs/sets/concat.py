@@ -197,8 +197,13 @@ def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:
         shown = with_metadata(read[0], document.metadata)
         for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
             one = described(path, next(part for part in (shown, *read) if path in part.variables))
-            having = [part for part in read if path in part.variables]
-            recoded[path] += sum(recoding_of(path, one, described(path, part)) is not None for part in having)
+            known: dict[Any, bool] = {}  # sets that are alike share their variables
+            for part in read:
+                if path in part.variables:
+                    like = id(part.variables[path]), str(part.units.get(path))
+                    if like not in known:
+                        known[like] = recoding_of(path, one, described(path, part)) is not None
+                    recoded[path] += known[like]
     total = count_text(sum(len(read) for _, read in made), "set")
     made_here += [f"{path!r} is recoded in {count} of {total}" for path, count in sorted(recoded.items()) if count]
     if made_here:
@@ -461,14 +466,16 @@ class _LazyJoin(msgspec.Struct, frozen=True):
         ``known`` are the dimensions that sets have; those that were made within are added.
         """
         dim = self.dims[len(place)]
-        numbers = sorted({at[len(place)] for at in below})
+        by_number: dict[int, list[tuple[int, ...]]] = {}
+        for each in below:
+            by_number.setdefault(each[len(place)], []).append(each)
+        numbers = sorted(by_number)
         found: list[tuple[str | ConcatDocument, Named]] = []
         inside = list(known)
         for number in numbers:
             at = (*place, number)
             inside = list(known)
-            some = [each for each in below if each[: len(at)] == at]
-            found.append(leaves[at] if at in leaves else self._level(at, some, leaves, inside))
+            found.append(leaves[at] if at in leaves else self._level(at, by_number[number], leaves, inside))
         known[:] = inside
         sets: list[str | ConcatDocument] = [of for of, _ in found]
         parts = [part for _, part in found]
