@@ -242,8 +242,9 @@ def concat(
 @overload
 def concat(
     sets: str | Sequence[Any],
-    dim: str,
+    dim: str | None = None,
     *,
+    dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
     lazy: Literal[True],
     sort: bool = False,
@@ -292,7 +293,8 @@ def concat(
     along all dimensions, and for which sets refer to different places, up to 1 MiB are read to be compared; no other
     chunk is.
     Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
-    but for coordinates of CF times: these become numbers of the first set's units where whole numbers stay whole.
+    but for CF times of one calendar: these, and the bounds of such a coordinate, become numbers of the first set's
+    units, or of finer ones where these do not hold all; no instant changes.
 
     With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
@@ -309,6 +311,7 @@ def concat(
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
+    With ``dims`` a line of it joins the parts of the next dimension; such a cube has no holes, and does not grow.
     Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, type, scale_factor, add_offset, fill
     value): their chunks are recoded when they are read, exactly, or reading one is an error that says why. Where
     scale_factor or add_offset differ, the numbers that are meant are shown, as 64-bit floating-point ones.
