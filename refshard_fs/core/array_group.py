@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError
 
@@ -22,6 +23,7 @@ LISTABLE: Final = 1 << 21  # chunks, 120 bytes each; more are read, but not list
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
+_KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 _SHOWN: Final = 100  # characters of a path that is too long
 _TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
@@ -142,6 +144,41 @@ def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tupl
         raise DamagedIndex("", where, str(e)) from e
 
 
+def made_of_parts(
+    source: Span | Inline, parts: Sequence[tuple[int, int]], recipe: Recipe, size: int | None, where: str
+) -> Entry:
+    """Return what `made` returns, of (offset, size) ``parts`` of ``source``, which come one after the other."""
+    start, stop = min(at for at, _ in parts), max(at + length for at, length in parts)
+    cuts = tuple((at - start, length) for at, length in parts)
+    are_joined = all(at + length == after for (at, length), (after, _) in pairwise(cuts))
+    return made(source.part(start, stop - start), recipe, size, where, () if are_joined else cuts)
+
+
+class MadeChunks(Chunks):
+    """The chunks that there are of an array, by number: each has a recipe, and (offset, size) parts of ``source``."""
+
+    def __init__(
+        self,
+        source: Span | Inline,
+        grid: ChunkGrid,
+        chunks: Mapping[int, tuple[Sequence[tuple[int, int]], SizedRecipe]],
+    ) -> None:
+        self._source = source
+        self._grid = grid
+        self._chunks = chunks
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        if number not in self._chunks:
+            return None
+        parts, recipe = self._chunks[number]
+        return made_of_parts(self._source, parts, recipe, recipe.size, "the file")
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        yield from ()
+        return [Listed(self._grid.tail(number), None) for number in sorted(self._chunks)]
+
+
 def _is_path(path: str) -> bool:
     """Whether an array or a group can have ``path``: files may call theirs as metadata are called, or too long."""
     return all(map(zarrmeta.is_node_name, path.split("/"))) and is_key(f"{path}/zarr.json") if path else True
@@ -248,6 +285,23 @@ class ArrayGroupBuilder:
         cut = (chunks.chunk,) if isinstance(chunks, Spaced) else shape
         names = [parent(path)[1] for _ in shape]
         self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), "C", None, names, attributes), chunks)
+
+    def add_pyramids(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """Say which arrays of ``group`` are the levels of a pyramid, the full one first, as OME-NGFF 0.4 does.
+
+        ``pyramids`` have a title and the names of their arrays.
+        """
+        found = []
+        for title, names in pyramids:
+            full, datasets = self.arrays[join(group, names[0])], []
+            for name in names:
+                shape = self.arrays[join(group, name)].shape
+                scale = [most / extent for most, extent in zip(full.shape, shape, strict=True)]
+                datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
+            bare = [axis.partition("_")[0] for axis in full.dimensions]
+            axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
+            found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
+        self.groups[group] = {"multiscales": found} if found else {}
 
     def keyspace(self, zarr_format: int, attributes: Mapping[str, Any]) -> ArrayGroup:
         """Return all that is shown; ManifestError, which says why, where that is nothing."""

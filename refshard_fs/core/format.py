@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Load, Raw, Span, Steps
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.security.admission import Admission
 
 LEAST_HEAD = 4096  # bytes of them that formats are recognised by
@@ -90,11 +91,10 @@ class FileBytes:
         self._windows = [(0, head)]  # where known bytes begin, and they; the head first
 
     def part(self, start: int, size: int) -> Entry:
-        """Return where bytes of the file lie; ManifestError where that is outside."""
+        """Return where bytes of the file lie; DamagedIndex where that is outside."""
         if start + size > self.size:
-            raise ManifestError(
-                f"{self.url}: it is cut short, or damaged: what it names ends at byte {start + size} of {self.size}"
-            )
+            reason = f"it is cut short, or damaged: what it names ends at byte {start + size} of {self.size}"
+            raise DamagedIndex("", self.url, reason)
         return self.source.part(start, size)
 
     def known(self, start: int, size: int) -> bytes | None:
@@ -180,3 +180,13 @@ def check_size(size: int | None, most: int, where: str) -> None:
     """Raise ManifestError where the manifest called ``where`` is of more than ``most`` bytes."""
     if size is not None and size > most:
         raise ManifestError(f"{where} has {size} bytes or more, and max_manifest_bytes={most}: more if you trust it")
+
+
+def xml(text: str) -> ElementTree.Element:
+    """Return the root of an XML text; ValueError where it is none, or defines entities, which can be bombs."""
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ValueError("its XML has a document type, which is not read")
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314  # without a document type there are no entities
+    except ElementTree.ParseError as e:
+        raise ValueError(f"its XML is damaged: {e}") from e

@@ -136,6 +136,13 @@ class Recipe(Protocol, Hashable):
         """Return the bytes made from those that were read; ValueError where they are damaged."""
 
 
+class SizedRecipe(Recipe, Protocol):
+    """One that knows how many bytes it makes."""
+
+    @property
+    def size(self) -> int: ...
+
+
 class Packed(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of what ``recipe`` makes from ``source``; ``made`` is the full size, if known.
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import Chunks, made
+from refshard_fs.core.array_group import Chunks, made_of_parts
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
@@ -157,7 +157,7 @@ class TileChunks(Chunks):
         first = self._tile_grid.number_of(coords) or 0
         count = -(-extents[tiles.axis] // tiles.tile[tiles.axis])
         rows = yield from self._rows(first, count)
-        cuts = []
+        parts = []
         total = 0
         for column in tiles.columns:
             descriptors = rows[:, column.at : column.at + column.width].copy().view(f">i{column.width // 2}")
@@ -167,23 +167,20 @@ class TileChunks(Chunks):
                     place = f"bytes [{offset}, {offset + size}) of a heap of {tiles.heap_size}"
                     raise DamagedIndex("", self._image.where, f"tile {first + row} has {place}")
                 if size:
-                    cuts.append((offset, size))
+                    parts.append((tiles.heap + offset, size))
                     descriptors[row, 1] = total
                     total += size
             rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
         if total > tiles.heap_size:
             reason = f"tiles from {first} on have {total} bytes, of a heap of {tiles.heap_size}: they overlap"
             raise DamagedIndex("", self._image.where, reason)
-        begin = min((offset for offset, _ in cuts), default=0)
-        end = max((offset + size for offset, size in cuts), default=0)
         cards = self._cards(extents, count, total, first)
-        sizes = tuple(size for _, size in cuts)
+        sizes = tuple(size for _, size in parts)
         largest = math.prod(tiles.tile) * _MOST_BYTES
         recipe = Decoded(cards, rows.tobytes(), sizes, largest, tiles.chunks, self._image.stored.str)
-        source = self._source.part(tiles.heap + begin, end - begin)
         size = math.prod(tiles.chunks) * self._image.stored.itemsize
-        pieces = tuple((offset - begin, size) for offset, size in cuts)
-        return made(source, recipe, size, f"{self._image.where}: tile {first}", pieces)
+        where = f"{self._image.where}: tile {first}"
+        return made_of_parts(self._source, parts or [(tiles.heap, 0)], recipe, size, where)
 
     def _rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
         """Return some rows of the table, which are read in blocks."""

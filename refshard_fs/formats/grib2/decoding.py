@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import struct
 import threading
 from functools import lru_cache
@@ -89,11 +90,10 @@ def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[
 
 def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
     right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
-    if (right - left) * (bottom - top) != stored:
-        raise ValueError(f"its JPEG 2000 image has {right - left} by {bottom - top} points, where {stored} are due")
-    if integer(data, 41, 2) != 1:
-        raise ValueError(f"its JPEG 2000 image has {integer(data, 41, 2)} components, where one is due")
-    out = np.zeros((bottom - top, right - left), f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+    shape, components = (bottom - top, right - left), integer(data, 41, 2)
+    if math.prod(shape) != stored or components != 1:
+        raise ValueError(f"its JPEG 2000 image has {shape} points of {components} components, where {stored} are due")
+    out = np.zeros(shape, f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
 

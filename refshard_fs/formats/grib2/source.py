@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, Given, made
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, MadeChunks
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
+from refshard_fs.core.model import Inline, Load, Span, Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
 from refshard_fs.formats.grib2.messages import TEMPLATES, Field, Grib, Offsets, Unshown, integer, signed
@@ -68,9 +67,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         messages = [(at, grib.length(at)) for at in offsets]
         for (at, length), after in itertools.pairwise([*messages, (size, 0)]):
             if at + length > after[0]:
-                raise ManifestError(
-                    f"{probe.url}: its index names a message at byte {after[0]}, within the one at {at}"
-                )
+                raise ManifestError(f"{probe.url}: its index names a message at byte {after[0]}, within that at {at}")
     found = yield from together([grib.fields(*message) for message in messages])
     group = _Group(probe.url, source, options.zarr_format)
     group.show(list(itertools.chain.from_iterable(found)))
@@ -90,31 +87,6 @@ def _sidecar(url: str) -> Steps[tuple[int, ...] | None]:
 Made = tuple[Sequence[tuple[int, int]], Values | Points]  # (offset, size) of parts of the file, and what makes them up
 
 
-class MadeChunks(Chunks):
-    """The chunks that there are of an array, by number: each is made from parts of the file."""
-
-    def __init__(self, source: Span | Inline, grid: ChunkGrid, chunks: Mapping[int, Made]) -> None:
-        self._source = source
-        self._grid = grid
-        self._chunks = chunks
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        return _made(self._source, *self._chunks[number]) if number in self._chunks else None
-
-    def listed(self) -> Steps[list[Listed] | None]:
-        yield from ()
-        return [Listed(self._grid.tail(number), None) for number in sorted(self._chunks)]
-
-
-def _made(source: Span | Inline, parts: Sequence[tuple[int, int]], recipe: Values | Points) -> Entry:
-    """Return what a recipe makes of (offset, size) ``parts`` of the file."""
-    start, stop = min(at for at, _ in parts), max(at + size for at, size in parts)
-    cuts = tuple((at - start, size) for at, size in parts)
-    are_joined = all(a + size == b for (a, size), (b, _) in itertools.pairwise(cuts))
-    return made(source.part(start, stop - start), recipe, recipe.size, "the file", () if are_joined else cuts)
-
-
 class _Group(ArrayGroupBuilder):
     """The variables of a file, while they are put together."""
 
@@ -124,12 +96,11 @@ class _Group(ArrayGroupBuilder):
         self._zarr_format = zarr_format
         self._most = min(LARGEST, max(SMALL, RATIO * (source.size or 0)))  # points of a grid
         self._left = max(COORDINATES, source.size or 0)  # bytes of coordinates that are still made
-        self._names: dict[str, list[Hashable]] = {}  # of coordinates: what each of that name has
+        self._known: dict[str, dict[Hashable, int]] = {}  # of names: the number of whatever has that name
 
     def show(self, found: Sequence[Field | Unshown]) -> None:
         """Show all fields that can be."""
         variables: dict[tuple[str, str, int, bytes], list[Field]] = {}
-        texts: dict[tuple[str, str, int, bytes], Named] = {}
         for field in found:
             if isinstance(field, Unshown):
                 self.reports[f"the message at byte {field.at}"] = field.reason
@@ -137,14 +108,13 @@ class _Group(ArrayGroupBuilder):
             text = named(field.parameter)
             key = (text.name, text.level, field.parameter.statistic, field.grid)
             variables.setdefault(key, []).append(field)
-            texts[key] = text
         alike: dict[str, list[tuple[str, str, int, bytes]]] = {}
         for key in variables:
             alike.setdefault(key[0], []).append(key)
         for key, fields in variables.items():
             name = self._unused(key, alike[key[0]])
             try:
-                self._variable(name, texts[key], fields)
+                self._variable(name, named(fields[0].parameter), fields)
             except ValueError as e:
                 self.reports[name] = str(e)
 
@@ -209,14 +179,15 @@ class _Group(ArrayGroupBuilder):
         It lies along the named ``dimensions``, or along one of its own.
         """
         data = values.tobytes()
-        key = (values.shape, data, tuple(dimensions or ()))
-        known = self._names.setdefault(name, [])
-        if key not in known:
-            known.append(key)
-        own = _numbered(name, known.index(key))
+        own = _numbered(name, self._number(name, (values.shape, data, tuple(dimensions or ()))))
         along = [own] * values.ndim if dimensions is None else dimensions
         self._add(own, name, values.shape, along, data, values.dtype.str)
         return own
+
+    def _number(self, name: str, one: Hashable) -> int:
+        """Return how many others were called ``name`` before this ``one``."""
+        known = self._known.setdefault(name, {})
+        return known.setdefault(one, len(known))
 
     def _add(
         self, own: str, name: str, shape: tuple[int, ...], along: Sequence[str], data: bytes | Made, dtype: str = "<f8"
@@ -224,10 +195,9 @@ class _Group(ArrayGroupBuilder):
         """Add the coordinate ``name``, in one chunk, as ``own``, if it is not there yet."""
         if own in self.arrays:
             return
-        if isinstance(data, bytes):
-            if len(data) > self._left:
-                raise ValueError("its coordinates, and those of the fields before it, have more values than are made")
-            self._left -= len(data)
+        self._left -= len(data) if isinstance(data, bytes) else 0
+        if self._left < 0:
+            raise ValueError("its coordinates, and those of the fields before it, have more values than are made")
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(own, shape, shape, np.dtype(dtype), "C", None, along, _COORDINATES.get(name, unnamed))
         grid = array.grid(self._zarr_format)
@@ -236,10 +206,7 @@ class _Group(ArrayGroupBuilder):
 
     def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
         """Return the names of a grid's dimensions, and of the coordinates that are no dimensions, and its shape."""
-        grid, known = field.grid, self._names.setdefault("grid", [])
-        if grid not in known:
-            known.append(grid)
-        number = known.index(grid)
+        grid, number = field.grid, self._number("grid", field.grid)
         template = integer(grid, 13, 2)
         across, down = integer(grid, 31, 4), integer(grid, 35, 4)
         is_flat = template not in _SCANNED or across * down != field.count

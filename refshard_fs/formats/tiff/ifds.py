@@ -96,6 +96,7 @@ class Tiff(FileBytes):
         super().__init__(url, source, size, head)
         self._in_ifds = 0  # bytes of all IFDs so far
         self._in_tags = 0  # and of the values of their tags, as far as these are held
+        self._shared = max(SHARED, TIMES_SHARED * size)  # that there may be of these
         self.order: Literal["<", ">"] = "<" if head[:1] == b"I" else ">"
         self.is_big = head[2:4] in (b"+\0", b"\0+")
         short = 16 if self.is_big else 8
@@ -138,8 +139,7 @@ class Tiff(FileBytes):
                     raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
             sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
             self._in_ifds += sum(sizes)
-            if self._in_ifds > self.size:
-                raise ManifestError(f"{self.url}: its IFDs have {self._in_ifds} bytes, of {self.size}: they overlap")
+            self._check("IFDs have", self._in_ifds, self.size)
             whole = yield from self.load(list(zip(some, sizes, strict=True)))
             found += map(self._ifd, some, counts, whole)
         return found
@@ -147,7 +147,7 @@ class Tiff(FileBytes):
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
         """Have the ``wanted`` tags hold their values: those that are not known are read at once."""
         missing = [tag for tag in wanted if tag.data is None]
-        self._check_shared(sum(tag.size for tag in missing))
+        self._check("tags have values of", sum(tag.size for tag in missing), self._shared)
         ranges = {(tag.start, tag.size) for tag in missing}
         known = dict(zip(ranges, (yield from self.load(list(ranges))), strict=True))
         for tag in missing:
@@ -167,11 +167,10 @@ class Tiff(FileBytes):
                 self.part(tag.start, tag.size)
                 tag.data = self.known(tag.start, tag.size)
                 self._in_tags += len(tag.data or b"")
-                self._check_shared(self._in_tags)
+                self._check("tags have values of", self._in_tags, self._shared)
             ifd.tags[number] = tag
         return ifd
 
-    def _check_shared(self, total: int) -> None:
-        """Raise ManifestError where tags hold ``total`` bytes, which many of them may have of one place."""
-        if total > max(SHARED, TIMES_SHARED * self.size):
-            raise ManifestError(f"{self.url}: its tags have {total} bytes of values, of {self.size}: they overlap")
+    def _check(self, what: str, total: int, most: int) -> None:
+        if total > most:
+            raise ManifestError(f"{self.url}: its {what} {total} bytes, of {self.size}: they overlap")

@@ -18,7 +18,6 @@ from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, m
 from refshard_fs.core.compression import by_imagecodecs, decompressed, unpacked, zstd
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
-from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 
 LARGEST: Final = 1 << 31  # bytes of a strip or tile, decoded, that is shown: zarr makes an array of it in memory
@@ -269,10 +268,7 @@ class TileChunks(Chunks):
         page, offset, size = yield from self._place(number)
         if page is None:
             return None if self._has_fill else Inline(self._first.recipe.finished(bytes(self._first.recipe.size)))
-        if offset + size > self._tiff.size:
-            reason = f"a strip or tile ends at byte {offset + size} of {self._tiff.size}: it is cut short, or damaged"
-            raise DamagedIndex("", self._tiff.url, reason)
-        found, rows = self._tiff.source.part(offset, size), page.rows(number % page.count)
+        found, rows = self._tiff.part(offset, size), page.rows(number % page.count)
         is_whole = rows == page.recipe.shape[0] and (page.recipe.compression != 1 or size == page.recipe.size)
         if page.recipe.encoded and is_whole:
             return found

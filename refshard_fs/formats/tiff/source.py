@@ -10,12 +10,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, Spaced, fill_of
-from refshard_fs.core.format import OpenOptions, Probe
+from refshard_fs.core.format import OpenOptions, Probe, xml
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
@@ -25,7 +25,6 @@ from refshard_fs.formats.tiff.images import NATIVE, PRIVATE, SUB_IFDS, Page, Til
 
 SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with the chunks
 LONG: Final = 1 << 26  # bytes of a tag that is read at all, such as OME-XML
-_KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 SPATIAL_REF: Final = "spatial_ref"  # the variable that has the CRS and the transform as attributes
 
 SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
@@ -98,7 +97,7 @@ class _Group(ArrayGroupBuilder):
                 continue
             if not page.is_mask and len(page.shape) == len(full.shape):
                 pyramids[-1].append(name)
-        self._describe("", [("", names) for names in pyramids if len(names) > 1])
+        self.add_pyramids("", [("", names) for names in pyramids if len(names) > 1])
 
     def show_image(self, group: str, image: OmeImage, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show an image of an OME-TIFF as the arrays of a group, one for each level."""
@@ -110,7 +109,7 @@ class _Group(ArrayGroupBuilder):
                 raise ValueError(f"the planes of its image {image.name!r} differ in their size, type or chunks")
             planes = [None if page is None else shown[page] for page in image.pages]
             self._add_image(join(group, str(level)), planes, pages[there[0]][0], image, None)
-        self._describe(group, [(image.name, list(map(str, levels)))])
+        self.add_pyramids(group, [(image.name, list(map(str, levels)))])
 
     def _add_image(
         self, path: str, pages: Sequence[Page | None], ifd: Ifd, image: OmeImage, place: Placed | None
@@ -137,33 +136,9 @@ class _Group(ArrayGroupBuilder):
         tiles = TileChunks(self._tiff, pages, array.grid(self._zarr_format), has_fill=fill is not None)
         self.add(path, array, tiles if found is None else found[1])
 
-    def _describe(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """Say which arrays of a group are the levels of a pyramid, as OME-NGFF does."""
-        found = []
-        for title, names in pyramids:
-            full, datasets = self.arrays[join(group, names[0])], []
-            for name in names:
-                shape = self.arrays[join(group, name)].shape
-                scale = [most / extent for most, extent in zip(full.shape, shape, strict=True)]
-                datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
-            bare = [axis.partition("_")[0] for axis in full.dimensions]
-            axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
-            found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
-        self.groups[group] = {"multiscales": found} if found else {}
-
 
 # ----------------------------------------------------------------------------------------------------
 # Where an image lies, and what its bands are, by GeoTIFF and GDAL.
-
-
-def xml(text: str) -> ElementTree.Element:
-    """Return the root of an XML text; ValueError where it is none, or defines entities, which can be bombs."""
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise ValueError("its XML has a document type, which is not read")
-    try:
-        return ElementTree.fromstring(text)  # noqa: S314  # without a document type there are no entities
-    except ElementTree.ParseError as e:
-        raise ValueError(f"its XML is damaged: {e}") from e
 
 
 class Placed(NamedTuple):
@@ -277,20 +252,19 @@ def images_of(text: str, pages: int) -> list[OmeImage]:
     if not text.rstrip().endswith(("</OME>", ":OME>")):
         return []
     root = xml(text)
-    images = [image for image in root.iterfind("{*}Image") if image.find("{*}Pixels") is not None]
+    pairs = ((image, image.find("{*}Pixels")) for image in root.iterfind("{*}Image"))
+    images = [(image, pixels) for image, pixels in pairs if pixels is not None]
     if not 0 < len(images) <= pages:
         raise ValueError(f"its OME-XML has {len(images)} images, and the file {pages} pages")
     found: list[OmeImage] = []
     left = MOST_IFDS
-    for image in images:
-        found.append(_image(image, root.get("UUID"), pages, left))
+    for image, pixels in images:
+        found.append(_image(image.get("Name", ""), pixels, root.get("UUID"), pages, left))
         left -= len(found[-1].pages)
     return found
 
 
-def _image(image: ElementTree.Element, own: str | None, pages: int, most: int) -> OmeImage:
-    pixels = image.find("{*}Pixels")
-    assert pixels is not None
+def _image(name: str, pixels: Element, own: str | None, pages: int, most: int) -> OmeImage:
     order = pixels.get("DimensionOrder", "")
     if order[:2] != "XY" or sorted(order[2:]) != ["C", "T", "Z"]:
         raise ValueError(f"its DimensionOrder is {order[:20]!r}")
@@ -303,7 +277,7 @@ def _image(image: ElementTree.Element, own: str | None, pages: int, most: int) -
         raise ValueError(f"its OME-XML has images of {total} planes and more: {MOST_IFDS} are shown")
     planes: list[int | None] = [None] * total
     told = 0
-    data = pixels.findall("{*}TiffData") or [ElementTree.Element("TiffData")]
+    data = pixels.findall("{*}TiffData") or [Element("TiffData")]
     for element in data:
         uuid = element.find("{*}UUID")
         if uuid is not None and own is not None and (uuid.text or "").strip() != own:
@@ -314,20 +288,19 @@ def _image(image: ElementTree.Element, own: str | None, pages: int, most: int) -
             stride *= size
         page = _integer(element, "IFD", 0)
         count = _integer(element, "PlaneCount", 1 if "IFD" in element.attrib else total)
-        steps = range(min(count, total - first, pages - page))
-        told += len(steps)
+        count = max(min(count, total - first, pages - page), 0)
+        told += count
         if told > 2 * total:
             raise ValueError("its OME-XML tells again and again where its planes are")
-        for step in steps:
-            planes[first + step] = page + step
+        planes[first : first + count] = range(page, page + count)
     if all(page is None for page in planes):
         raise ValueError("its OME-XML names none of its pages")
     axes = [axis for axis in reversed(order[2:]) if sizes[axis] > 1]
     extents = tuple(sizes[axis] for axis in axes)
-    return OmeImage(image.get("Name", ""), tuple(map(str.lower, axes)), extents, tuple(planes))
+    return OmeImage(name, tuple(map(str.lower, axes)), extents, tuple(planes))
 
 
-def _integer(element: ElementTree.Element, name: str, default: int) -> int:
+def _integer(element: Element, name: str, default: int) -> int:
     text = element.get(name, str(default))
     if not text.isdecimal() or len(text) > 9:
         raise ValueError(f"its OME-XML has {name} {text[:20]!r}")
