@@ -33,7 +33,7 @@ READERS = {
 }
 GOALS = {
     "open → first chunk": 2.0,
-    "1000 look-ups, cold": 3.0,
+    "1000 look-ups, cold": 2.5,
     "1000 look-ups, warm": 3.0,
     "1000 reads, cold": None,
     "1000 reads, warm": None,
