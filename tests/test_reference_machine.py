@@ -215,7 +215,7 @@ def test_references_are_a_dict_for_ten_minutes() -> None:
     until = time.monotonic() + 600
     while time.monotonic() < until:
         for kind in ("memory", "json", "parquet"):
-            search(kind, examples=100, steps=60, derandomize=False)
+            search(kind, examples=10, steps=60, derandomize=False)
 
 
 def search(kind: str, *, examples: int, steps: int, derandomize: bool) -> None:

@@ -210,7 +210,8 @@ def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: p
     assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
     assert main(["append", url, paths[2], "--dim", "x"]) == 2
     assert "not 'x'" in capsys.readouterr().err
-    assert main(["concat", *paths, "-o", url, "--dims", "time", "--counts", "3", "--lazy"]) == 2
+    assert main(["concat", *paths, "-o", url, "--dims", "time", "--counts", "3", "--lazy"]) == 0
+    assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @settings(max_examples=25, deadline=None)
