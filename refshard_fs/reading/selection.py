@@ -137,7 +137,8 @@ class _Work:
     def _ended(self, future: asyncio.Future[None]) -> None:
         self._jobs.discard(future)
         if not future.cancelled():
-            self._error = self._error or future.exception()
+            error = future.exception()  # asked of each: asyncio logs those that nobody asks for
+            self._error = self._error or error
         self.on_end()
 
     @property

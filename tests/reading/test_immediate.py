@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,3 +167,22 @@ def test_an_event_loop_does_not_wait_for_one_slow_file_after_the_other(
         return await asyncio.gather(*map(fs._cat_file, KEYS))
 
     assert asyncio.run(read()) == [DATA[100 * i : 100 * i + 100] for i in range(COUNT)]
+
+
+def test_the_errors_of_a_selection_beside_its_first_one_are_not_logged(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    met = threading.Barrier(2, timeout=60)  # so that two threads have an error
+
+    def take(number: int, data: bytes | None) -> None:
+        met.wait()
+        raise ValueError(str(number))
+
+    async def read() -> None:
+        fs = RefShardFileSystem(references(file), asynchronous=True, skip_instance_cache=True)
+        await fs._read_selection(KEYS[:2], take, chunk_size=100, threads=True)
+
+    with pytest.raises(ValueError, match="[01]"):
+        asyncio.run(read())
+    gc.collect()
+    assert not caplog.records

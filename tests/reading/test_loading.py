@@ -113,20 +113,19 @@ def test_an_error_reaches_everybody_and_is_not_remembered() -> None:
 
 
 def test_a_long_decode_leaves_the_event_loop_free() -> None:
-    begun, free = threading.Event(), threading.Event()
-
     class Slow:
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            self.loop = loop
+
         def decode(self, data: bytes) -> int:
-            begun.set()
-            assert free.wait(60)  # which the loop says meanwhile
+            free = threading.Event()
+            self.loop.call_soon_threadsafe(free.set)
+            assert free.wait(60)
             return len(data)
 
     async def run() -> None:
-        task = asyncio.ensure_future(load("", Load(Inline(bytes(loading.MANY + 1)), Slow()), read, Cache(1), None))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        free.set()
-        await task
+        slow = Slow(asyncio.get_running_loop())
+        await load("", Load(Inline(bytes(loading.MANY + 1)), slow), read, Cache(1), None)
 
     async def read(entry: Entry) -> bytes:
         assert isinstance(entry, Inline)
