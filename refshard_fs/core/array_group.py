@@ -17,9 +17,11 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_k
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
-from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 
 LISTABLE: Final = 1 << 21  # chunks, 120 bytes each; more are read, but not listed: a header says any number
+# Chunks that are listed although the file does not have them, and 16 for each that it has: 3 s of work for nothing.
+UNWRITTEN: Final = 1 << 18
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
@@ -99,9 +101,21 @@ class Chunks:
         raise NotImplementedError
 
     def listed(self) -> Steps[list[Listed] | None]:
-        """Return the chunks there are, by their keys below the array; None if they are all of the grid."""
+        """Return the chunks there are, by their keys below the array; None if they are all of the grid.
+
+        NotListable where these are too many.
+        """
         yield from ()
         return None
+
+
+def check_unwritten(where: str, grid: ChunkGrid, written: int) -> None:
+    """Raise NotListable where nearly all chunks of a grid would be listed without being in the file."""
+    if grid.size > UNWRITTEN + 16 * written:
+        raise NotListable(
+            f"{where}: {grid.size} chunks, of which {written} were written, are too many to list; "
+            "each can still be read by its key"
+        )
 
 
 class Given(Chunks):
@@ -256,7 +270,7 @@ class ArrayGroup(KeySpace):
             return found
         grid = self.grids[path]
         if grid.size > LISTABLE:
-            raise ManifestError(
+            raise NotListable(
                 f"{join(path, '*')}: {grid.size} chunks are too many to list; each can still be read by its key"
             )
         return [Listed(tail, None) for tail in grid.tails()]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.errors import DamagedIndex
+from refshard_fs.errors import DamagedIndex, NotListable
 from tests.formats.blosc_samples import Sample, sample, samples
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
@@ -347,7 +347,7 @@ def test_numbers_of_a_header_alone_allocate_nothing() -> None:
     with pytest.raises(DamagedIndex, match=r"__0\.blp.*cut short"):
         chunk_of(Files(files), "data/1")
     endless = carray_of(np.arange(25), 10, chunklen=1, shape=[2**59], nbytes=2**62)
-    with pytest.raises(ManifestError, match="too many to list"):
+    with pytest.raises(NotListable, match="too many to list"):
         files_of(endless, "data")
 
 

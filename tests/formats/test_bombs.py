@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.errors import RefShardError
+from refshard_fs.core.array_group import UNWRITTEN
+from refshard_fs.errors import NotListable, RefShardError
 from refshard_fs.formats.dmrpp.document import REPEATED
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.tiles import header_block
@@ -239,6 +240,16 @@ def test_what_few_bytes_of_a_document_inflate_to_is_bounded() -> None:
     found = opened(document("".join(map(one.format, range(9)))), 256 << 20)
     assert 0 < len(found.grids) < 9
     assert len(found.reports) == 9 - len(found.grids)
+
+
+def test_chunks_that_a_document_lacks_are_not_listed_by_the_million() -> None:
+    sizes = "<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>"
+    body = f'<Int8 name="a"><Dim size="{UNWRITTEN + 1}"/><dmrpp:chunks fillValue="1">{sizes}</dmrpp:chunks></Int8>'
+    files = Files({ROOT: document(body)})
+    keys = files.open()
+    assert files.read(keys, "a/7") == b"\1"
+    with pytest.raises(NotListable, match=f"{UNWRITTEN + 1} chunks, of which 0 were written"):
+        files.run(keys.children("a"))
 
 
 def test_dimensions_without_a_name_are_found_by_their_size() -> None:

@@ -21,6 +21,7 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     Given,
+    check_unwritten,
     fill_of,
     pieces,
     spelled_fill,
@@ -333,6 +334,7 @@ class StoredChunks(Chunks):
     def listed(self) -> Steps[list[Listed] | None]:
         yield from ()
         if not self._array.fills_itself:
+            check_unwritten(self._array.where, self._grid, len(self._numbers))
             return None
         sizes = self._sizes.tolist()
         return [Listed(tail, size) for tail, size in zip(tails(self._grid, self._numbers), sizes, strict=True)]

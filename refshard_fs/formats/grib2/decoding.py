@@ -210,11 +210,11 @@ class Named(NamedTuple):
     attributes: dict[str, Any]
 
 
-# What eccodes is asked about. It keeps some 30 MB of tables for each centre, ends the process over too many of them,
-# and takes minutes over disciplines that there are not.
+# What eccodes is asked about. It keeps some 30 MB of tables for each centre, and 5 MB for each version of WMO's tables,
+# which only grow; it ends the process over too many of them, and takes minutes over disciplines that there are not.
 _DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192: ECMWF's own
 _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # whose local parameters it knows; others have WMO's alone
-_NEWEST_TABLES: Final = 40
+_TABLES: Final = 28
 
 
 _SAID: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
@@ -238,7 +238,7 @@ def named(parameter: Parameter) -> Named:
     first, second = parameter.surfaces
     keys = {
         "discipline": parameter.discipline,
-        "tablesVersion": min(parameter.tables[0], _NEWEST_TABLES),
+        "tablesVersion": _TABLES,
         "productDefinitionTemplateNumber": parameter.template,
         "parameterCategory": parameter.category,
         "parameterNumber": parameter.number,

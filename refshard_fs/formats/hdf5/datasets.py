@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, Chunks, pieces
+from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, check_unwritten, pieces
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import tails
@@ -165,17 +165,21 @@ class DatasetChunks(Chunks):
             pass  # whoever reads it meets the same error
 
     def listed(self) -> Steps[list[Listed] | None]:
-        if not self.dataset.variable.fills_itself or self._pieces is not None:
+        is_whole = not self.dataset.variable.fills_itself
+        if self._pieces is not None or (is_whole and self.grid.size <= UNWRITTEN):
             return None
-        if self._index is None:
-            return []
+        written = np.empty(0, np.uint64)
         try:
-            found = yield from self._index.find(None)
+            if self._index is not None:
+                written = (yield from self._index.find(None)).numbers
         except RefShardError:
             raise
         except ValueError as e:
             raise DamagedIndex("", self._url, f"dataset {self.dataset.object.path!r}: {e}") from e
-        return [Listed(tail, None) for tail in tails(self.grid, found.numbers)]
+        if is_whole:
+            check_unwritten(self.dataset.object.path, self.grid, len(written))
+            return None
+        return [Listed(tail, None) for tail in tails(self.grid, written)]
 
     # ------------------------------------------------------------------ as they are stored
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
+from refshard_fs.core.array_group import UNWRITTEN
 from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Inline
-from refshard_fs.errors import RefShardError
+from refshard_fs.errors import NotListable, RefShardError
 from refshard_fs.formats.hdf5.file import LEAST_READ, TIMES_READ, MetadataFile
 from refshard_fs.formats.hdf5.source import open_
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.tools.info import summarise
 from tests.formats.hdf5.messages import in_memory
 from tests.fuzz.array_files import opened
 from tests.memory import taking
@@ -77,3 +82,23 @@ def test_structures_that_overlap_are_not_read_for_ever() -> None:
         list(file.read(0, 1 << 20, "a heap"))
     with pytest.raises(ValueError, match="overlap"):
         list(file.read(0, 1 << 20, "a heap"))
+
+
+def test_chunks_that_were_never_written_are_not_listed_by_the_million(tmp_path: Path) -> None:
+    """Their fill value is not one that zarr is told: each would be listed, and made."""
+    ours = UNWRITTEN + 17
+
+    def fill(file: h5py.File) -> None:
+        file.create_dataset("plain", data=np.arange(5))
+        file.create_dataset("sparse", (ours,), "i4", chunks=(1,), fillvalue=7)[3] = 5
+
+    path = tmp_path / "sparse.h5"
+    path.write_bytes(file_of(fill))
+    fs = RefShardFileSystem(str(path))
+    with taking(8 << 20):
+        found = {array.name: (array.present, array.possible) for array in summarise(fs).arrays}
+    assert found == {"plain": (1, 1), "sparse": (None, ours)}
+    assert fs.cat("sparse/3") == struct.pack("<i", 5)
+    assert fs.cat(f"sparse/{ours - 1}") == struct.pack("<i", 7)
+    with pytest.raises(NotListable, match=f"{ours} chunks, of which 1 were written, are too many to list"):
+        fs.ls("sparse")
