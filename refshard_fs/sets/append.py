@@ -41,6 +41,7 @@ from refshard_fs.sets.concatenation import (
     shown_value,
 )
 from refshard_fs.sets.cutting import trimmed
+from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
@@ -200,6 +201,7 @@ class _Joined(NamedTuple):
         old = fs._session.run("", lambda: with_coordinates(held))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
+        new = stacked_as(new, dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
         opens = (lambda: fs), (lambda: opened(fo, options))
@@ -274,7 +276,8 @@ def _append_line(
     document = joined.document
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
-    if any(part.document is not None for part in document.parts) or document.stacked:
+    is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
+    if any(part.document is not None for part in document.parts) or is_by_name:
         raise ManifestError(
             f"{base.url} joins sets along several dimensions, or by their names, and nothing is appended to such: make "
             "it anew (concat(..., resume=) remembers what was found of each file)"
@@ -282,7 +285,7 @@ def _append_line(
     new = url_of_set(fo, options, base.url)
     ends = [document.parts[0], *[part for part in document.parts[1:] if part.url][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
-    read = read_sets(urls, options, _ignore)
+    read = [stacked_along(part, dim, document.stacked) for part in read_sets(urls, options, _ignore)]
     shown = with_metadata(read[0], document.metadata)
     values = _values_of(document, shown)
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}

@@ -286,12 +286,13 @@ def concat(
     order (``day2`` before ``day10``). One with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``)
     says where a file lies along the dimensions of these names, which sets need not have themselves. With
     ``dims=("time", "x")`` they are nested lists, a list for each place along ``time`` of those along ``x``; a dimension
-    of None merges. An array is along the dimensions that it names (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types,
-    codecs, chunks and the other lengths must be the same, and lengths multiples of the chunks, but in the last set.
-    Variables without the dimension must be equal, or named in ``same``: then they are the first set's. Coordinates
-    (arrays of their dimension's name) are read, compared by value and kept inline. Of a variable that is not
-    along all dimensions, and for which sets refer to different places, up to 1 MiB are read to be compared; no other
-    chunk is.
+    of None merges. A dimension that sets lack, and of which each has one value, a scalar coordinate of its name (GRIB2
+    files of one time each), is made, as xarray does. An array is along the dimensions that it names
+    (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types, codecs, chunks and the other lengths must be the same, and
+    lengths multiples of the chunks, but in the last set. Variables without the dimension must be equal, or named in
+    ``same``: then they are the first set's. Coordinates (arrays of their dimension's name) are read, compared by value
+    and kept inline. Of a variable that is not along all dimensions, and for which sets refer to different places, up to
+    1 MiB are read to be compared; no other chunk is.
     Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
     but for CF times of one calendar: these, and the bounds of such a coordinate, become numbers of the first set's
     units, or of finer ones where these do not hold all; no instant changes.
@@ -377,6 +378,9 @@ def concat(
     skipped(failed or {}, any_left=bool(leaves))
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     stored = read
+    stacking = None if by_name is not None or len(order) > 1 or dim is None else Stacking.by_scalar(dim, read)
+    if stacking is not None:
+        read = stacking.parts
     for along in order:
         times = with_common_units(read, along, lambda number: opened(leaves[number], options), alike, lazy=lazy)
         read = times.parts
@@ -393,7 +397,8 @@ def concat(
         joining = _LazyJoin(
             [str(name) for name in order], by_name, unchecked, chunks, subchunks, freq, is_outer=join == "outer"
         )
-        read = with_digests(stored, lambda number: opened(leaves[number], options), order, unchecked, places, options)
+        along_dim = unchecked.union(stacking.paths if stacking is not None else ())
+        read = with_digests(stored, lambda number: opened(leaves[number], options), order, along_dim, places, options)
         return joining.joined(sets, dict(zip(places, zip(leaves, read, strict=True), strict=True)))
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if by_name is not None and (len(order) > 1 or not has_dim):
@@ -415,6 +420,8 @@ def concat(
         if depth == len(order):
             return next(left)
         found = [joined(member, depth + 1) for member in members]
+        stacking = Stacking.by_scalar(str(order[depth]), found)
+        found = found if stacking is None else stacking.parts
         if join == "outer":
             found = completed(found, order[depth])
         if freq is not None and depth == 0:
@@ -451,7 +458,7 @@ class _LazyJoin(msgspec.Struct, frozen=True):
                 grid = self.grid._replace(files={at: url for at, (url, _) in leaves.items()})
                 raise ManifestError(f"{grid.holes_said()}, and lazy=True has no holes: leave lazy=True out")
         known = {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}
-        inside = [name for name in self.dims if self.grid is None or name in known]
+        inside = [name for name in self.dims if name in known]
         document, _ = self._level((), sorted(leaves), leaves, inside)
         data = document.dumps()
         title = f"{count_text(document.count, 'set')} joined along {' and '.join(self.dims)}"
@@ -483,9 +490,12 @@ class _LazyJoin(msgspec.Struct, frozen=True):
         sets: list[str | ConcatDocument] = [of for of, _ in found]
         parts = [part for _, part in found]
         stacking = None
-        if dim not in known and self.grid is not None:
-            stacking = Stacking.of(self.grid, dim, parts[0], known)
-            parts = [stacking.stacked(part, number) for part, number in zip(parts, numbers, strict=True)]
+        if dim not in known:
+            if self.grid is not None:
+                stacking = Stacking.by_name(self.grid, dim, parts, numbers, known)
+            else:
+                stacking = Stacking.by_scalar(dim, parts)
+            parts = parts if stacking is None else stacking.parts
             known.append(dim)
         times = with_common_units(parts, dim, _not_read, None, lazy=True)
         parts = times.parts

@@ -78,7 +78,8 @@ class _Concatenation:
             raise ManifestError(
                 f"no variable is along {self.dim!r} in {self.sets[0].name}, nor in the others: of dimensions there are "
                 f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'none'}. "
-                "Where names of files say it, a pattern with fields makes it: '{time:%Y%m%d}.nc'"
+                "It is made where each set has one value of it, a scalar of that name, or where names of files say it, "
+                "by a pattern with fields: '{time:%Y%m%d}.nc'"
             )
         for path in dict.fromkeys(path for part in self.sets for path in part.variables):
             self._add_variable(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -19,12 +19,14 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.document import stacked
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
+from refshard_fs.sets.compatibility import same_values
 from refshard_fs.sets.outer import with_missing
 from refshard_fs.sets.sources import natural
-from refshard_fs.sets.variables import Named, VariableReader
+from refshard_fs.sets.variables import Named, Variable, VariableReader, auxiliary
 
 _FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _DIRECTIVE: Final = re.compile(r"%(.)")
@@ -219,71 +221,127 @@ def _coordinate(places: Sequence[Place]) -> _Coordinate:
 
 
 class Stacking(NamedTuple):
-    """Sets that have no dimension which their names tell: a lazy cube puts their arrays ``paths`` one behind the other.
+    """Sets that have no dimension ``dim``: the arrays ``paths`` of each are one place along it.
 
-    ``shown`` are the documents (by key) of the coordinate that is made, and of arrays of version 2, whose attributes
-    name their dimensions; ``values`` are the coordinate's, of each set.
+    The coordinate is made of what the sets' names tell, or is a scalar of theirs. ``shown`` are the documents (by key)
+    of what a lazy cube shows otherwise than its first set: of a coordinate that is made, and of arrays of version 2,
+    whose attributes name their dimensions. ``values`` are those of a coordinate that is made.
     """
 
-    dim: str
-    others: Sequence[str]
-    coordinate: _Coordinate
+    parts: list[Named]
     paths: tuple[str, ...]
     shown: dict[str, dict[str, Any]]
-    values: list[bytes]
+    values: list[bytes] | None = None
 
     @classmethod
-    def of(cls, grid: FileGrid, dim: str, first: Named, others: Sequence[str]) -> Stacking:
-        """Return how sets such as the ``first`` get ``dim``: arrays do that are along ``others``, or all if none is."""
+    def by_name(
+        cls, grid: FileGrid, dim: str, parts: Sequence[Named], numbers: Sequence[int], others: Sequence[str]
+    ) -> Stacking:
+        """Return sets at the places ``numbers`` of a grid: arrays along ``others`` are stacked, or all if none is."""
         coordinate = _coordinate(grid.places[dim])
-        with_it = _with_dimension(first, dim, others, coordinate, 0)
-        paths = tuple(path for path, v in with_it.variables.items() if dim in v.dims and not v.is_coordinate)
-        shown = {}
-        for path in (*paths, dim):
-            variable = with_it.variables[path]
-            if variable.meta.zarr_format == 2:
-                shown[join(path, ".zattrs")] = dict(variable.attributes)
-            if path == dim:
-                shown[variable.key] = dict(variable.meta.raw)
+        found = [_with_dimension(part, dim, others, coordinate, n) for part, n in zip(parts, numbers, strict=True)]
+        first = found[0].variables
+        paths = tuple(path for path, v in first.items() if dim in v.dims and not v.is_coordinate)
+        shown = {**_attributes(first, (*paths, dim)), first[dim].key: dict(first[dim].meta.raw)}
         values = [coordinate.values[number : number + 1].tobytes() for number in range(len(coordinate.values))]
-        return cls(dim, others, coordinate, paths, shown, values)
+        return cls(found, paths, shown, values)
 
-    def stacked(self, part: Named, number: int) -> Named:
-        """Return a set as it is stacked, at the place of that number."""
-        return _with_dimension(part, self.dim, self.others, self.coordinate, number)
+    @classmethod
+    def by_scalar(cls, dim: str, parts: Sequence[Named]) -> Stacking | None:
+        """Return sets each of which has one value of ``dim``, a scalar; None unless they are such.
+
+        As in xarray, other scalars and coordinates of theirs get the dimension where their values differ.
+        """
+        first = parts[0]
+        if any(dim in v.dims for part in parts for v in part.variables.values()):
+            return None
+        if any(dim not in part.variables or _scalar(part, dim) is None for part in parts):
+            return None
+        named = auxiliary(first.variables)
+        paths = [dim]
+        for path, variable in first.variables.items():
+            if variable.is_coordinate or path == dim:
+                continue
+            if path in named or not variable.dims:
+                values = [part.values(path) if path in part.variables else None for part in parts]
+                if any(v is not None and values[0] is not None and not same_values(values[0], v) for v in values):
+                    paths.append(path)
+            else:
+                paths.append(path)
+        found = [stacked_along(part, dim, paths) for part in parts]
+        shown = _attributes(found[0].variables, paths)
+        coordinate = found[0].variables[dim]
+        if coordinate.meta.zarr_format == 3:  # which tells that of the document
+            shown[coordinate.key] = dict(coordinate.meta.raw)
+        return cls(found, tuple(paths), shown)
+
+
+def stacked_along(part: Named, dim: str, paths: Sequence[str]) -> Named:
+    """Return a set those of whose arrays ``paths`` that it has are one place along ``dim``."""
+    there = [path for path in paths if path in part.variables]
+    return _with(part, *_with_axis(part, dim, there)) if there else part
+
+
+def stacked_as(part: Named, dim: str, other: Named) -> Named:
+    """Return a set that has one value of ``dim``, a scalar, as it goes on with another one; else the set itself."""
+    is_along = any(dim in variable.dims for variable in part.variables.values())
+    if is_along or dim not in part.variables or _scalar(part, dim) is None:
+        return part
+    theirs = other.variables
+    return stacked_along(
+        part, dim, [p for p, v in part.variables.items() if p in theirs and theirs[p].dims == (dim, *v.dims)]
+    )
+
+
+def _scalar(part: Named, path: str) -> Any:
+    return part.values(path) if part.variables[path].meta.shape == () else None
+
+
+def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the attributes of arrays of version 2, which name their dimensions, by key."""
+    some = [variables[path] for path in paths]
+    return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
 
 
 def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _Coordinate, number: int) -> Named:
     """Return a set whose arrays lie at one place along ``dim``: those along ``others``, or all if there are none."""
+
+    def is_meant(variable: Variable) -> bool:
+        along = any(other in variable.dims for other in others) if others else bool(variable.dims)
+        return along and not variable.is_coordinate
+
+    paths = [path for path, variable in part.variables.items() if is_meant(variable)]
+    version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)
+    tables, members = _with_axis(part, dim, paths)
+    _put_coordinate(tables, members, dim, coordinate, number, version)
+    return _with(part, tables, members)
+
+
+def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> tuple[dict[str, ChunkTable], dict[str, Value]]:
+    """Return tables and members of a set whose arrays ``paths`` have ``dim``, of length 1, before their others."""
     tables: dict[str, ChunkTable] = dict(part.refs.tables)
     members: dict[str, Value] = dict(part.refs.side.items())
-    version = 2
-    for path, variable in part.variables.items():
+    for path in paths:
+        variable = part.variables[path]
         meta = variable.meta
-        version = meta.zarr_format
-        is_meant = any(other in variable.dims for other in others) if others else bool(variable.dims)
-        if variable.is_coordinate or not is_meant:
-            continue
         doc = dict(meta.raw)
-        doc["shape"] = [1, *meta.shape]
         if meta.chunks is None or (meta.zarr_format == 3 and not _is_simple(doc)):
             raise ManifestError(
                 f"{path!r} of {part.name} cannot get the dimension {dim!r}: its chunks or codecs name its dimensions"
             )
         if meta.zarr_format == 2:
-            doc["chunks"] = [1, *meta.chunks]
-            attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
-            members[join(path, ".zattrs")] = attributes
-        else:
-            doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1, *meta.chunks]}}
-            doc["dimension_names"] = [dim, *variable.dims]
+            members[join(path, ".zattrs")] = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
+        doc = stacked(doc, meta.chunks, dim)
         members[variable.key] = doc
         old, grid = tables[path], zarrmeta.grid_of(doc)
         assert grid is not None, "a regular grid stays one"
         for chunk in part.inline.get(path, {}):
             members[join(path, grid.tail(chunk))] = members.pop(join(path, old.grid.tail(chunk)))
         tables[path] = ChunkTable(grid, old.ranges, old.numbers)  # a chunk's number is what it was
-    _put_coordinate(tables, members, dim, coordinate, number, version)
+    return tables, members
+
+
+def _with(part: Named, tables: dict[str, ChunkTable], members: dict[str, Value]) -> Named:
     members.pop(".zmetadata", None)  # which tells of the arrays as they were
     root = members.get("zarr.json")
     if root is not None and type(root) is not Row:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import struct
 import zlib
@@ -38,7 +39,7 @@ from refshard_fs.session.engines import Engines
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, open_source
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
-from refshard_fs.sets.variables import Named, Variable, VariableReader
+from refshard_fs.sets.variables import Named, Variable, VariableReader, auxiliary
 from refshard_fs.writing.save import respelling
 
 ROUND: Final = 16  # sources whose look-ups are driven together: what one waits for, all do,
@@ -349,10 +350,11 @@ def _without_chunks(grid: ChunkGrid) -> ChunkTable:
 
 
 def coordinates_to_read(part: Named) -> Iterator[Variable]:
-    """Yield the coordinates whose values are references."""
+    """Yield the coordinates whose values are references, scalar ones among them."""
+    scalars = [path for path in auxiliary(part.variables) if path in part.variables and not part.variables[path].dims]
     for path, variable in part.variables.items():
         table = part.refs.tables.get(path)
-        if table is not None and variable.is_coordinate and len(table):
+        if table is not None and (variable.is_coordinate or path in scalars) and len(table):
             meta = variable.meta
-            if meta.shape[0] <= LONGEST and dtype_of(meta) is not None and not variable.is_sharded:
+            if math.prod(meta.shape) <= LONGEST and dtype_of(meta) is not None and not variable.is_sharded:
                 yield variable

@@ -52,6 +52,16 @@ class Variable(NamedTuple):
         )
 
 
+def auxiliary(variables: Mapping[str, Variable]) -> set[str]:
+    """Return the paths that attributes ``coordinates`` of arrays name (CF conventions, section 5)."""
+    return {
+        join(parent(path)[0], name)
+        for path, variable in variables.items()
+        if isinstance(names := variable.attributes.get("coordinates"), str)
+        for name in names.split()
+    }
+
+
 class Named(msgspec.Struct, frozen=True, dict=True):
     """A set, its variables by path, and what it is called in errors."""
 

@@ -239,3 +239,66 @@ def test_a_lazy_cube_along_several_dimensions_has_no_holes_and_grows_by_none(tmp
     (tmp_path / "r2/20240102.nc").unlink()
     with pytest.raises(ManifestError, match="there is no file of time = 2024-01-02T00:00:00, member = r2.*leave lazy"):
         refshard_fs.concat(pattern, dims=DIMS, lazy=True, join="outer")
+
+
+# ------------------------------------------------------------------ dimensions of which each file has one value
+
+
+def one_time(folder: Path, day: int) -> str:
+    """Write a field of one time, which is a scalar, as are a height and an age; places have coordinates of two."""
+    path = folder / f"day{day}.nc"
+    places = (("y", "x"), np.arange(6.0).reshape(2, 3))
+    time = np.datetime64("2024-01-01", "ns") + np.timedelta64(day, "D")
+    coords = {"time": time, "height": 2.0, "age": np.int32(day), "lat": places, "x": [1, 2, 3]}
+    xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))}, coords=coords).to_netcdf(path, engine="h5netcdf")
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_files_of_one_time_each_are_joined_along_it_as_xarray_does(tmp_path: Path, version: int, *, lazy: bool) -> None:
+    files = [one_time(tmp_path, day) for day in range(4)]
+    expected = xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
+    shuffled = [files[1], files[2], files[0]]
+    made: Any = refshard_fs.concat(shuffled, "time", sort=True, zarr_format=version, lazy=lazy)  # type: ignore[call-overload]
+    found = of_xarray(made)
+    xr.testing.assert_equal(found, expected.isel(time=slice(3)))
+    assert {name: found[name].dims for name in expected.variables} == {n: v.dims for n, v in expected.variables.items()}
+    url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
+    made.save(url)
+    assert refshard_fs.append(url, files[3], "time", zarr_format=version) == 1
+    assert refshard_fs.append(url, files[3], "time", on_duplicate="skip", zarr_format=version) == 0
+    xr.testing.assert_equal(of_xarray(url), expected)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("lazy", [False, True])
+def test_grib_files_of_one_field_each_are_a_cube_of_times_and_steps(tmp_path: Path, *, lazy: bool) -> None:
+    pytest.importorskip("eccodes", exc_type=Exception)
+    pytest.importorskip("cfgrib", exc_type=Exception)
+    from tests.formats.test_grib2 import message
+
+    files = [[str(tmp_path / f"{time}-{step}.grib2") for step in (0, 3)] for time in (0, 600, 1200)]
+    for row, time in zip(files, (0, 600, 1200), strict=True):
+        for file, step in zip(row, (0, 3), strict=True):
+            Path(file).write_bytes(message(dataDate=20240101, dataTime=time, step=step))
+    expected = xr.combine_nested(
+        [
+            [xr.load_dataset(file, engine="cfgrib", indexpath="", decode_timedelta=True) for file in row]
+            for row in files
+        ],
+        ["time", "step"],
+    )
+    made: Any = refshard_fs.concat(files, dims=("time", "step"), lazy=lazy)  # type: ignore[call-overload]
+    found = xr.open_dataset(made, engine=RefShardBackend, decode_timedelta=True).load()
+    for name, variable in expected.variables.items():
+        assert set(found[name].dims) == set(variable.dims)
+        np.testing.assert_array_equal(found[name].transpose(*variable.dims).values, variable.values, err_msg=str(name))
+
+
+def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
+    other = tmp_path / "other.nc"
+    xr.Dataset({"v": (("y", "x"), np.zeros((2, 3), "f4"))}).to_netcdf(other, engine="h5netcdf")
+    with pytest.raises(ManifestError, match=r"no variable is along 'time'.*has one value of it, a scalar"):
+        refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")
