@@ -190,8 +190,8 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
     unlisted = [path or "/" for path, extents in found.arrays.items() if not extents.listed]
     if unlisted:
         yield (
-            f"chunks of {count_text(len(unlisted), 'array')} are not listed: where they are, as over plain HTTP, "
-            "nothing can be listed, or they are too many. They can be read, and how many exist is not known; "
+            f"chunks of {count_text(len(unlisted), 'array')} cannot be listed: nothing can where they are, as over "
+            "plain HTTP, or they are too many. They can be read, and how many exist is not known; "
             "'refshard snapshot SOURCE refs.json' asks for each of them"
         )
     if "" in found.urls:
