@@ -47,6 +47,7 @@ ROUNDS: Final = 16  # and how many such rounds are under way at once, so that ot
 PIECE: Final = 64  # sources that a worker looks at in one go: some 100 ms, so that it is worth being sent
 REMEMBERED: Final = 32 << 20  # bytes of indexes: of sources that are being looked at
 LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in the set
+SAYS: Final = frozenset(["axis", "standard_name", "units"])  # attributes of scalars that may be coordinates
 # Options that say how sources are read, and not what they mean.
 READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "retries", "timeout"])
 _UNDERSTOOD: Final = READING | {"index_cache", "max_manifest_bytes", "options", "ref_storage_args", "target_options"}
@@ -351,7 +352,8 @@ def _without_chunks(grid: ChunkGrid) -> ChunkTable:
 
 def coordinates_to_read(part: Named) -> Iterator[Variable]:
     """Yield the coordinates whose values are references, scalar ones among them."""
-    scalars = [path for path in auxiliary(part.variables) if path in part.variables and not part.variables[path].dims]
+    named = auxiliary(part.variables)
+    scalars = {p for p, v in part.variables.items() if not v.dims and (p in named or not SAYS.isdisjoint(v.attributes))}
     for path, variable in part.variables.items():
         table = part.refs.tables.get(path)
         if table is not None and (variable.is_coordinate or path in scalars) and len(table):

@@ -16,6 +16,7 @@ from tests.sets.test_concatenating import VERSIONS
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
+h5py = pytest.importorskip("h5py")
 pytest.importorskip("zarr")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
@@ -295,6 +296,18 @@ def test_grib_files_of_one_field_each_are_a_cube_of_times_and_steps(tmp_path: Pa
     for name, variable in expected.variables.items():
         assert set(found[name].dims) == set(variable.dims)
         np.testing.assert_array_equal(found[name].transpose(*variable.dims).values, variable.values, err_msg=str(name))
+
+
+def test_a_scalar_that_no_attribute_names_is_a_dimension_as_well(tmp_path: Path) -> None:
+    for day in range(3):
+        with h5py.File(tmp_path / f"{day}.h5", "w") as file:
+            file["time"], file["v"] = np.int32(day), np.full((2, 3), day, "f4")
+            file["time"].attrs["units"] = "days since 2024-01-01"
+    found = of_xarray(refshard_fs.concat(f"{tmp_path}/*.h5", "time"))
+    assert (
+        found["time"].values.tolist() == np.arange("2024-01-01", "2024-01-04", dtype="M8[D]").astype("M8[ns]").tolist()
+    )
+    np.testing.assert_array_equal(found["v"].values[:, 1, 2], [0, 1, 2])
 
 
 def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ def test_fill_values_are_masked_as_the_attribute_says_in_both_formats(tmp_path: 
                 np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.parametrize("path", sorted((Path(h5py.__file__).parent / "tests" / "data_files").glob("*.h5")))
+def test_values_of_the_files_that_h5py_comes_with_are_those_that_it_reads(path: Path) -> None:
+    assert check_file(path)
+
+
 def test_what_is_refused_is_refused_by_name(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo=str(written(corpus.WRITERS, "refused", tmp_path)))
     for name, reason in corpus.REFUSED.items():
