@@ -60,14 +60,17 @@ class RefShardCodecPipeline(CodecPipeline):
         if array_metadata.zarr_format != 2:
             return cls._made(SelectionPipeline, array_metadata)
         # In format 2 nothing but its codecs makes a pipeline: those of 500 arrays alike take 15 ms of opening them.
-        codecs = str(
-            [codec and codec.get_config() for codec in (*(array_metadata.filters or ()), array_metadata.compressor)]
-        )
-        if codecs not in cls._known:
-            if len(cls._known) == KNOWN:
-                cls._known.clear()
-            cls._known[codecs] = cls._made(SelectionPipeline, array_metadata)
-        return cls._known[codecs]
+        # Only numcodecs' own codecs say all that they are: others may keep from `get_config` what they decode with.
+        codecs = [codec for codec in (*(array_metadata.filters or ()), array_metadata.compressor) if codec is not None]
+        if not all(type(codec).__module__.startswith("numcodecs.") for codec in codecs):
+            return cls._made(SelectionPipeline, array_metadata)
+        key = str([array_metadata.compressor is None, *(codec.get_config() for codec in codecs)])
+        pipeline = cls._known.get(key)
+        if pipeline is None:
+            if len(cls._known) >= KNOWN:
+                cls._known.clear()  # other threads may be here, too
+            pipeline = cls._known[key] = cls._made(SelectionPipeline, array_metadata)
+        return pipeline
 
     @classmethod
     def _made(cls, pipeline: Any, array_metadata: ArrayMetadata) -> Any:

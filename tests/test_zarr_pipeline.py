@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec.asyn
+import numcodecs.registry
 import numpy as np
 import pytest
 
@@ -24,6 +25,7 @@ zarr = pytest.importorskip("zarr", minversion="3.1")
 from fsspec.implementations.dirfs import DirFileSystem  # noqa: E402  # zarr may be absent
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from numcodecs.abc import Codec  # noqa: E402
 from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402
 
@@ -430,6 +432,33 @@ def test_arrays_of_other_stores_have_zarrs_own_pipeline(tmp_path: Path) -> None:
         array = zarr.create_array(store, name="b", data=np.arange(10), chunks=(3,), shards=(6,), overwrite=True)
         assert type(array._async_array.codec_pipeline) is BatchedCodecPipeline
         assert (array[:] == np.arange(10)).all()
+
+
+class Added(Codec):
+    """A codec whose `get_config` does not say what it adds."""
+
+    codec_id = "test_added"
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def encode(self, buf: Any) -> Any:
+        raise NotImplementedError
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        return np.frombuffer(buf, np.uint8) + np.uint8(self._number)
+
+
+def test_arrays_do_not_share_codecs_that_only_seem_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(numcodecs.registry.codec_registry, Added.codec_id, Added)
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C", "filters": None}
+    refs = {".zgroup": '{"zarr_format": 2}'}
+    for name, number in {"a": 1, "b": 10}.items():
+        compressor = {"id": Added.codec_id, "number": number}
+        refs[f"{name}/.zarray"] = json.dumps({**meta, "fill_value": 0, "compressor": compressor})
+        refs[f"{name}/0"] = "AA"
+    group = zarr.open_group(store_of(refs), mode="r")
+    assert [group[name][:].tolist() for name in "ab"] == [[66, 66], [75, 75]]
 
 
 def test_a_pickled_array_of_another_store_does_not_need_us(tmp_path: Path) -> None:
