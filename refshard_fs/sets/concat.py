@@ -420,7 +420,8 @@ def concat(
         if depth == len(order):
             return next(left)
         found = [joined(member, depth + 1) for member in members]
-        stacking = Stacking.by_scalar(str(order[depth]), found)
+        along = order[depth]
+        stacking = None if along is None else Stacking.by_scalar(along, found)
         found = found if stacking is None else stacking.parts
         if join == "outer":
             found = completed(found, order[depth])

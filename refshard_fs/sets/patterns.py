@@ -252,21 +252,20 @@ class Stacking(NamedTuple):
 
         As in xarray, other scalars and coordinates of theirs get the dimension where their values differ.
         """
-        first = parts[0]
         if any(dim in v.dims for part in parts for v in part.variables.values()):
             return None
         if any(dim not in part.variables or _scalar(part, dim) is None for part in parts):
             return None
-        named = auxiliary(first.variables)
+        having: dict[str, list[Named]] = {}
+        for part in parts:
+            for path, variable in part.variables.items():
+                if path != dim and not variable.is_coordinate:
+                    having.setdefault(path, []).append(part)
+        named = set().union(*(auxiliary(part.variables) for part in parts))
         paths = [dim]
-        for path, variable in first.variables.items():
-            if variable.is_coordinate or path == dim:
-                continue
-            if path in named or not variable.dims:
-                values = [part.values(path) if path in part.variables else None for part in parts]
-                if any(v is not None and values[0] is not None and not same_values(values[0], v) for v in values):
-                    paths.append(path)
-            else:
+        for path, some in having.items():
+            is_field = path not in named and bool(some[0].variables[path].dims)
+            if is_field or any(_differ(path, some[0], other) for other in some[1:]):
                 paths.append(path)
         found = [stacked_along(part, dim, paths) for part in parts]
         shown = _attributes(found[0].variables, paths)
@@ -293,13 +292,20 @@ def stacked_as(part: Named, dim: str, other: Named) -> Named:
     )
 
 
+def _differ(path: str, one: Named, other: Named) -> bool:
+    """Whether two sets are known to have other values of an array; those in other units are others."""
+    mine, theirs = one.values(path), other.values(path)
+    units = [part.variables[path].attributes.get("units") for part in (one, other)]
+    return mine is not None and theirs is not None and (units[0] != units[1] or not same_values(mine, theirs))
+
+
 def _scalar(part: Named, path: str) -> Any:
     return part.values(path) if part.variables[path].meta.shape == () else None
 
 
 def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the attributes of arrays of version 2, which name their dimensions, by key."""
-    some = [variables[path] for path in paths]
+    some = [variables[path] for path in paths if path in variables]
     return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
 
 

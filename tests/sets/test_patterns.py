@@ -250,7 +250,7 @@ def one_time(folder: Path, day: int) -> str:
     path = folder / f"day{day}.nc"
     places = (("y", "x"), np.arange(6.0).reshape(2, 3))
     time = np.datetime64("2024-01-01", "ns") + np.timedelta64(day, "D")
-    coords = {"time": time, "height": 2.0, "age": np.int32(day), "lat": places, "x": [1, 2, 3]}
+    coords = {"time": time, "since": time, "height": 2.0, "age": np.int32(day), "lat": places, "x": [1, 2, 3]}
     xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))}, coords=coords).to_netcdf(path, engine="h5netcdf")
     return str(path)
 
@@ -308,6 +308,15 @@ def test_a_scalar_that_no_attribute_names_is_a_dimension_as_well(tmp_path: Path)
         found["time"].values.tolist() == np.arange("2024-01-01", "2024-01-04", dtype="M8[D]").astype("M8[ns]").tolist()
     )
     np.testing.assert_array_equal(found["v"].values[:, 1, 2], [0, 1, 2])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, *, lazy: bool) -> None:
+    files = [one_time(tmp_path, day) for day in range(2)]
+    with h5py.File(files[1], "r+") as file:
+        file["w"] = np.zeros((2, 3))
+    with pytest.raises(ManifestError, match=r"has no variable 'w', which others have along 'time'"):
+        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
 def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
