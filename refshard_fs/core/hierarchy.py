@@ -15,7 +15,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import check_key, is_key, join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
@@ -67,7 +67,7 @@ class Hierarchy(KeySpace):
     def consolidated(self) -> Steps[Known]:
         """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
         documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
-        found = yield tuple(Load(entry, _Consolidated(name)) for name, entry in documents.items())
+        found = yield tuple(Load(entry, Parsed(_known, (name,))) for name, entry in documents.items())
         return next((known for known in found if known is not None and known.keys), Known())
 
 
@@ -78,26 +78,22 @@ class Known(msgspec.Struct, frozen=True):
     arrays: frozenset[str] = frozenset()
 
 
-class _Consolidated(msgspec.Struct, frozen=True):
-    """How the consolidated metadata document called ``name`` is read."""
-
-    name: str
-
-    def decode(self, data: bytes) -> Known:
-        doc = zarrmeta.loads(data)
-        if not isinstance(doc, dict):
-            return Known()
-        if self.name == ".zarray" or doc.get("node_type") == "array":
-            return Known(frozenset([self.name, ".zattrs"]), frozenset([""]))
-        arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
-        is_flat = self.name == CONSOLIDATED
-        keys = frozenset([*doc.get("metadata", {}), self.name] if is_flat else _nodes("", doc))
-        for key in keys:
-            try:
-                check_key(key)
-            except ValueError as e:
-                raise ManifestError(f"{key[:1000]!r} in consolidated metadata: {e}") from e
-        return Known(keys, arrays)
+def _known(data: bytes, name: str) -> Known:
+    """Return what the consolidated metadata document called ``name`` tells."""
+    doc = zarrmeta.loads(data)
+    if not isinstance(doc, dict):
+        return Known()
+    if name == ".zarray" or doc.get("node_type") == "array":
+        return Known(frozenset([name, ".zattrs"]), frozenset([""]))
+    arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
+    is_flat = name == CONSOLIDATED
+    keys = frozenset([*doc.get("metadata", {}), name] if is_flat else _nodes("", doc))
+    for key in keys:
+        try:
+            check_key(key)
+        except ValueError as e:
+            raise ManifestError(f"{key[:1000]!r} in consolidated metadata: {e}") from e
+    return Known(keys, arrays)
 
 
 def _nodes(path: str, doc: object) -> Iterator[str]:

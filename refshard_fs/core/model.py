@@ -254,6 +254,16 @@ class Raw(msgspec.Struct, frozen=True):
         return data
 
 
+class Parsed(msgspec.Struct, frozen=True):
+    """An index that the function ``parse`` of a module makes of the bytes; ``arguments`` follow them."""
+
+    parse: Callable[..., Any]
+    arguments: tuple[Hashable, ...] = ()
+
+    def decode(self, data: bytes) -> Any:
+        return self.parse(data, *self.arguments)
+
+
 class Load(msgspec.Struct, frozen=True):
     """Needed: the bytes of ``entry``, decoded by ``index``. Answer: its result; None if optional and absent."""
 

@@ -18,7 +18,7 @@ from fsspec.implementations.zip import ZipFileSystem
 
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Packed, Span, Steps, clamp
 from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChanged
-from refshard_fs.formats.zip.directory import TAIL, DirectoryIndex, End, TailIndex
+from refshard_fs.formats.zip.directory import TAIL, End, parse_directory, parse_tail
 from refshard_fs.formats.zip.source import Member, ZipKeySpace
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import ABSENT, Unreadable
@@ -135,11 +135,11 @@ class ZipTarget(Target):
         if size is None:
             raise Unreadable(f"the size of the ZIP at {self._url} is unknown, so its end cannot be read")
         tail = await self._bytes(max(size - TAIL, 0), size)  # not all servers know ranges that count from the end
-        found = TailIndex(self._url, size).decode(tail.data)
+        found = parse_tail(tail.data, self._url, size)
         if isinstance(found, End):
             end = found
             directory = await self._bytes(end.start, end.start + end.size)
-            found = await in_thread(lambda: DirectoryIndex(self._url, end).decode(directory.data))
+            found = await in_thread(lambda: parse_directory(directory.data, self._url, end))
         return ZipKeySpace(self._url, Span(self._url, 0, size), found), facts
 
     async def _find(self, path: str) -> tuple[Member, Entry, Facts]:

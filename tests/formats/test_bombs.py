@@ -18,7 +18,7 @@ from refshard_fs.formats.dmrpp.document import REPEATED
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.tiles import header_block
 from refshard_fs.formats.grib2.decoding import Values
-from refshard_fs.formats.grib2.messages import MOST, Offsets
+from refshard_fs.formats.grib2.messages import MOST, parse_sidecar
 from tests.formats.test_dmrpp import document
 from tests.formats.test_tiff import plain_tiff
 from tests.memory import taking
@@ -168,7 +168,7 @@ def test_a_sidecar_of_places_that_cannot_be_is_refused(offset: str) -> None:
 def test_a_sidecar_of_more_messages_than_are_read_of_a_file_is_refused() -> None:
     lines = "\n".join(f"1:{at}:d" for at in range(MOST + 1))
     with pytest.raises(ValueError, match=f"{MOST} are read"):
-        Offsets().decode(lines.encode())
+        parse_sidecar(lines.encode())
 
 
 # ------------------------------------------------------------------ FITS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.view import PendingIndex
+from refshard_fs.formats.chunk_manifest.view import pending_edits
 from refshard_fs.formats.kerchunk_parquet.source import Layout
 
 
@@ -19,10 +19,10 @@ def root(**ours: Any) -> bytes:
 
 
 def test_pending_documents_are_those_of_the_root_and_gone_ones_are_none() -> None:
-    edits = PendingIndex("zarr.json").decode(root(pending=["a"], gone=["b/c"]))
+    edits = pending_edits(root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
     assert sorted(edits.changes()) == ["a/zarr.json", "b/c/zarr.json"]
-    assert PendingIndex("zarr.json").decode(root(pending=[], gone=[])) is None
+    assert pending_edits(root(pending=[], gone=[]), "zarr.json") is None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_pending_documents_are_those_of_the_root_and_gone_ones_are_none() -> Non
 )
 def test_paths_that_are_none_are_refused(ours: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"zarr\.json"):
-        PendingIndex("zarr.json").decode(root(**ours))
+        pending_edits(root(**ours), "zarr.json")
 
 
 @pytest.mark.parametrize(

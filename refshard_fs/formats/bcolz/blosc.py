@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.model import Entry, Inline, Packed, Span
-
 BODY: Final = 16  # bytes of the header, after which the body starts
 LARGEST: Final = 2**31 - 1 - BODY  # bytes that one frame can hold (c-blosc's BLOSC_MAX_BUFFERSIZE)
 EXPANSION: Final = 1 << 16  # no codec makes more bytes of one; zstd comes to half of it
@@ -78,13 +76,6 @@ def parse(data: bytes) -> FrameHeader:
     elif not 0 < blocksize <= length or -(-length // blocksize) * 4 > stored - BODY:
         raise ValueError(f"blosc blocksize {blocksize}: impossible with nbytes {length} and ctbytes {stored}")
     return FrameHeader(length, stored, typesize, flags)
-
-
-class FrameIndex(msgspec.Struct, frozen=True):
-    """Decodes the first bytes of a frame to its header."""
-
-    def decode(self, data: bytes) -> FrameHeader:
-        return parse(data)
 
 
 def decode(frame: bytes, length: int) -> bytes:
@@ -205,16 +196,3 @@ class Refilled(msgspec.Struct, frozen=True):
     def made(self) -> int:
         """Bytes of what is made."""
         return self.size + BODY
-
-
-def made(source: Entry, recipe: Verified | Refilled, cuts: tuple[tuple[int, int], ...] = ()) -> Entry:
-    """Return the entry of what ``recipe`` makes of ``source``, or of ``cuts`` of it, (offset, length) pairs, joined."""
-    match source:
-        case Span():
-            return Packed(source, recipe, recipe.made, cuts=cuts)
-        case Inline(data) if cuts:
-            return Inline(recipe.make(b"".join(data[offset : offset + length] for offset, length in cuts)))
-        case Inline(data):
-            return Inline(recipe.make(data))
-        case Packed():
-            raise TypeError("frames lie in an object or in memory, they are not made")

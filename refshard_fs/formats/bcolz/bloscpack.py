@@ -16,12 +16,12 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, made
 from refshard_fs.core.compression import decompressed
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import integers, object_in, shown
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import MAGIC
@@ -32,12 +32,10 @@ from refshard_fs.formats.bcolz.blosc import (
     LARGEST,
     Checksum,
     FrameHeader,
-    FrameIndex,
     Piece,
     Refilled,
     Verified,
     compressor,
-    made,
     parse,
 )
 
@@ -206,30 +204,18 @@ class Located(NamedTuple):
     header: FrameHeader
 
 
-class OffsetsIndex(msgspec.Struct, frozen=True):
-    """Decodes a piece of the table of offsets."""
-
-    def decode(self, data: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.frombuffer(data, "<i8")
-
-
-class WalkIndex(msgspec.Struct, frozen=True):
-    """Decodes the headers of up to ``most`` frames that follow one another, each with a digest of ``tail`` bytes."""
-
-    most: int
-    tail: int
-
-    def decode(self, data: bytes) -> tuple[FrameHeader, ...]:
-        headers = [parse(data)]
-        position = headers[0].stored + self.tail
-        while len(headers) < self.most and position + BODY <= len(data):
-            try:
-                header = parse(data[position : position + BODY])
-            except ValueError:
-                break  # those before it are sound; whoever wants it is told
-            headers.append(header)
-            position += header.stored + self.tail
-        return tuple(headers)
+def parse_frames(data: bytes, most: int, tail: int) -> tuple[FrameHeader, ...]:
+    """Return the headers of up to ``most`` frames that follow one another, each with a digest of ``tail`` bytes."""
+    headers = [parse(data)]
+    position = headers[0].stored + tail
+    while len(headers) < most and position + BODY <= len(data):
+        try:
+            header = parse(data[position : position + BODY])
+        except ValueError:
+            break  # those before it are sound; whoever wants it is told
+        headers.append(header)
+        position += header.stored + tail
+    return tuple(headers)
 
 
 class Superchunk:
@@ -258,7 +244,7 @@ class Superchunk:
         offsets = yield from self._offsets(first, last)
         for number, offset in enumerate(offsets, first):
             self._check_offset(number, offset)
-        headers = yield tuple(Load(self._base.part(offset, BODY), FrameIndex()) for offset in offsets)
+        headers = yield tuple(Load(self._base.part(offset, BODY), Parsed(parse)) for offset in offsets)
         found = list(map(Located, offsets, headers))
         for number, located in enumerate(found, first):
             self._check(number, located)
@@ -269,9 +255,9 @@ class Superchunk:
         loads = []
         for start in starts:
             length = min(PIECE, self.header.frames - start) * 8
-            loads.append(Load(self._base.part(self._table + start * 8, length), OffsetsIndex()))
+            loads.append(Load(self._base.part(self._table + start * 8, length), Raw()))
         pieces = yield tuple(loads)
-        offsets = np.concatenate(pieces)[first - starts.start : last - starts.start]
+        offsets = np.frombuffer(b"".join(pieces), "<i8")[first - starts.start : last - starts.start]
         return [int(offset) for offset in offsets]
 
     def _walk(self, last: int) -> Steps[None]:
@@ -284,7 +270,7 @@ class Superchunk:
                 offset = before.offset + step
             self._check_offset(number, offset)
             window = min(WINDOW if step * 4 <= WINDOW and last - number > FEW else BODY, self._size - offset)
-            index = WalkIndex(self.header.frames - number, self.header.digest.size)
+            index = Parsed(parse_frames, (self.header.frames - number, self.header.digest.size))
             headers = yield Load(self._base.part(offset, window), index)
             for header in headers:
                 located = Located(offset, header)
@@ -359,14 +345,16 @@ class SuperchunkChunks(Chunks):
             offset, frame = found[0]
             if not checksum:
                 return self._frames.part(offset, frame.stored)
-            return made(self._frames.part(offset, frame.stored + tail), Verified(checksum, frame.stored))
+            recipe = Verified(checksum, frame.stored)
+            return made(self._frames.part(offset, frame.stored + tail), recipe, frame.stored, self._frames.url)
         begin = min(offset for offset, _ in found)
         end = max(offset + frame.stored for offset, frame in found) + tail
         cuts = tuple((offset - begin, frame.stored + tail) for offset, frame in found)
         joined = accumulate((length for _, length in cuts), initial=0)
         pieces = tuple(Piece(at, frame.stored, frame.length) for at, (_, frame) in zip(joined, found, strict=False))
-        recipe = Refilled(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
-        return made(self._frames.part(begin, end - begin), recipe, cuts if len(cuts) > 1 else ())
+        refilled = Refilled(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
+        part, url = self._frames.part(begin, end - begin), self._frames.url
+        return made(part, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
 
 
 def _part(probe: Probe, size: int, start: int, stop: int, what: str) -> Entry:
@@ -429,10 +417,8 @@ def _rows(array: Described, header: Header, url: str) -> int:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a bloscpack file."""
-    url, size = probe.url, probe.facts.size if probe.facts is not None else None
-    if size is None:
-        what = "a directory" if probe.is_directory else "a file whose size is not told"
-        raise ManifestError(f"{url} is {what}, and no bloscpack file")
+    url = probe.url
+    _, size = probe.file("bloscpack")
     header = parse_header(probe.head[:HEADER], size, url)
     table = HEADER
     metadata: dict[str, Any] = {}

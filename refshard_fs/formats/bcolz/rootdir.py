@@ -10,14 +10,13 @@ import math
 from typing import Any, Final
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, made
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Load, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Load, Parsed, Raw, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, is_node_name, object_in, shown
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
@@ -29,7 +28,6 @@ from refshard_fs.formats.bcolz.blosc import (
     Piece,
     Refilled,
     compressor,
-    made,
     parse,
 )
 from refshard_fs.security.policy import protocol_of, relative_to
@@ -45,22 +43,20 @@ MOST: Final = 1 << 20  # bytes of a JSON document
 _CODECS: Final = frozenset(["blosclz", "lz4", "lz4hc", "zlib", "zstd"])
 
 
-class ChunkFileIndex(msgspec.Struct, frozen=True):
-    """Decodes the first 32 bytes of a chunk's file: bcolz's header and the frame's."""
-
-    def decode(self, data: bytes) -> FrameHeader:
-        if len(data) < FILE_HEADER + BODY:
-            raise ValueError(f"it is cut short: two headers take {FILE_HEADER + BODY} bytes, there are {len(data)}")
-        if data[:4] != b"blpk":
-            raise ValueError(f"magic {data[:4]!r}, not b'blpk'")
-        if data[4] != 1:
-            raise ValueError(f"format version {data[4]}: a bcolz chunk has version 1")
-        if any(data[5:8]):
-            raise ValueError(f"reserved bytes {data[5:8].hex(' ')}, not zero")
-        frames = int.from_bytes(data[8:16], "little", signed=True)
-        if frames != 1:
-            raise ValueError(f"nchunks {frames}: a bcolz chunk file holds one")
-        return parse(data[FILE_HEADER:])
+def parse_chunk_file(data: bytes) -> FrameHeader:
+    """Return the header of the frame in a chunk's file, from its first 32 bytes: bcolz's own header, and that."""
+    if len(data) < FILE_HEADER + BODY:
+        raise ValueError(f"it is cut short: two headers take {FILE_HEADER + BODY} bytes, there are {len(data)}")
+    if data[:4] != b"blpk":
+        raise ValueError(f"magic {data[:4]!r}, not b'blpk'")
+    if data[4] != 1:
+        raise ValueError(f"format version {data[4]}: a bcolz chunk has version 1")
+    if any(data[5:8]):
+        raise ValueError(f"reserved bytes {data[5:8].hex(' ')}, not zero")
+    frames = int.from_bytes(data[8:16], "little", signed=True)
+    if frames != 1:
+        raise ValueError(f"nchunks {frames}: a bcolz chunk file holds one")
+    return parse(data[FILE_HEADER:])
 
 
 class CarrayChunks(Chunks):
@@ -86,11 +82,11 @@ class CarrayChunks(Chunks):
         if number and full > frame.stored * EXPANSION:
             yield from self._vouch(number - 1, full)
         recipe = Refilled((Piece(0, frame.stored, frame.length),), full, frame.typesize)
-        return made(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe)
+        return made(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe, recipe.made, url)
 
     def _frame(self, number: int) -> Steps[FrameHeader]:
         url = self._file(number)
-        load = Load(Span(url, 0, FILE_HEADER + BODY, exact=False, optional=True), ChunkFileIndex())
+        load = Load(Span(url, 0, FILE_HEADER + BODY, exact=False, optional=True), Parsed(parse_chunk_file))
         frame: FrameHeader | None = yield load
         if frame is None:
             raise DamagedIndex("", url, "this file of the carray is missing: all chunks must exist")

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
@@ -100,16 +99,6 @@ class ChunkManifest:
     def prefix(self, coords: Sequence[int]) -> Prefix | None:
         """Return the longest prefix of the chunk at ``coords``, or None."""
         return next((prefix for prefix in self.prefixes if prefix.fits(coords)), None)
-
-
-class ManifestIndex(msgspec.Struct, frozen=True, cache_hash=True):
-    """Decodes the manifest called ``where`` of the array with this ``grid``."""
-
-    where: str
-    grid: ChunkGrid
-
-    def decode(self, data: bytes) -> ChunkManifest:
-        return parse(data, self.grid, self.where)
 
 
 def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import add_to_tree, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Entry, Listed, Load, Names, Span, Steps
+from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Steps
 from refshard_fs.core.version_3 import group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import (
@@ -58,33 +56,21 @@ def _check_key(key: str, spelled: str, where: str) -> None:
         raise ManifestError(f"{where}: {spelled!r} is no key; its parts are names with a slash between them")
 
 
-class KeyMapIndex(msgspec.Struct, frozen=True):
-    """Decodes the key map called ``where``."""
-
-    where: str
-
-    def decode(self, data: bytes) -> KeyMap:
-        return KeyMap(entries_in(data, self.where), self.where, len(data))
+def parse_key_map(data: bytes, where: str) -> KeyMap:
+    """Return the key map called ``where``."""
+    return KeyMap(entries_in(data, where), where, len(data))
 
 
-class _DocumentIndex(msgspec.Struct, frozen=True):
-    """Decodes a key map that is a document of its own. Where nothing says what its root is, that is a group."""
-
-    where: str
-
-    def decode(self, data: bytes) -> KeyMap:
-        try:
-            document = zarrmeta.loads(data)
-        except ValueError as e:
-            raise ManifestError(f"{self.where} is not JSON: {e}") from e
-        match declaration(document):
-            case bytes(manifest):
-                keys = KeyMapIndex(self.where).decode(manifest)
-            case _:
-                raise ManifestError(f"{self.where}: its configuration has no object 'manifest'")
-        if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
-            keys.keys["zarr.json"] = JsonEntry(data=group_3({}))
-        return keys
+def _parse_document(data: bytes, where: str) -> KeyMap:
+    """Return a key map that is a document of its own. Where nothing says what its root is, that is a group."""
+    match declaration(zarrmeta.object_in(data, where)):
+        case bytes(manifest):
+            keys = parse_key_map(manifest, where)
+        case _:
+            raise ManifestError(f"{where}: its configuration has no object 'manifest'")
+    if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
+        keys.keys["zarr.json"] = JsonEntry(data=group_3({}))
+    return keys
 
 
 class Composite(KeySpace):
@@ -178,6 +164,6 @@ class Composite(KeySpace):
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a key map."""
-    keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), _DocumentIndex(probe.url))
+    keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), Parsed(_parse_document, (probe.url,)))
     origin = Origin("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
     return Composite(None, keys, origin, probe.url)

@@ -18,12 +18,12 @@ from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, is_key, join, relative
 from refshard_fs.core.keyspace import KeySpace, View, chunks_below, has_chunks_below, merged
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
 from refshard_fs.formats.chunk_manifest.entries import Declared, Key, Origin, Unmapped, Url, key_beside
-from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, ManifestIndex, Prefix
-from refshard_fs.formats.chunk_manifest.prefix_map import Composite, KeyMapIndex
+from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, Prefix, parse
+from refshard_fs.formats.chunk_manifest.prefix_map import Composite, parse_key_map
 from refshard_fs.security import policy
 
 # ----------------------------------------------------------------------------------------------------
@@ -37,33 +37,29 @@ from refshard_fs.security import policy
 PENDING = b'"refshard":{"'
 
 
-class PendingIndex(msgspec.Struct, frozen=True):
-    """Decodes the root document called ``where``: to the edits of other documents that it stands for, or None."""
-
-    where: str
-
-    def decode(self, data: bytes) -> Edits | None:
-        try:
-            doc = zarrmeta.loads(data)
-        except ValueError:
-            return None  # whoever reads it sees the bytes as they are
-        match doc:
-            case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": list(pending)} as ours}}:
-                pass
-            case _:
-                return None
-        edits = Edits()
-        gone = ours.get("gone", [])
-        if not isinstance(gone, list):
-            raise ManifestError(f"{self.where}: 'gone' is no list of nodes")
-        for path in [*pending, *gone]:
-            if not isinstance(path, str) or not is_key(path):
-                raise ManifestError(f"{self.where}: {path!r} is no path of a node")
-            member = members.get(path)
-            if path in pending and not isinstance(member, dict):
-                raise ManifestError(f"{self.where}: {path!r} is pending, and not in the consolidated metadata")
-            edits.put(join(path, "zarr.json"), Inline(zarrmeta.dumps(member)) if path in pending else REMOVED)
-        return edits if len(edits) else None
+def pending_edits(data: bytes, where: str) -> Edits | None:
+    """Return the edits of other documents that the root document called ``where`` stands for, if for any."""
+    try:
+        doc = zarrmeta.loads(data)
+    except ValueError:
+        return None  # whoever reads it sees the bytes as they are
+    match doc:
+        case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": list(pending)} as ours}}:
+            pass
+        case _:
+            return None
+    edits = Edits()
+    gone = ours.get("gone", [])
+    if not isinstance(gone, list):
+        raise ManifestError(f"{where}: 'gone' is no list of nodes")
+    for path in [*pending, *gone]:
+        if not isinstance(path, str) or not is_key(path):
+            raise ManifestError(f"{where}: {path!r} is no path of a node")
+        member = members.get(path)
+        if path in pending and not isinstance(member, dict):
+            raise ManifestError(f"{where}: {path!r} is pending, and not in the consolidated metadata")
+        edits.put(join(path, "zarr.json"), Inline(zarrmeta.dumps(member)) if path in pending else REMOVED)
+    return edits if len(edits) else None
 
 
 def root_with(
@@ -120,7 +116,7 @@ class ManifestView(View):
         document = yield from self._documents.read("zarr.json")
         if document is not None and PENDING in document.data:
             entry = yield from self.base.lookup("zarr.json")
-            pending = None if entry is None else (yield Load(entry, PendingIndex("zarr.json")))
+            pending = None if entry is None else (yield Load(entry, Parsed(pending_edits, ("zarr.json",))))
             if pending is not None:
                 self._compose(EditedKeySpace(self.base, pending))
                 document = yield from self._documents.read("zarr.json")
@@ -227,7 +223,8 @@ class ManifestView(View):
             raise SourceNotReachable(f"{where} is not there, which {path or 'the root'!r} names as its manifest")
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
-        return _Lookup(Load(entry, KeyMapIndex(where) if grid is None else ManifestIndex(where, grid)), origin, where)
+        index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))
+        return _Lookup(Load(entry, index), origin, where)
 
     # ------------------------------------------------------------------ all of an array
 

@@ -126,21 +126,19 @@ def _time(data: bytes, octet: int) -> int:
     return int(datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC).timestamp())
 
 
-class Offsets(msgspec.Struct, frozen=True):
-    """Decodes a sidecar to the offsets of messages, in order."""
-
-    def decode(self, data: bytes) -> tuple[int, ...]:
-        found = set()
-        for line in data.decode("utf-8", "replace").splitlines():
-            try:  # a JSON object a line, or fields between colons of which the second is the offset
-                value = json.loads(line)["_offset"] if line.startswith("{") else line.split(":", 2)[1]
-                found.add(int(value))
-            except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
-                if line.strip():
-                    raise ValueError(f"its line {line[:80]!r} tells of no message") from None
-        if len(found) > MOST:
-            raise ValueError(f"it tells of {len(found)} messages, and {MOST} are read of a file")
-        return tuple(sorted(found))
+def parse_sidecar(data: bytes) -> tuple[int, ...]:
+    """Return the offsets of messages that a sidecar tells, in order."""
+    found = set()
+    for line in data.decode("utf-8", "replace").splitlines():
+        try:  # a JSON object a line, or fields between colons of which the second is the offset
+            value = json.loads(line)["_offset"] if line.startswith("{") else line.split(":", 2)[1]
+            found.add(int(value))
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
+            if line.strip():
+                raise ValueError(f"its line {line[:80]!r} tells of no message") from None
+    if len(found) > MOST:
+        raise ValueError(f"it tells of {len(found)} messages, and {MOST} are read of a file")
+    return tuple(sorted(found))
 
 
 class Grib(FileBytes):

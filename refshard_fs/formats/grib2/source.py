@@ -12,10 +12,10 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, MadeChunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Span, Steps, together
+from refshard_fs.core.model import Inline, Load, Parsed, Span, Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
-from refshard_fs.formats.grib2.messages import TEMPLATES, Field, Grib, Offsets, Unshown, integer, signed
+from refshard_fs.formats.grib2.messages import TEMPLATES, Field, Grib, Unshown, integer, parse_sidecar, signed
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
@@ -80,7 +80,7 @@ def _sidecar(url: str) -> Steps[tuple[int, ...] | None]:
         return None
     stem = url.rpartition(".")[0] if "." in url.rpartition("/")[2] else url
     names = dict.fromkeys(base + end for base in (url, stem) for end in SIDECARS)
-    found = yield tuple(Load(Span(name, optional=True), Offsets()) for name in names)
+    found = yield tuple(Load(Span(name, optional=True), Parsed(parse_sidecar)) for name in names)
     return next((offsets for offsets in found if offsets), None)
 
 

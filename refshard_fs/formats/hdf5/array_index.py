@@ -42,23 +42,19 @@ class Elements(NamedTuple):
         return 20 * len(self.addresses) + 256
 
 
-class ElementsIndex(msgspec.Struct, frozen=True):
-    """How ``count`` elements of ``width`` bytes each are decoded: a checksum ends them, and a header precedes them."""
+def parse_elements(
+    data: bytes, signature: bytes, skipped: int, count: int, width: int, address: int, stored: int, has_filters: bool
+) -> Elements:
+    """Return ``count`` elements of ``width`` bytes each, between a header of ``skipped`` bytes and a checksum."""
+    rows = np.frombuffer(_block(data, signature, skipped), np.uint8, count * width).reshape(count, width)
+    return Elements(*elements(rows, address, stored, has_filters))
 
-    signature: bytes
-    skipped: int  # bytes of the header
-    count: int
-    width: int
-    sizes: Sizes
-    stored: int
-    has_filters: bool
 
-    def decode(self, data: bytes) -> Elements:
-        if not data.startswith(self.signature):
-            raise ValueError(f"{data[:4]!r} where the signature {self.signature!r} is due")
-        body = verified(data, "a block of a chunk index")[self.skipped :]
-        rows = np.frombuffer(body, np.uint8, self.count * self.width).reshape(self.count, self.width)
-        return Elements(*elements(rows, self.sizes.address, self.stored, self.has_filters))
+def _block(data: bytes, signature: bytes, skipped: int) -> bytes:
+    """Return a block without its header and its checksum."""
+    if not data.startswith(signature):
+        raise ValueError(f"{data[:4]!r} where the signature {signature!r} is due")
+    return verified(data, "a block of a chunk index")[skipped:]
 
 
 class _Run(NamedTuple):
@@ -101,8 +97,8 @@ class _ArrayIndex:
 
     def _elements_at(self, address: int, signature: bytes, skipped: int, count: int, width: int) -> Load:
         place = self._place
-        index = ElementsIndex(signature, skipped, count, width, place.sizes, place.stored, place.has_filters)
-        return place.load(address, skipped + count * width + 4, index, "a block of a chunk index")
+        how = signature, skipped, count, width, place.sizes.address, place.stored, place.has_filters
+        return place.load(address, skipped + count * width + 4, "a block of a chunk index", parse_elements, *how)
 
     def _check(self, client: int, width: int, bits: int) -> None:
         address = self._place.sizes.address
@@ -145,28 +141,12 @@ class FixedHeader(msgspec.Struct, frozen=True):
     nbytes = 512
 
 
-class FixedHeaderIndex(msgspec.Struct, frozen=True):
-    """How the header of a fixed array is decoded."""
-
-    sizes: Sizes
-
-    def decode(self, data: bytes) -> FixedHeader:
-        fields = Fields(verified(data, "a fixed array"), self.sizes)
-        fields.expect(b"FAHD", 0)
-        client, width, bits = fields.uint(1), fields.uint(1), fields.uint(1)
-        return FixedHeader(client, width, bits, fields.length(), fields.address())
-
-
-class PagesIndex(msgspec.Struct, frozen=True):
-    """How the bits are decoded that tell which pages of a data block were written to."""
-
-    signature: bytes
-    skipped: int
-
-    def decode(self, data: bytes) -> bytes:
-        if not data.startswith(self.signature):
-            raise ValueError(f"{data[:4]!r} where the signature {self.signature!r} is due")
-        return verified(data, "the data block of a fixed array")[self.skipped :]
+def parse_fixed_header(data: bytes, sizes: Sizes) -> FixedHeader:
+    """Return the header of a fixed array."""
+    fields = Fields(verified(data, "a fixed array"), sizes)
+    fields.expect(b"FAHD", 0)
+    client, width, bits = fields.uint(1), fields.uint(1), fields.uint(1)
+    return FixedHeader(client, width, bits, fields.length(), fields.address())
 
 
 class FixedArray(_ArrayIndex):
@@ -175,7 +155,8 @@ class FixedArray(_ArrayIndex):
     def _find(self, wanted: UInt64s | None) -> Steps[list[Found]]:
         place = self._place
         size = 8 + place.sizes.length + place.sizes.address + 4
-        header: FixedHeader = yield place.load(self._address, size, FixedHeaderIndex(place.sizes), "a fixed array")
+        what = "a fixed array"
+        header: FixedHeader = yield place.load(self._address, size, what, parse_fixed_header, place.sizes)
         self._check(header.client, header.width, header.page_bits)
         if header.address is None:
             return []
@@ -188,7 +169,8 @@ class FixedArray(_ArrayIndex):
         pages = -(-header.count // page)
         bitmap = -(-pages // 8)
         prefix = skipped + bitmap + 4
-        bits: bytes = yield place.load(header.address, prefix, PagesIndex(b"FADB", skipped), "a fixed array")
+        # Bits that tell which pages were written to.
+        bits: bytes = yield place.load(header.address, prefix, what, _block, b"FADB", skipped)
         runs: list[_Run] = []
         for number in range(pages):
             first = number * page
@@ -248,22 +230,18 @@ class ExtensibleHeader(msgspec.Struct, frozen=True):
         return self.in_index + ((1 << number) - 1) * self.least
 
 
-class ExtensibleHeaderIndex(msgspec.Struct, frozen=True):
-    """How the header of an extensible array is decoded."""
-
-    sizes: Sizes
-
-    def decode(self, data: bytes) -> ExtensibleHeader:
-        fields = Fields(verified(data, "an extensible array"), self.sizes)
-        fields.expect(b"EAHD", 0)
-        client, width, bits, in_index, least, pointers, page_bits = (fields.uint(1) for _ in range(7))
-        for _ in range(6):
-            fields.length()
-        address = fields.address()
-        powers = all(n and not n & (n - 1) for n in (least, pointers))
-        if not powers or not 0 < bits <= 64 or page_bits > _MOST_BITS:
-            raise ValueError(f"an extensible array of 2**{bits} elements, {least} in a block, {pointers} blocks")
-        return ExtensibleHeader(client, width, bits, in_index, least, pointers, page_bits, address, self.sizes)
+def parse_extensible_header(data: bytes, sizes: Sizes) -> ExtensibleHeader:
+    """Return the header of an extensible array."""
+    fields = Fields(verified(data, "an extensible array"), sizes)
+    fields.expect(b"EAHD", 0)
+    client, width, bits, in_index, least, pointers, page_bits = (fields.uint(1) for _ in range(7))
+    for _ in range(6):
+        fields.length()
+    address = fields.address()
+    powers = all(n and not n & (n - 1) for n in (least, pointers))
+    if not powers or not 0 < bits <= 64 or page_bits > _MOST_BITS:
+        raise ValueError(f"an extensible array of 2**{bits} elements, {least} in a block, {pointers} blocks")
+    return ExtensibleHeader(client, width, bits, in_index, least, pointers, page_bits, address, sizes)
 
 
 class IndexBlock(NamedTuple):
@@ -278,23 +256,16 @@ class IndexBlock(NamedTuple):
         return self.elements.nbytes + 40 * (len(self.direct) + len(self.secondary))
 
 
-class IndexBlockIndex(msgspec.Struct, frozen=True):
-    """How an index block is decoded."""
-
-    header: ExtensibleHeader
-    stored: int
-    has_filters: bool
-
-    def decode(self, data: bytes) -> IndexBlock:
-        header = self.header
-        fields = Fields(verified(data, "the index block of an extensible array"), header.sizes)
-        fields.expect(b"EAIB", 0)
-        fields.take(1 + header.sizes.address)
-        raw = fields.take(header.in_index * header.width)
-        rows = np.frombuffer(raw, np.uint8).reshape(header.in_index, header.width)
-        own = Elements(*elements(rows, header.sizes.address, self.stored, self.has_filters))
-        direct = [fields.address() for _ in range(header.direct)]
-        return IndexBlock(own, direct, [fields.address() for _ in range(header.secondary)])
+def parse_index_block(data: bytes, header: ExtensibleHeader, stored: int, has_filters: bool) -> IndexBlock:
+    """Return the index block of an extensible array."""
+    fields = Fields(verified(data, "the index block of an extensible array"), header.sizes)
+    fields.expect(b"EAIB", 0)
+    fields.take(1 + header.sizes.address)
+    raw = fields.take(header.in_index * header.width)
+    rows = np.frombuffer(raw, np.uint8).reshape(header.in_index, header.width)
+    own = Elements(*elements(rows, header.sizes.address, stored, has_filters))
+    direct = [fields.address() for _ in range(header.direct)]
+    return IndexBlock(own, direct, [fields.address() for _ in range(header.secondary)])
 
 
 class SecondaryBlock(NamedTuple):
@@ -308,19 +279,13 @@ class SecondaryBlock(NamedTuple):
         return 40 * len(self.blocks) + len(self.pages) + 256
 
 
-class SecondaryIndex(msgspec.Struct, frozen=True):
-    """How a secondary block of ``count`` data blocks is decoded; ``bitmap`` are the bytes about their pages."""
-
-    header: ExtensibleHeader
-    count: int
-    bitmap: int
-
-    def decode(self, data: bytes) -> SecondaryBlock:
-        fields = Fields(verified(data, "a secondary block of an extensible array"), self.header.sizes)
-        fields.expect(b"EASB", 0)
-        fields.take(1 + self.header.sizes.address + self.header.offset_size)
-        pages = fields.take(self.bitmap)
-        return SecondaryBlock([fields.address() for _ in range(self.count)], pages)
+def parse_secondary_block(data: bytes, header: ExtensibleHeader, count: int, bitmap: int) -> SecondaryBlock:
+    """Return a secondary block of ``count`` data blocks; ``bitmap`` is how many bytes tell of their pages."""
+    fields = Fields(verified(data, "a secondary block of an extensible array"), header.sizes)
+    fields.expect(b"EASB", 0)
+    fields.take(1 + header.sizes.address + header.offset_size)
+    pages = fields.take(bitmap)
+    return SecondaryBlock([fields.address() for _ in range(count)], pages)
 
 
 class ExtensibleArray(_ArrayIndex):
@@ -330,14 +295,14 @@ class ExtensibleArray(_ArrayIndex):
         place = self._place
         address = place.sizes.address
         size = 12 + 6 * place.sizes.length + address + 4
-        index = ExtensibleHeaderIndex(place.sizes)
-        header: ExtensibleHeader = yield place.load(self._address, size, index, "an extensible array")
+        what = "an extensible array"
+        header: ExtensibleHeader = yield place.load(self._address, size, what, parse_extensible_header, place.sizes)
         self._check(header.client, header.width, header.page_bits)
         if header.address is None:
             return []
         size = 6 + address + header.in_index * header.width + (header.direct + header.secondary) * address + 4
-        decoding = IndexBlockIndex(header, place.stored, place.has_filters)
-        block: IndexBlock = yield place.load(header.address, size, decoding, "an index block")
+        how = header, place.stored, place.has_filters
+        block: IndexBlock = yield place.load(header.address, size, "an index block", parse_index_block, *how)
         found = [self._found(0, _some(wanted, 0, header.in_index), block.elements)]
         runs: list[_Run] = []
         above: list[tuple[int, int]] = []  # super blocks that have a secondary block, by number, and its address
@@ -361,7 +326,8 @@ class ExtensibleArray(_ArrayIndex):
                 pages = count >> header.page_bits if count > 1 << header.page_bits else 0
                 bitmap = blocks * -(-pages // 8)
                 size = 6 + address + header.offset_size + bitmap + blocks * address + 4
-                loads.append(place.load(at, size, SecondaryIndex(header, blocks, bitmap), "a secondary block"))
+                how_many = header, blocks, bitmap
+                loads.append(place.load(at, size, "a secondary block", parse_secondary_block, *how_many))
             read: Sequence[SecondaryBlock] = yield tuple(loads)
             for (number, _), secondary in zip(above, read, strict=True):
                 runs += self._data_blocks(header, number, secondary.blocks, secondary.pages, wanted)

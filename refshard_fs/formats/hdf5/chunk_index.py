@@ -7,14 +7,14 @@ lies between two of them is chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.model import Load, Steps
+from refshard_fs.core.model import Load, Parsed, Steps
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes
 from refshard_fs.formats.hdf5.heaps import BTree2, Child, b_tree_2_size, parse_b_tree_2
 
@@ -52,9 +52,9 @@ class Place(msgspec.Struct, frozen=True):
     stored: int
     has_filters: bool
 
-    def load(self, address: int, length: int, index: Any, what: str) -> Load:
-        """Return the need of one node."""
-        return Load(self.file.metadata(address, length, what), index)
+    def load(self, address: int, length: int, what: str, parse: Callable[..., object], *arguments: Hashable) -> Load:
+        """Return the need of one node, which ``parse`` makes of its bytes and the ``arguments``."""
+        return Load(self.file.metadata(address, length, what), Parsed(parse, arguments))
 
     @property
     def sizes(self) -> Sizes:
@@ -119,35 +119,27 @@ class Node(NamedTuple):
         return 29 * len(self.firsts) + 512
 
 
-class NodeIndex(msgspec.Struct, frozen=True):
-    """How a node of a version 1 B-tree of chunks is decoded."""
-
-    chunk: tuple[int, ...]
-    counts: tuple[int, ...]
-    sizes: Sizes
-    room: int
-
-    def decode(self, data: bytes) -> Node:
-        fields = Fields(data, self.sizes)
-        fields.expect(b"TREE")
-        kind, level, count = fields.uint(1), fields.uint(1), fields.uint(2)
-        if kind != 1:
-            raise ValueError(f"a node of a B-tree of chunks is of type {kind}, not 1")
-        fields.take(2 * self.sizes.address)
-        rank = len(self.chunk)
-        width = self.sizes.address
-        entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (width,))])
-        found = np.frombuffer(fields.take(count * entry.itemsize), entry)
-        addresses = uints(found["child"])
-        coords, rest = np.divmod(found["at"][:, :rank].astype(np.uint64), np.array(self.chunk, np.uint64))
-        if rest.any() or found["at"][:, rank].any():
-            raise ValueError("a B-tree of chunks has one that begins between others")
-        firsts, are_in = ranks(coords, self.counts)
-        if (firsts[1:] < firsts[:-1]).any():
-            raise ValueError("a node of a B-tree of chunks is not in order")
-        if (addresses >= np.uint64(self.room)).any():
-            raise ValueError("a node of a B-tree of chunks points beyond the end of the file")
-        return Node(level, firsts, addresses, found["size"].astype(np.uint64), found["mask"].copy(), are_in)
+def parse_node(data: bytes, chunk: tuple[int, ...], counts: tuple[int, ...], sizes: Sizes, room: int) -> Node:
+    """Return a node of a version 1 B-tree of chunks."""
+    fields = Fields(data, sizes)
+    fields.expect(b"TREE")
+    kind, level, count = fields.uint(1), fields.uint(1), fields.uint(2)
+    if kind != 1:
+        raise ValueError(f"a node of a B-tree of chunks is of type {kind}, not 1")
+    fields.take(2 * sizes.address)
+    rank, width = len(chunk), sizes.address
+    entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (width,))])
+    found = np.frombuffer(fields.take(count * entry.itemsize), entry)
+    addresses = uints(found["child"])
+    coords, rest = np.divmod(found["at"][:, :rank].astype(np.uint64), np.array(chunk, np.uint64))
+    if rest.any() or found["at"][:, rank].any():
+        raise ValueError("a B-tree of chunks has one that begins between others")
+    firsts, are_in = ranks(coords, counts)
+    if (firsts[1:] < firsts[:-1]).any():
+        raise ValueError("a node of a B-tree of chunks is not in order")
+    if (addresses >= np.uint64(room)).any():
+        raise ValueError("a node of a B-tree of chunks points beyond the end of the file")
+    return Node(level, firsts, addresses, found["size"].astype(np.uint64), found["mask"].copy(), are_in)
 
 
 def uints(raw: npt.NDArray[np.uint8], *, is_address: bool = True) -> UInt64s:
@@ -183,7 +175,7 @@ class BTree1:
         self._root = address
         key = 8 + 8 * (len(place.chunk) + 1)
         self._size = 8 + 2 * place.sizes.address + (2 * k + 1) * key + 2 * k * place.sizes.address
-        self._index = NodeIndex(place.chunk, place.counts, place.sizes, place.room)
+        self._how = place.chunk, place.counts, place.sizes, place.room
 
     def find(self, numbers: UInt64s | None) -> Steps[Found]:
         level: list[tuple[int, UInt64s | None]] = [(self._root, numbers)]
@@ -193,7 +185,8 @@ class BTree1:
         while level:
             if len({address for address, _ in level}) < len(level) or len(level) * self._size > self._place.room:
                 raise ValueError("a B-tree of chunks comes to a node twice: it has a loop")
-            nodes: Sequence[Node] = yield tuple(self._place.load(at, self._size, self._index, what) for at, _ in level)
+            load = self._place.load
+            nodes: Sequence[Node] = yield tuple(load(at, self._size, what, parse_node, *self._how) for at, _ in level)
             below: list[tuple[int, UInt64s | None]] = []
             for (address, wanted), node in zip(level, nodes, strict=True):
                 if above is not None and node.level != above - 1:
@@ -239,37 +232,19 @@ class Node2(NamedTuple):
         return 29 * len(self.records.numbers) + 120 * len(self.children) + 512
 
 
-class HeaderIndex2(msgspec.Struct, frozen=True):
-    """How the header of a version 2 B-tree is decoded."""
-
-    sizes: Sizes
-
-    def decode(self, data: bytes) -> BTree2:
-        return parse_b_tree_2(data, self.sizes)
-
-
-class NodeIndex2(msgspec.Struct, frozen=True):
-    """How a node of a version 2 B-tree of chunks is decoded, of which its parent tells depth and number of records."""
-
-    tree: BTree2
-    depth: int
-    count: int
-    counts: tuple[int, ...]
-    stored: int
-    has_filters: bool
-
-    def decode(self, data: bytes) -> Node2:
-        raw, children = self.tree.node(data, self.depth, self.count)
-        address, rank = self.tree.sizes.address, len(self.counts)
-        rows = np.frombuffer(raw, np.uint8).reshape(self.count, self.tree.record_size)
-        addresses, sizes, masks = elements(
-            rows[:, : self.tree.record_size - 8 * rank], address, self.stored, self.has_filters
-        )
-        coords = np.ascontiguousarray(rows[:, self.tree.record_size - 8 * rank :]).view("<u8").astype(np.uint64)
-        numbers, are_in = ranks(coords, self.counts)
-        if (numbers[1:] < numbers[:-1]).any():
-            raise ValueError("a node of a v2 B-tree of chunks is not in order")
-        return Node2(Found(numbers, addresses, sizes, masks), are_in, children)
+def parse_node_2(
+    data: bytes, tree: BTree2, depth: int, count: int, counts: tuple[int, ...], stored: int, has_filters: bool
+) -> Node2:
+    """Return a node of a version 2 B-tree of chunks, of which its parent tells depth and number of records."""
+    raw, children = tree.node(data, depth, count)
+    rows = np.frombuffer(raw, np.uint8).reshape(count, tree.record_size)
+    first = tree.record_size - 8 * len(counts)  # of the coordinates
+    addresses, sizes, masks = elements(rows[:, :first], tree.sizes.address, stored, has_filters)
+    coords = np.ascontiguousarray(rows[:, first:]).view("<u8").astype(np.uint64)
+    numbers, are_in = ranks(coords, counts)
+    if (numbers[1:] < numbers[:-1]).any():
+        raise ValueError("a node of a v2 B-tree of chunks is not in order")
+    return Node2(Found(numbers, addresses, sizes, masks), are_in, children)
 
 
 def elements(
@@ -299,7 +274,7 @@ class BTreeOfGrowing:
     def find(self, numbers: UInt64s | None) -> Steps[Found]:
         place, what = self._place, "a node of a v2 B-tree of chunks"
         size = b_tree_2_size(place.sizes)
-        tree: BTree2 = yield place.load(self._address, size, HeaderIndex2(place.sizes), "a v2 B-tree of chunks")
+        tree: BTree2 = yield place.load(self._address, size, "a v2 B-tree of chunks", parse_b_tree_2, place.sizes)
         if tree.type != (11 if place.has_filters else 10) or tree.record_size <= 8 * len(place.chunk):
             raise ValueError(f"its chunk index is a v2 B-tree of type {tree.type}, records of {tree.record_size} bytes")
         if tree.total * tree.record_size > place.room:
@@ -313,16 +288,11 @@ class BTreeOfGrowing:
                 break
             if len(level) * tree.node_size > place.room:
                 raise ValueError("a v2 B-tree of chunks has more nodes than its file has room for")
-            loads = tuple(
-                place.load(
-                    at,
-                    tree.node_size,
-                    NodeIndex2(tree, depth, count, place.counts, place.stored, place.has_filters),
-                    what,
-                )
-                for (at, count), _ in level
-            )
-            nodes: Sequence[Node2] = yield loads
+            how = place.counts, place.stored, place.has_filters
+            loads = [
+                place.load(at, tree.node_size, what, parse_node_2, tree, depth, count, *how) for (at, count), _ in level
+            ]
+            nodes: Sequence[Node2] = yield tuple(loads)
             below: list[tuple[Child, UInt64s | None]] = []
             for (_, wanted), node in zip(level, nodes, strict=True):
                 if wanted is None:

@@ -13,14 +13,14 @@ from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, ch
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import tails
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Recipe, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Parsed, Raw, Recipe, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.array_index import ExtensibleArray, FixedArray
 from refshard_fs.formats.hdf5.chunk_index import BTree1, BTreeOfGrowing, Implicit, Index, Place, Single
 from refshard_fs.formats.hdf5.datatypes import encode_vlen_utf8, heap_ids, recast, vlen_strings
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import codecs_of, recoded
-from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, CollectionIndex
+from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, begun_collection
 from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
 
@@ -276,7 +276,7 @@ class DatasetChunks(Chunks):
         length = min(GLOBAL, self._file.room(address))
         while True:
             entry = self._file.metadata(address, length, "a collection of the global heap")
-            collection: Collection = yield Load(entry, CollectionIndex(self._file.sizes))
+            collection: Collection = yield Load(entry, Parsed(begun_collection, (self._file.sizes,)))
             if collection.size <= length:
                 return collection
             length = collection.size

@@ -40,7 +40,7 @@ class BTree2(msgspec.Struct, frozen=True):
         leaf = (self.node_size - 10) // self.record_size
         found = [(leaf, leaf)]
         for depth in range(1, self.depth + 1):
-            pointer = self.sizes.address + self._count_width(leaf) + (_width(found[-1][1]) if depth > 1 else 0)
+            pointer = self.sizes.address + _width(leaf) + (_width(found[-1][1]) if depth > 1 else 0)
             most = (self.node_size - 10 - pointer) // (self.record_size + pointer)
             found.append((most, (most + 1) * found[-1][1] + most))
         return found
@@ -57,7 +57,7 @@ class BTree2(msgspec.Struct, frozen=True):
         found = fields.take(records * self.record_size)
         children: list[Child] = []
         for _ in range(records + 1 if depth else 0):
-            address, count = fields.address(), fields.uint(self._count_width(capacities[0][0]))
+            address, count = fields.address(), fields.uint(_width(capacities[0][0]))
             if depth > 1:
                 fields.take(_width(capacities[depth - 1][1]))
             if address is None:
@@ -65,9 +65,6 @@ class BTree2(msgspec.Struct, frozen=True):
             children.append((address, count))
         verified(data[: fields.at + 4], "a node of a v2 B-tree")
         return found, children
-
-    def _count_width(self, most: int) -> int:
-        return _width(most)
 
 
 def _width(most: int) -> int:
@@ -357,14 +354,10 @@ class Collection(NamedTuple):
         return self.size + 128 * len(self.objects)
 
 
-class CollectionIndex(msgspec.Struct, frozen=True):
-    """How a collection of the global heap is decoded, of which there may not be all bytes."""
-
-    sizes: Sizes
-
-    def decode(self, data: bytes) -> Collection:
-        size = collection_size(data, self.sizes)
-        return Collection(size, parse_collection(data[:size], self.sizes) if size <= len(data) else {})
+def begun_collection(data: bytes, sizes: Sizes) -> Collection:
+    """Return the collection of the global heap that ``data`` begin with, of which there may not be all bytes."""
+    size = collection_size(data, sizes)
+    return Collection(size, parse_collection(data[:size], sizes) if size <= len(data) else {})
 
 
 def read_collection(file: MetadataFile, address: int) -> Steps[bytes]:

@@ -28,15 +28,13 @@ FEW: Final = 32  # datasets, of which the first nodes of the indexes are: each h
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an HDF5 file."""
-    url, size = probe.url, probe.facts.size if probe.facts is not None else None
+    url = probe.url
     if is_gzip(probe.head):
         raise ManifestError(
             f"{url} is an HDF5 file that gzip compressed as a whole: no part of it can be read alone. Decompress it; "
             "its chunks can be compressed instead (h5repack -f GZIP=4, ncks -L 4)"
         )
-    if size is None:
-        what = "a directory" if probe.is_directory else "a file whose size is not told"
-        raise ManifestError(f"{url} is {what}, and no HDF5 file")
+    _, size = probe.file("HDF5")
     source = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size)
     file = MetadataFile(source, size, probe.head)
     try:

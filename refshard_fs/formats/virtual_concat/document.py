@@ -173,15 +173,6 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         return line
 
 
-class ConcatIndex(msgspec.Struct, frozen=True):
-    """Decodes the document called ``where``."""
-
-    where: str
-
-    def decode(self, data: bytes) -> ConcatDocument:
-        return ConcatDocument.read(data, self.where)
-
-
 def with_marker_first(document: Mapping[str, Any]) -> bytes:
     """Return a decoded document as JSON that is recognised: the member that tells the format comes first."""
     return zarrmeta.dumps({"refshard": document["refshard"], **document})

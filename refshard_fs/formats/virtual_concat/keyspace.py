@@ -21,14 +21,13 @@ from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.cf_times import UNITS
 from refshard_fs.formats.virtual_concat.document import (
     DEEPEST,
     ConcatDocument,
-    ConcatIndex,
     Described,
     Nothing,
     Overlaid,
@@ -426,7 +425,9 @@ def _parsed(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document, and its first part."""
-    document: ConcatDocument = yield Load(probe.document(options.max_manifest_bytes), ConcatIndex(probe.url))
+    document: ConcatDocument = yield Load(
+        probe.document(options.max_manifest_bytes), Parsed(ConcatDocument.read, (probe.url,))
+    )
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     return (yield from _opened(document, probe.url, options, resolve))
 

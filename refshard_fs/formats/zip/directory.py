@@ -233,34 +233,26 @@ class Members(NamedTuple):
         return self.names.nbytes + self.rows.nbytes
 
 
-class DirectoryIndex(msgspec.Struct, frozen=True):
-    """How the directory that ``end`` tells of, of the archive at ``where``, is read."""
-
-    where: str
-    end: End
-
-    def decode(self, data: bytes) -> Members:
-        try:
-            return _members(data, self.end)
-        except ValueError as e:
-            raise ManifestError(f"the ZIP at {self.where} is damaged: {e}") from e
+def parse_directory(data: bytes, where: str, end: End) -> Members:
+    """Return the members of the archive at ``where``, whose directory is ``data``, as ``end`` tells."""
+    try:
+        return _members(data, end)
+    except ValueError as e:
+        raise ManifestError(f"the ZIP at {where} is damaged: {e}") from e
 
 
-class TailIndex(msgspec.Struct, frozen=True):
-    """How the last bytes of the archive at ``where`` are read: its members, or only its `End` if they lie before."""
+def parse_tail(data: bytes, where: str, size: int | None) -> Members | End:
+    """Return the members of the archive at ``where`` from its last bytes; only its `End` if its directory lies before.
 
-    where: str
-    size: int | None
-
-    def decode(self, data: bytes) -> Members | End:
-        size = len(data) if self.size is None and len(data) < TAIL else self.size
-        try:
-            end, begin = read_end(data, size)
-        except ValueError as e:
-            raise ManifestError(f"the ZIP at {self.where} cannot be opened: {e}") from e
-        if end.start < begin:
-            return end
-        return DirectoryIndex(self.where, end).decode(data[end.start - begin : end.start - begin + end.size])
+    The archive has ``size`` bytes, if that is known.
+    """
+    try:
+        end, begin = read_end(data, len(data) if size is None and len(data) < TAIL else size)
+    except ValueError as e:
+        raise ManifestError(f"the ZIP at {where} cannot be opened: {e}") from e
+    if end.start < begin:
+        return end
+    return parse_directory(data[end.start - begin : end.start - begin + end.size], where, end)
 
 
 def _members(data: bytes, end: End) -> Members:

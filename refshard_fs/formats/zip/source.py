@@ -15,7 +15,7 @@ import msgspec
 
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Span, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
 from refshard_fs.formats.zip.directory import (
@@ -24,10 +24,10 @@ from refshard_fs.formats.zip.directory import (
     OTHERS,
     STORED,
     TAIL,
-    DirectoryIndex,
     End,
     Members,
-    TailIndex,
+    parse_directory,
+    parse_tail,
     plain,
 )
 
@@ -195,10 +195,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     source = Span(probe.url, 0, size, pin=facts.pin)
     whole = Inline(probe.head) if size is not None and size == len(probe.head) else source
     tail = whole.window(-TAIL) if size is None or size > TAIL else whole
-    found: Members | End = yield Load(tail, TailIndex(probe.url, size))
+    found: Members | End = yield Load(tail, Parsed(parse_tail, (probe.url, size)))
     match found:
         case End(start=start, size=length) as end:
-            members: Members = yield Load(whole.part(start, length), DirectoryIndex(probe.url, end))
+            members: Members = yield Load(whole.part(start, length), Parsed(parse_directory, (probe.url, end)))
         case _:
             members = found
     return ZipKeySpace(probe.url, whole if probe.is_in_memory else source, members)
