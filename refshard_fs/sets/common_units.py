@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.columns import ChunkTable
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, calendar_of, finest, is_time, spelled
 from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recoding import PACKING
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.compatibility import Opened, chunks_read

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
-from refshard_fs.formats.virtual_concat.recoding import PACKING, STORED, meant_dtype
+from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
 from refshard_fs.formats.virtual_concat.recutting import uncompressed
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value

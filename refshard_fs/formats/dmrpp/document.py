@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.keys import is_key, join
 from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
@@ -41,7 +42,6 @@ NUMBERS: Final = {
 }
 TEXTS: Final = ("String", "URL", "Url")
 _OTHERS: Final = ("Structure", "Sequence", "Enum", "Opaque")
-PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 # Attributes by which HDF5 and netCDF keep dimensions, and what DMR++ says of itself.
 _HIDDEN: Final = frozenset(["DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_NCProperties"])
 _HIDDEN_NETCDF: Final = ("_Netcdf4", "_nc3_strict")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.zarrmeta import is_divided
-from refshard_fs.formats.hdf5.file import PARSED
+from refshard_fs.formats.hdf5.file import PARSED, Fields, Sizes
 
 Kind = Literal[
     "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "bool", "enum",
@@ -102,13 +102,12 @@ class _Parser:
     """Reads one message front to back."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
+        self._fields = Fields(data, Sizes())
 
     def datatype(self, depth: int) -> Datatype:
         if depth > DEEPEST:
             raise ValueError(f"its datatypes nest more than {DEEPEST} deep")
-        head, low, high, size = struct.unpack("<BBHI", self._take(8))
+        head, low, high, size = self._fields.unpack("<BBHI")
         version, flags = head >> 4, low | high << 8
         if not 1 <= version <= 5:
             raise ValueError(f"datatype version {version}: only 1 to 5 are known")
@@ -120,12 +119,12 @@ class _Parser:
             case 1:
                 return self._float(size, flags)
             case 2:
-                (precision,) = struct.unpack("<H", self._take(2))
+                precision = self._fields.uint(2)
                 return self._whole("time", size, f"{'<>'[flags & 1]}i", 0, precision)
             case 3:
                 return _string(size, flags)
             case 4:
-                offset, precision = struct.unpack("<HH", self._take(4))
+                offset, precision = self._fields.unpack("<HH")
                 return self._whole("bitfield", size, f"{'<>'[flags & 1]}u", offset, precision)
             case 5:
                 return self._opaque(size, flags)
@@ -145,7 +144,7 @@ class _Parser:
                 raise ValueError(f"datatype class {number}: only 0 to 11 are known")
 
     def _integer(self, size: int, flags: int) -> Datatype:
-        offset, precision = struct.unpack("<HH", self._take(4))
+        offset, precision = self._fields.unpack("<HH")
         return self._whole("integer", size, f"{'<>'[flags & 1]}{'i' if flags & 8 else 'u'}", offset, precision)
 
     def _whole(self, kind: Kind, size: int, code: str, offset: int, precision: int) -> Datatype:
@@ -159,7 +158,7 @@ class _Parser:
         return Datatype(size, kind, dtype, dtype, bits=bits)
 
     def _float(self, size: int, flags: int) -> Datatype:
-        offset, precision, exponent, exponents, mantissa, mantissas, bias = struct.unpack("<HHBBBBI", self._take(12))
+        offset, precision, exponent, exponents, mantissa, mantissas, bias = self._fields.unpack("<HHBBBBI")
         found = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
         order, normal = flags & 0x41, flags >> 4 & 3
         if order > 1:
@@ -173,7 +172,7 @@ class _Parser:
         return Datatype(size, "float", dtype, dtype)
 
     def _opaque(self, size: int, flags: int) -> Datatype:
-        tag = self._take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
+        tag = self._fields.take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
         if not size:
             raise ValueError("an opaque datatype of no bytes")
         found = _NUMPY_TAG.fullmatch(tag)  # h5py keeps times so
@@ -191,12 +190,12 @@ class _Parser:
         for _ in range(count):
             name = self._name(padded=version < 3)
             if version < 3:
-                (offset,) = struct.unpack("<I", self._take(4))
+                offset = self._fields.uint(4)
             else:
-                offset = int.from_bytes(self._take(max(1, -(-size.bit_length() // 8))), "little")
+                offset = self._fields.uint(max(1, -(-size.bit_length() // 8)))
             dims: tuple[int, ...] = ()
             if version == 1:
-                ndim, *sizes = struct.unpack("<B11x4I", self._take(28))
+                ndim, *sizes = self._fields.unpack("<B11x4I")
                 if ndim > 4:
                     raise ValueError(f"the member {name!r} of a compound has {ndim} dimensions")
                 dims = tuple(sizes[:ndim])
@@ -217,7 +216,7 @@ class _Parser:
         if base.kind != "integer" or base.dtype is None:
             raise ValueError(f"an enumeration of what is no integer, but {base.kind}")
         names = [self._name(padded=version < 3) for _ in range(count)]
-        values = np.frombuffer(self._take(count * base.size), base.dtype).tolist()
+        values = np.frombuffer(self._fields.take(count * base.size), base.dtype).tolist()
         members = tuple(zip(names, values, strict=True))
         if base.size == 1 and base.dtype.kind == "i" and dict(members) == {"FALSE": 0, "TRUE": 1}:
             return Datatype(1, "bool", np.dtype("?"), np.dtype("?"), names=members)
@@ -234,14 +233,14 @@ class _Parser:
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
     def _array(self, size: int, version: int, depth: int) -> Datatype:
-        (ndim,) = self._take(1)
+        ndim = self._fields.uint(1)
         if version < 3:
-            self._take(3)
+            self._fields.take(3)
         if not 0 < ndim <= 32:
             raise ValueError(f"an array datatype of {ndim} dimensions")
-        dims = struct.unpack(f"<{ndim}I", self._take(4 * ndim))
+        dims = self._fields.unpack(f"<{ndim}I")
         if version < 3:
-            self._take(4 * ndim)
+            self._fields.take(4 * ndim)
         found = _array_of(self.datatype(depth + 1), dims)
         if found.size != size:
             raise ValueError(f"an array datatype of {size} bytes, whose elements {dims} take {found.size}")
@@ -256,21 +255,11 @@ class _Parser:
         )
 
     def _name(self, *, padded: bool) -> str:
-        end = self._data.find(b"\0", self._at)
-        if end < 0:
-            raise ValueError("a name in a datatype does not end")
-        name = self._take(end - self._at)
-        self._at += 1
+        start = self._fields.at
+        name = self._fields.text()
         if padded:  # with zeros, to a multiple of eight bytes
-            self._at += -(len(name) + 1) % 8
-        return name.decode("utf-8", "surrogateescape")
-
-    def _take(self, count: int) -> bytes:
-        found = self._data[self._at : self._at + count]
-        if len(found) != count:
-            raise ValueError("a datatype message is cut short")
-        self._at += count
-        return found
+            self._fields.at += -(self._fields.at - start) % 8
+        return name
 
 
 def _string(size: int, flags: int) -> Datatype:

@@ -5,6 +5,7 @@ Addresses in the file count from its base address, the end of the user block.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -48,7 +49,8 @@ class Fields:
         """Return the next ``count`` bytes."""
         end = self.at + count
         if count < 0 or end > len(self.data):
-            raise ValueError(f"a structure of {len(self.data)} bytes ends before its field of {count} at {self.at}")
+            where = f"its {len(self.data)} bytes end before a field of {count} at {self.at}"
+            raise ValueError(f"a structure is cut short: {where}")
         found = self.data[self.at : end]
         self.at = end
         return found
@@ -65,6 +67,17 @@ class Fields:
     def length(self) -> int:
         """Return the length of something in the file."""
         return self.uint(self.sizes.length)
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        """Return the fields that ``form`` names, as `struct` does."""
+        return struct.unpack(form, self.take(struct.calcsize(form)))
+
+    def text(self) -> str:
+        """Return a text that ends with a NUL."""
+        end = self.data.find(b"\0", self.at)
+        if end < 0:
+            raise ValueError("a name does not end")
+        return self.take(end + 1 - self.at)[:-1].decode("utf-8", "surrogateescape")
 
     def rest(self) -> bytes:
         """Return all that is left."""

@@ -23,6 +23,7 @@ from refshard_fs.core.compression import decompressed, zstd
 from refshard_fs.core.zarrmeta import check_blosc
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
+from refshard_fs.formats.hdf5.file import Fields, Sizes
 
 MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: some filters make any number of bytes of none
 MOST_FILTERS: Final = 32  # in one pipeline, as many as a chunk's mask has bits
@@ -54,36 +55,29 @@ class Filter(msgspec.Struct, frozen=True):
 
     id: int
     name: str
-    is_optional: bool
     values: tuple[int, ...]
 
 
 def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
     """Return the filters of a message's body, in the order in which they encode; ValueError where it is damaged."""
-    if len(data) < 2 or data[0] not in (1, 2):
-        raise ValueError(f"a filter pipeline of version {data[0] if data else 'none'}: only 1 and 2 are known")
-    version, count = data[0], data[1]
-    if count > MOST_FILTERS:
-        raise ValueError(f"a filter pipeline of {count} filters")
-    at = 8 if version == 1 else 2
+    fields = Fields(data, Sizes())
     found: list[Filter] = []
     try:
+        version, count = fields.uint(1), fields.uint(1)
+        if version not in (1, 2) or count > MOST_FILTERS:
+            raise ValueError(f"it is of version {version}, with {count} filters; versions 1 and 2 are known")
+        fields.take(6 if version == 1 else 0)
         for _ in range(count):
-            (number,) = struct.unpack_from("<H", data, at)
-            at += 2
-            length = 0
-            if version == 1 or number >= 256:
-                (length,) = struct.unpack_from("<H", data, at)
-                at += 2
-            flags, many = struct.unpack_from("<HH", data, at)
-            at += 4
-            name = data[at : at + length].split(b"\0")[0].decode("utf-8", "replace")
-            at += length + (-length % 8 if version == 1 else 0)
-            values = struct.unpack_from(f"<{many}I", data, at)
-            at += 4 * (many + (many % 2 if version == 1 else 0))
-            found.append(Filter(number, NAMES.get(number) or name or f"number {number}", bool(flags & 1), values))
-    except struct.error:
-        raise ValueError("a filter pipeline message is cut short") from None
+            number = fields.uint(2)
+            length = fields.uint(2) if version == 1 or number >= 256 else 0
+            _, many = fields.uint(2), fields.uint(2)
+            name = fields.take(length).split(b"\0")[0].decode("utf-8", "replace")
+            fields.at += -length % 8 if version == 1 else 0
+            values = fields.unpack(f"<{many}I")
+            fields.at += 4 * (many % 2) if version == 1 else 0
+            found.append(Filter(number, NAMES.get(number) or name or f"number {number}", values))
+    except ValueError as e:
+        raise ValueError(f"a filter pipeline is damaged: {e}") from None
     return tuple(found)
 
 
@@ -327,8 +321,8 @@ def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     if not 0 < itemsize <= 1 << 16:
         raise ValueError(f"bitshuffle of elements of {itemsize} bytes")
     if compressor is None:
-        count = _nth(values, 3) or max(8192 // itemsize // 8 * 8, 128)
-        return b"".join(_unshuffled(data[i : i + count * itemsize], itemsize) for i in _steps(data, count * itemsize))
+        step = itemsize * (_nth(values, 3) or max(8192 // itemsize // 8 * 8, 128))
+        return b"".join(_unshuffled(data[at : at + step], itemsize) for at in range(0, len(data), step))
     size, block = struct.unpack_from(">QI", data)
     if size > _most(length) or not block or block % (8 * itemsize):
         raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block}")
@@ -339,10 +333,6 @@ def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
     parts = [_unshuffled(part, itemsize) for part in _blocks(data, whole, block, decode)]
     return b"".join([*parts, data[len(data) - (size - whole) :] if size > whole else b""])
-
-
-def _steps(data: bytes, step: int) -> range:
-    return range(0, len(data), step)
 
 
 def _unshuffled(block: bytes, itemsize: int) -> bytes:

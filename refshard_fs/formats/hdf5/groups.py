@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from refshard_fs.core.model import Steps, together
 from refshard_fs.formats.hdf5.file import MetadataFile, both
-from refshard_fs.formats.hdf5.heaps import heap_objects, read_fractal_heap, read_local_heap, read_records, text_at
+from refshard_fs.formats.hdf5.heaps import heap_objects, read_dense, read_local_heap, text_at
 from refshard_fs.formats.hdf5.structure import LINK, LINK_INFO, SYMBOL_TABLE, Message
 
 _GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # how a symbol table says that an entry is a group or a soft link
@@ -37,13 +37,12 @@ def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, le
     """Return the links of the group whose header has ``messages``; nodes of old groups have the sizes given."""
     found: list[Link] = []
     for message in messages:
-        match message.type:
-            case 0x11:
-                found += yield from _old_links(file, message, group_k, leaf_k)
-            case 0x06:
-                found.append(parse_link(file, message.data))
-            case 0x02:
-                found += yield from _dense_links(file, message)
+        if message.type == SYMBOL_TABLE:
+            found += yield from _old_links(file, message, group_k, leaf_k)
+        elif message.type == LINK:
+            found.append(parse_link(file, message.data))
+        elif message.type == LINK_INFO:
+            found += yield from _dense_links(file, message)
     return found
 
 
@@ -69,15 +68,10 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
 
 
 def _dense_links(file: MetadataFile, message: Message) -> Steps[list[Link]]:
-    fields = file.fields(message.data)
-    version, flags = fields.uint(1), fields.uint(1)
-    if version:
-        raise ValueError(f"a link info message of version {version}; version 0 is known")
-    fields.take(8 if flags & 1 else 0)
-    heap_address, tree = fields.address(), fields.address()
-    if heap_address is None or tree is None:  # its links are messages
+    dense = yield from read_dense(file, message.data, 8)
+    if dense is None:  # its links are messages
         return []
-    heap, records = yield from both(read_fractal_heap(file, heap_address), read_records(file, tree))
+    heap, records = dense
     objects = yield from heap_objects(file, heap, [record[4:] for record in records])
     return [parse_link(file, data) for data in objects]
 

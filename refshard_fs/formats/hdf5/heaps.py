@@ -12,7 +12,7 @@ import msgspec
 
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verified
+from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, both, verified
 
 MOST_ROWS: Final = 1 << 10  # of a doubling table, whose blocks double every row
 Child = tuple[int, int]  # address of a node, and how many records it has
@@ -185,6 +185,22 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     heap = parse_fractal_heap(data, file.sizes)
     file.expect(heap.root, heap.start_size)  # its objects are asked for once their ids are read, beside this
     return heap
+
+
+def read_dense(file: MetadataFile, info: bytes, skipped: int) -> Steps[tuple[FractalHeap, list[bytes]] | None]:
+    """Return the heap and the records of the links, or attributes, that an info message tells of; None if of none.
+
+    The highest number of these takes ``skipped`` bytes of the message, where it is there.
+    """
+    fields = file.fields(info)
+    version, flags = fields.uint(1), fields.uint(1)
+    if version:
+        raise ValueError(f"a message of links or attributes is of version {version}; version 0 is known")
+    fields.take(skipped if flags & 1 else 0)
+    heap, tree = fields.address(), fields.address()
+    if heap is None or tree is None:
+        return None
+    return (yield from both(read_fractal_heap(file, heap), read_records(file, tree)))
 
 
 def heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes]) -> Steps[list[bytes]]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import spelled_fill
+from refshard_fs.core.array_group import PACKING, spelled_fill
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
@@ -27,7 +27,6 @@ HIDDEN: Final = frozenset(
      "_NCProperties"]
 )  # fmt: skip
 FILL: Final = "_FillValue"
-PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
 _NO_COORDINATE: Final = "_nc4_non_coord_"  # starts the HDF5 name of a variable that is called as a dimension is

@@ -24,14 +24,13 @@ from refshard_fs.formats.hdf5.heaps import (
     heap_objects,
     parse_collection,
     read_collection,
+    read_dense,
     read_fractal_heap,
-    read_records,
 )
 from refshard_fs.formats.hdf5.structure import (
     SMALL,
     Attribute,
     Contiguous,
-    Fill,
     HDF5Object,
     Layout,
     Message,
@@ -219,7 +218,7 @@ class _Reader:
             return msgspec.structs.replace(found, refusal=refusal)
         space = parse_dataspace(messages[structure.DATASPACE], sizes)
         datatype = parse_datatype(messages[structure.DATATYPE])
-        fill = Fill()
+        fill: bytes | None = None
         for kind in (structure.OLD_FILL_VALUE, structure.FILL_VALUE):
             if kind in messages:
                 fill = parse_fill(messages[kind], sizes, kind)
@@ -238,28 +237,22 @@ class _Reader:
             datatype=datatype,
             layout=layout,
             filters=filters,
-            fill=fill.value,
-            is_fill_defined=fill.is_defined,
+            fill=fill,
             refusal=refusal,
         )
 
     # ------------------------------------------------------------------ attributes
 
     def _dense_attributes(self, info: bytes) -> Steps[list[bytes]]:
-        fields = self._file.fields(info)
-        version, flags = fields.uint(1), fields.uint(1)
-        if version:
-            raise ValueError(f"an attribute info message of version {version}; version 0 is known")
-        fields.take(2 if flags & 1 else 0)
-        heap_address, tree = fields.address(), fields.address()
-        if heap_address is None or tree is None:  # they are messages
+        dense = yield from read_dense(self._file, info, 2)
+        if dense is None:  # they are messages
             return []
-        heap, records = yield from both(read_fractal_heap(self._file, heap_address), read_records(self._file, tree))
+        heap, records = dense
         found: list[bytes] = [b""] * len(records)
         ids: dict[int, bytes] = {}
         shared: dict[int, bytes] = {}
         if any(len(record) < 9 for record in records):
-            raise ValueError(f"the B-tree at {tree} has no records of attributes")
+            raise ValueError("the B-tree of an object's attributes has no records of attributes")
         for place, record in enumerate(records):
             if record[8] & 2:  # the heap of shared messages has it
                 shared[place] = record[:8]

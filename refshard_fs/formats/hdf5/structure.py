@@ -58,7 +58,6 @@ _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("
 class Superblock(msgspec.Struct, frozen=True):
     """What a file says of itself as a whole; ``chunk_k`` is half of the entries of a chunk B-tree's node."""
 
-    version: int
     root: int
     group_leaf_k: int = 4
     group_k: int = 16
@@ -78,29 +77,23 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     version = fields.uint(1)
     if version > 3:
         raise ManifestError(f"its superblock is of version {version}; versions up to 3 are read")
+    fields.take(4 if version < 2 else 0)
+    sizes = Sizes(fields.uint(1), fields.uint(1))
+    fields.take(1)
+    ks: dict[str, int] = {}
     if version < 2:
+        ks = {"group_leaf_k": fields.uint(2), "group_k": fields.uint(2)}
         fields.take(4)
-        sizes = Sizes(fields.uint(1), fields.uint(1))
-        fields.take(1)
-        leaf_k, group_k = fields.uint(2), fields.uint(2)
-        fields.take(4)
-        chunk_k = 32
-        if version == 1:
-            chunk_k = fields.uint(2)
-            fields.take(2)
-    else:
-        sizes = Sizes(fields.uint(1), fields.uint(1))
-        fields.take(1)
-        leaf_k, group_k, chunk_k = 4, 16, 32
+    if version == 1:
+        ks["chunk_k"] = fields.uint(2)
+        fields.take(2)
     if sizes.address not in (2, 4, 8, 16, 32) or sizes.length not in (2, 4, 8, 16, 32):
         raise ManifestError(f"its addresses have {sizes.address} bytes, its lengths {sizes.length}")
     fields.sizes = sizes
     base, second, end, last = fields.address(), fields.address(), fields.address(), fields.address()
-    extension = second if version >= 2 else None
     if version >= 2:
         root = last
-        body = head[at : fields.at + 4]
-        verified(body, "the superblock")
+        verified(head[at : fields.at + 4], "the superblock")
     else:
         if last is not None:
             raise ManifestError("it has a driver information block: files of several parts are not read")
@@ -113,7 +106,7 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     end += at - base
     if end > file.size:
         raise ManifestError(f"it is cut short: {file.size} bytes of {end} are there. Was it written to the end?")
-    return Superblock(version, root, leaf_k, group_k, chunk_k, extension)
+    return Superblock(root, extension=second if version >= 2 else None, **ks)
 
 
 def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superblock, bytes | None]]:
@@ -123,16 +116,15 @@ def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superbl
     messages = yield from read_header(file, found.extension)
     table = None
     for message in messages:
-        match message.type:
-            case 0x13:
-                fields = file.fields(message.data)
-                fields.take(1)
-                chunk_k, group_k, leaf_k = fields.uint(2), fields.uint(2), fields.uint(2)
-                found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
-            case 0x14:
-                raise ManifestError("it has driver information: files of several parts are not read")
-            case 0x0F:
-                table = message.data
+        if message.type == B_TREE_K:
+            fields = file.fields(message.data)
+            fields.take(1)
+            chunk_k, group_k, leaf_k = fields.uint(2), fields.uint(2), fields.uint(2)
+            found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
+        elif message.type == DRIVER:
+            raise ManifestError("it has driver information: files of several parts are not read")
+        elif message.type == SHARED_TABLE:
+            table = message.data
     return found, table
 
 
@@ -273,32 +265,21 @@ def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
     return Dataspace(shape, maxshape)
 
 
-class Fill(NamedTuple):
-    """The fill value as one element's bytes; None for zeros. Undefined: what was never written may be anything."""
-
-    value: bytes | None = None
-    is_defined: bool = True
-
-
-def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> Fill:
-    """Return what a fill value message of either type says."""
+def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | None:
+    """Return the fill value that a message of either type says, as one element's bytes; None for zeros."""
     fields = Fields(data, sizes)
-    if kind == OLD_FILL_VALUE:
-        return Fill(fields.take(fields.uint(4)) or None)
-    version = fields.uint(1)
-    if version in (1, 2):
-        fields.take(2)
-        is_defined = bool(fields.uint(1))
-        if version == 2 and not is_defined:
-            return Fill()
-        value = fields.take(fields.uint(4)) or None if fields.left() >= 4 else None
-        return Fill(value)
-    if version == 3:
-        flags = fields.uint(1)
-        if flags & 0x10:
-            return Fill(None, False)
-        return Fill(fields.take(fields.uint(4)) or None if flags & 0x20 else None)
-    raise ValueError(f"a fill value message of version {version}; versions 1 to 3 are known")
+    has_value = True
+    if kind == FILL_VALUE:
+        version = fields.uint(1)
+        if version == 3:
+            has_value = fields.uint(1) & 0x30 == 0x20  # defined, and not said to be undefined
+        elif version in (1, 2):
+            fields.take(2)
+            is_defined = fields.uint(1) > 0
+            has_value = (version == 1 or is_defined) and fields.left() >= 4
+        else:
+            raise ValueError(f"a fill value message of version {version}; versions 1 to 3 are known")
+    return (fields.take(fields.uint(4)) or None) if has_value else None
 
 
 class Attribute(msgspec.Struct, frozen=True):
@@ -491,5 +472,4 @@ class HDF5Object(msgspec.Struct, frozen=True):
     layout: Layout | None = None
     filters: tuple[Filter, ...] = ()
     fill: bytes | None = None
-    is_fill_defined: bool = True
     refusal: str | None = None

@@ -62,10 +62,7 @@ def _name(fields: Fields, is_shared: int, known: Sequence[str]) -> str:
         if number >= len(known):
             raise ValueError(f"a mapping has the name of mapping {number}, which comes after it")
         return known[number]
-    end = fields.data.find(b"\0", fields.at)
-    if end < 0:
-        raise ValueError("a mapping's name has no end")
-    return fields.take(end + 1 - fields.at)[:-1].decode("utf-8", "surrogateescape")
+    return fields.text()
 
 
 def _selection(fields: Fields) -> Box | None:

@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.zarrmeta import COUNTABLE
 from refshard_fs.errors import ManifestError
 
 MOST_NAMES: Final = 1 << 20  # characters of all variables' dimensions' names that any file may have
 MOST_HEADER: Final = 64 << 20  # bytes of a header; those of real files take kilobytes
 
-PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12  # tags of lists
 _TYPES: Final = {
     number: np.dtype(name)

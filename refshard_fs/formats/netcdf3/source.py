@@ -18,6 +18,7 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     Padded,
+    fill_of,
     made,
     pieces,
     spelled_fill,
@@ -159,9 +160,5 @@ def _fill(attributes: dict[str, Any], dtype: np.dtype[Any]) -> tuple[dict[str, A
     match attributes.get("_FillValue"):
         case bytes(text) if dtype.kind == "S" and len(text) == 1:
             return others, spelled_fill(text, dtype)
-        case int() | float() as number if dtype.kind != "S":
-            with np.errstate(all="ignore"):
-                value = np.array(number).astype(dtype)
-            if value == number or (np.isnan(number) and dtype.kind == "f"):
-                return others, spelled_fill(value.tobytes(), dtype)
-    return others, None
+        case value:
+            return others, fill_of(value, dtype)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import check_chunk, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
@@ -118,7 +119,6 @@ def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
 # Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
 EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
-PACKING: Final = ("scale_factor", "add_offset")
 _MISSING: Final = ("_FillValue", "missing_value")
 _UNSIGNED: Final = "_Unsigned"  # signed numbers are meant as unsigned ones, or the reverse
 STORED: Final = (*PACKING, *_MISSING, _UNSIGNED)  # attributes that say how numbers are stored

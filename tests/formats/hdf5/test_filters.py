@@ -243,17 +243,17 @@ def test_codecs_are_zarrs_where_zarr_reads_the_same() -> None:
 def test_what_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
     for number, name in [(32013, "zfp"), (32026, "blosc2"), (40000, "mine")]:
-        used = Filter(number, filters.NAMES.get(number, "mine"), False, ())
+        used = Filter(number, filters.NAMES.get(number, "mine"), ())
         with pytest.raises(ManifestError, match=name):
             filters.codecs_of([used], datatype, (5,))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ManifestError, match=r"'lzf'.*refshard_fs\[hdf5\]"):
-        filters.codecs_of([Filter(filters.LZF, "lzf", True, ())], datatype, (5,))
+        filters.codecs_of([Filter(filters.LZF, "lzf", ())], datatype, (5,))
 
 
 def test_chunks_of_any_size_are_not_made_of_a_few_bytes() -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
-    scaled = Filter(filters.SCALEOFFSET, "scale-offset", False, (2, 0, 1 << 30, 0, 4, 1, 0, 0))
+    scaled = Filter(filters.SCALEOFFSET, "scale-offset", (2, 0, 1 << 30, 0, 4, 1, 0, 0))
     with pytest.raises(ManifestError, match="bytes"):
         filters.codecs_of([scaled], datatype, (1 << 30,))
 
