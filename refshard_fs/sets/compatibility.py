@@ -25,10 +25,9 @@ from refshard_fs.formats.virtual_concat.document import STORAGE, Described, chec
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
 from refshard_fs.formats.virtual_concat.recutting import uncompressed
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.key_table import Value
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import References
 from refshard_fs.sets.scanning import can_scan, reading_options
-from refshard_fs.sets.variables import Named, Variable, VariableReader
+from refshard_fs.sets.variables import ChangedSet, Named, Variable
 
 Joining = Literal[
     "as they are", "of other lengths", "stored anew", "recoded", "recut"
@@ -349,6 +348,6 @@ def with_metadata(part: Named, metadata: Mapping[str, Mapping[str, Any]]) -> Nam
     """Return a set that shows ``metadata`` (by key) in place of its own."""
     if not metadata:
         return part
-    members: dict[str, Value] = {**dict(part.refs.side.items()), **{key: dict(doc) for key, doc in metadata.items()}}
-    refs = ReferenceSet(part.refs.urls, part.refs.tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests, part.units)
+    changed = ChangedSet(part)
+    changed.members |= {key: dict(doc) for key, doc in metadata.items()}
+    return changed.named()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import plain
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
@@ -28,7 +28,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.common_units import times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable
-from refshard_fs.sets.variables import Named, Variable, VariableReader, with_type
+from refshard_fs.sets.variables import Named, Variable, VariableReader, grid_of, with_type
 
 
 def concatenate(
@@ -172,16 +172,14 @@ class _Concatenation:
             if key in part.refs.side:
                 self.side[key] = part.refs.side[key]
 
-    def _add_metadata(self, variable: Variable, doc: Mapping[str, Any]) -> Any:
+    def _add_metadata(self, variable: Variable, doc: Mapping[str, Any]) -> ChunkGrid:
         """Put the metadata of an array that is joined; return its grid."""
-        meta = zarrmeta.array_meta(doc, repr(variable.path))
-        if meta is None or meta.grid is None:
-            raise ManifestError(f"{variable.path!r} has no chunk grid")
+        grid = grid_of(doc, repr(variable.path))
         self.side[variable.key] = dict(doc)
         attributes = join(variable.path, ".zattrs")
         if attributes in self.sets[0].refs.side:
             self.side[attributes] = self.sets[0].refs.side[attributes]
-        return meta.grid
+        return grid
 
     def _part(self, path: str, number: int) -> Part:
         """Return the references of a set to the chunks of an array."""

@@ -8,20 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges
-from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.recutting import contiguous, is_plain
-from refshard_fs.references.key_table import Value
-from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.sets.variables import Named, Variable, VariableReader
+from refshard_fs.sets.variables import ChangedSet, Moved, Named, Numbers, Variable
 
 
 def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
@@ -29,72 +25,39 @@ def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
     lengths = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
     if lengths == {stop - start}:
         return part
-    tables: dict[str, ChunkTable] = dict(part.refs.tables)
-    members: dict[str, Value] = dict(part.refs.side.items())
-    for path, variable in part.variables.items():
+    changed = ChangedSet(part)
+    for variable in part.variables.values():
         if dim in variable.dims:
-            _trim(part, path, variable, variable.dims.index(dim), (start, stop), tables, members)
-    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    digests = {path: digest for path, digest in part.digests.items() if dim not in part.variables[path].dims}
-    return Named(part.name, refs, VariableReader().read(refs, part.name), digests, part.units)
+            _trim(changed, variable, variable.dims.index(dim), start, stop)
+    return changed.named()
 
 
-def _trim(
-    part: Named,
-    path: str,
-    variable: Variable,
-    axis: int,
-    kept: tuple[int, int],
-    tables: dict[str, ChunkTable],
-    members: dict[str, Value],
-) -> None:
-    start, stop = kept
-    meta, old = variable.meta, tables[path].grid
+def _trim(changed: ChangedSet, variable: Variable, axis: int, start: int, stop: int) -> None:
+    part, path, meta = changed.part, variable.path, variable.meta
+    counts = part.refs.tables[path].grid.counts
     if start == 0 and stop == meta.shape[axis]:
         return
     size = meta.chunks[axis] if meta.chunks is not None else 0
     are_whole = size and not start % size and (not stop % size or stop == meta.shape[axis])
     values = part.values(path) if len(meta.shape) == 1 or not are_whole else None
-    for number in part.inline.get(path, {}):
-        members.pop(join(path, old.tail(number)), None)
     if values is not None:
-        members[variable.key], data = plain(meta, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
-        tables[path] = ChunkTable.from_parts(_grid(members[variable.key], path), [])
-        members[join(path, tables[path].grid.tail(0))] = data
+        changed.put_values(variable, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
         return
     if not are_whole:
         raise ManifestError(
             f"of {part.name} elements {start} to {stop} along {variable.dims[axis]!r} are taken, and chunks of "
             f"{path!r} have {size}: a chunk cannot be taken in part"
         )
-    shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
-    members[variable.key] = {**meta.raw, "shape": shape}
-    grid = _grid(members[variable.key], path)
-    inner, first = math.prod(old.counts[axis + 1 :]), start // size
+    inner, first, left = math.prod(counts[axis + 1 :]), start // size, -(-(stop - start) // size)
 
-    def moved(numbers: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return which chunks are taken, and the numbers of all in the new grid."""
-        outer, rest = np.divmod(numbers.astype(np.int64), old.counts[axis] * inner)
+    def moved(numbers: Numbers) -> Moved:
+        outer, rest = np.divmod(numbers, counts[axis] * inner)
         place, below = np.divmod(rest, inner)
         place -= first
-        chosen = (place >= 0) & (place < grid.counts[axis])
-        return chosen, (outer * grid.counts[axis] + place) * inner + below
+        return (outer * left + place) * inner + below, (place >= 0) & (place < left)
 
-    numbers, ranges = tables[path].part()
-    chosen, now = moved(numbers)
-    tables[path] = ChunkTable.from_parts(grid, [Part(now[chosen].astype(np.uint64), ranges.take(chosen))])
-    inline = sorted(part.inline.get(path, {}).items())
-    chosen, now = moved(np.array([number for number, _ in inline], np.int64))
-    for (_, data), is_taken, number in zip(inline, chosen.tolist(), now.tolist(), strict=True):
-        if is_taken:
-            members[join(path, grid.tail(number))] = data
-
-
-def _grid(doc: Any, path: str) -> Any:
-    meta = zarrmeta.array_meta(doc, repr(path))
-    if meta is None or meta.grid is None:
-        raise ManifestError(f"{path!r} has no chunk grid")
-    return meta.grid
+    shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
+    changed.put_moved(variable, {**meta.raw, "shape": shape}, moved)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -131,23 +94,20 @@ def smaller_chunks(part: Named, path: str, subchunks: Mapping[str, int]) -> tupl
 
 def subchunked(part: Named, subchunks: Mapping[str, int]) -> Named:
     """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension."""
-    tables: dict[str, ChunkTable] = dict(part.refs.tables)
-    members: dict[str, Value] = dict(part.refs.side.items())
     found = {path: smaller_chunks(part, path, subchunks) for path in part.variables}
-    for path, shape in found.items():
-        if shape is not None:
-            _divide(part, path, shape, tables, members)
     if not any(found.values()):
         return part
-    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests, part.units)
+    changed = ChangedSet(part)
+    for path, shape in found.items():
+        if shape is not None:
+            _divide(changed, path, shape)
+    return changed.named(keeps_digests=True)
 
 
-def _divide(
-    part: Named, path: str, shape: Sequence[int], tables: dict[str, ChunkTable], members: dict[str, Value]
-) -> None:
+def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
+    part = changed.part
     variable = part.variables[path]
-    meta, dtype, old = variable.meta, dtype_of(variable.meta), tables[path].grid
+    meta, dtype, old = variable.meta, dtype_of(variable.meta), part.refs.tables[path].grid
     chunks = meta.chunks or ()
     assert dtype is not None, "`smaller_chunks` has looked at it"
     if any(size % n for size, n in zip(chunks, shape, strict=True)):
@@ -160,17 +120,15 @@ def _divide(
         doc["chunks"] = list(shape)
     else:
         doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
-    members[variable.key] = doc
-    grid = _grid(doc, path)
     size = math.prod(chunks) * dtype.itemsize
     times = tuple(a // b for a, b in zip(chunks, shape, strict=True))
-    numbers, ranges = tables[path].part()
+    numbers, ranges = changed.tables[path].part()
     if not np.isin(ranges.lengths, (size, WHOLE)).all():
         raise ManifestError(
             f"not all chunks of {path!r} of {part.name} have the {size} bytes of {list(chunks)} elements"
         )
-    inline = {number: members.pop(join(path, old.tail(number))) for number in part.inline.get(path, {})}
-    parts = []
+    inline = part.inline.get(path, {})
+    grid, parts = changed.put(variable, doc), []
     for place in itertools.product(*map(range, times)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(place, shape, strict=True))
         offset, length = contiguous(chunks, box, dtype.itemsize) or (0, 0)
@@ -179,15 +137,15 @@ def _divide(
         moved = Ranges(ranges.targets, offsets, lengths).take(is_there)
         parts.append(Part(now[is_there].astype(np.uint64), moved))
         now, is_there = _pieces(np.array(list(inline), np.int64), old.counts, grid.counts, times, place)
-        for number, there, before in zip(now.tolist(), is_there.tolist(), inline, strict=True):
+        for number, there, data in zip(now.tolist(), is_there.tolist(), inline.values(), strict=True):
             if there:
-                members[join(path, grid.tail(number))] = part.inline[path][before][offset : offset + length]
-    tables[path] = ChunkTable.from_parts(grid, parts)
+                changed.members[join(path, grid.tail(number))] = data[offset : offset + length]
+    changed.tables[path] = ChunkTable.from_parts(grid, parts)
 
 
 def _pieces(
-    numbers: npt.NDArray[Any], old: Sequence[int], new: Sequence[int], times: Sequence[int], place: Sequence[int]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    numbers: Numbers, old: Sequence[int], new: Sequence[int], times: Sequence[int], place: Sequence[int]
+) -> Moved:
     """Return the numbers of the piece at ``place`` of each chunk, and whether it lies in the new grid."""
     coords = np.unravel_index(numbers, old)
     moved = [c * n + k for c, n, k in zip(coords, times, place, strict=True)]

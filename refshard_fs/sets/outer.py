@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -19,48 +20,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Texts
-from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.columns import Texts
+from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calendar_of, instant, parsed_units
-from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.sets.compatibility import with_metadata
 from refshard_fs.sets.concatenation import coordinate_values, shown_value
 from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.variables import MOST, Named, Variable, VariableReader
+from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of
 
 # ----------------------------------------------------------------------------------------------------
 # Sets with all arrays, and the same coordinates.
-
-
-class _Changing:
-    """A set that is changed; `named` is what it has become."""
-
-    def __init__(self, part: Named) -> None:
-        self.part = part
-        self.tables: dict[str, ChunkTable] = dict(part.refs.tables)
-        self.members: dict[str, Value] = dict(part.refs.side.items())
-        self.changed: set[str] = set()
-
-    def put(self, variable: Variable, doc: Mapping[str, Any], attributes: Value | None) -> Any:
-        """Put the metadata of an array, and no chunks; return its grid."""
-        meta = zarrmeta.array_meta(doc, repr(variable.path))
-        if meta is None or meta.grid is None:
-            raise ManifestError(f"the chunks of {variable.path!r} of {self.part.name} are not known")
-        self.changed.add(variable.path)
-        self.members[variable.key] = dict(doc)
-        if attributes is not None:
-            self.members[join(variable.path, ".zattrs")] = attributes
-        self.tables[variable.path] = ChunkTable.from_parts(meta.grid, [])
-        return meta.grid
-
-    def named(self) -> Named:
-        refs = ReferenceSet(self.part.refs.urls, self.tables, self.members, pins=self.part.refs.pins)
-        digests = {path: digest for path, digest in self.part.digests.items() if path not in self.changed}
-        return Named(self.part.name, refs, VariableReader().read(refs, self.part.name), digests, self.part.units)
 
 
 def completed(parts: Sequence[Named], dim: str | None, *, lazy: bool = False) -> list[Named]:
@@ -100,7 +73,7 @@ def _with_all(part: Named, first: Mapping[str, Named], lacking: set[str], dim: s
     found = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
     if len(found) != 1:
         raise ManifestError(f"{part.name} has nothing along {dim!r} that says how long it is: {sorted(found)}")
-    changing = _Changing(part)
+    changing = ChangedSet(part)
     for path in missing:
         variable = first[path].variables[path]
         shape = list(variable.meta.shape)
@@ -158,17 +131,14 @@ def _aligned(parts: Sequence[Named], dim: str | None) -> list[Named]:
 
 def _placed(part: Named, offsets: Mapping[str, tuple[int, npt.NDArray[Any]]]) -> Named:
     """Return a set whose arrays lie within longer ones: by dimension, where they begin, and its values."""
-    changing = _Changing(part)
+    changing = ChangedSet(part)
     for path, variable in part.variables.items():
         within = {axis: offsets[d] for axis, d in enumerate(variable.dims) if d is not None and d in offsets}
         if not within:
             continue
-        meta, old = variable.meta, part.refs.tables[path]
-        for number in part.inline.get(path, {}):
-            changing.members.pop(join(path, old.grid.tail(number)), None)
+        meta, counts = variable.meta, part.refs.tables[path].grid.counts
         if variable.is_coordinate:
-            doc, data = plain(meta, within[0][1])
-            changing.members[join(path, changing.put(variable, doc, None).tail(0))] = data
+            changing.put_values(variable, within[0][1])
             continue
         shape, first = list(meta.shape), [0] * len(meta.shape)
         for axis, (start, union) in within.items():
@@ -180,23 +150,19 @@ def _placed(part: Named, offsets: Mapping[str, tuple[int, npt.NDArray[Any]]]) ->
                     f"and begins at {start} of the {len(union)} of all sets: its chunks do not meet theirs"
                 )
             shape[axis], first[axis] = len(union), start // size
-        grid = changing.put(variable, {**meta.raw, "shape": shape}, None)
-
-        def moved(
-            numbers: Any, new: Sequence[int] = grid.counts, old: Any = old, first: Sequence[int] = first
-        ) -> npt.NDArray[np.uint64]:
-            coords = np.unravel_index(np.asarray(numbers, np.int64), old.grid.counts)
-            out = np.zeros(len(numbers), np.int64)
-            for coord, count, start in zip(coords, new, first, strict=True):
-                out = out * count + coord + start
-            return out.astype(np.uint64)
-
-        rows = old.part()
-        changing.tables[path] = ChunkTable.from_parts(grid, [Part(moved(rows.numbers), rows.ranges)])
-        inline = part.inline.get(path, {})
-        for number, data in zip(moved(list(inline)).tolist(), inline.values(), strict=True):
-            changing.members[join(path, grid.tail(number))] = data
+        doc = {**meta.raw, "shape": shape}
+        new = grid_of(doc, f"{path!r} of {part.name}").counts
+        changing.put_moved(variable, doc, partial(_moved, old=counts, new=new, first=first))
     return changing.named()
+
+
+def _moved(numbers: Numbers, old: Sequence[int], new: Sequence[int], first: Sequence[int]) -> Moved:
+    """Return the numbers of chunks in a larger grid, in which the old one begins at ``first``."""
+    coords = np.unravel_index(numbers, old)
+    found = np.zeros(len(numbers), np.int64)
+    for coord, count, start in zip(coords, new, first, strict=True):
+        found = found * count + coord + start
+    return found, np.ones(len(numbers), np.bool_)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -219,14 +185,8 @@ def with_missing(parts: Sequence[Named], paths: set[str], *, lazy: bool = False)
         return list(parts)
     found = []
     for part in parts:
-        members: dict[str, Value] = dict(part.refs.side.items())
-        for path, fill in fills.items():
-            if path in part.variables:
-                variable = part.variables[path]
-                members[variable.key] = {**variable.meta.raw, "fill_value": fill}
-        refs = ReferenceSet(part.refs.urls, part.refs.tables, members, pins=part.refs.pins)
-        digests = part.digests
-        found.append(Named(part.name, refs, VariableReader().read(refs, part.name), digests, part.units))
+        shown = {path: part.variables[path] for path in fills if path in part.variables}
+        found.append(with_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[p]} for p, v in shown.items()}))
     return found
 
 
@@ -325,14 +285,13 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = 
 def nothing(like: Named, dim: str, values: npt.NDArray[Any], name: str) -> Named:
     """Return a set without chunks that has the arrays along ``dim`` of another one, and ``values`` there."""
     empty = Named(name, ReferenceSet(Texts.of([]), {}, {}), {})
-    changing = _Changing(empty)
+    changing = ChangedSet(empty)
     for path, variable in like.variables.items():
         if dim not in variable.dims:
             continue
         attributes = like.refs.side.get(join(path, ".zattrs"))
         if variable.is_coordinate:
-            doc, data = plain(variable.meta, values)
-            changing.members[join(path, changing.put(variable, doc, attributes).tail(0))] = data
+            changing.put_values(variable, values, attributes)
         else:
             shape = list(variable.meta.shape)
             shape[variable.dims.index(dim)] = len(values)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError
@@ -26,7 +26,7 @@ from refshard_fs.references.values import object_in
 from refshard_fs.sets.compatibility import same_values
 from refshard_fs.sets.outer import with_missing
 from refshard_fs.sets.sources import natural
-from refshard_fs.sets.variables import Named, Variable, VariableReader, auxiliary
+from refshard_fs.sets.variables import ChangedSet, Named, Variable, auxiliary
 
 _FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _DIRECTIVE: Final = re.compile(r"%(.)")
@@ -278,7 +278,7 @@ class Stacking(NamedTuple):
 def stacked_along(part: Named, dim: str, paths: Sequence[str]) -> Named:
     """Return a set those of whose arrays ``paths`` that it has are one place along ``dim``."""
     there = [path for path in paths if path in part.variables]
-    return _with(part, *_with_axis(part, dim, there)) if there else part
+    return _named(_with_axis(part, dim, there)) if there else part
 
 
 def stacked_as(part: Named, dim: str, other: Named) -> Named:
@@ -318,43 +318,45 @@ def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _C
 
     paths = [path for path, variable in part.variables.items() if is_meant(variable)]
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)
-    tables, members = _with_axis(part, dim, paths)
-    _put_coordinate(tables, members, dim, coordinate, number, version)
-    return _with(part, tables, members)
+    changed = _with_axis(part, dim, paths)
+    own = ArrayDescription(dim, (1,), (1,), coordinate.values.dtype, "C", None, [dim], coordinate.attributes)
+    changed.members |= {join(dim, name): doc for name, doc in own.metadata(version)}
+    grid = own.grid(version)
+    changed.tables[dim] = ChunkTable.from_parts(grid, [])
+    changed.members[join(dim, grid.tail(0))] = coordinate.values[number : number + 1].tobytes()
+    return _named(changed)
 
 
-def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> tuple[dict[str, ChunkTable], dict[str, Value]]:
-    """Return tables and members of a set whose arrays ``paths`` have ``dim``, of length 1, before their others."""
-    tables: dict[str, ChunkTable] = dict(part.refs.tables)
-    members: dict[str, Value] = dict(part.refs.side.items())
+def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> ChangedSet:
+    """Return a set whose arrays ``paths`` have ``dim``, of length 1, before their others."""
+    changed = ChangedSet(part)
     for path in paths:
         variable = part.variables[path]
         meta = variable.meta
-        doc = dict(meta.raw)
-        if meta.chunks is None or (meta.zarr_format == 3 and not _is_simple(doc)):
+        if meta.chunks is None or (meta.zarr_format == 3 and not _is_simple(meta.raw)):
             raise ManifestError(
                 f"{path!r} of {part.name} cannot get the dimension {dim!r}: its chunks or codecs name its dimensions"
             )
+        attributes: Value | None = None
         if meta.zarr_format == 2:
-            members[join(path, ".zattrs")] = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
-        doc = stacked(doc, meta.chunks, dim)
-        members[variable.key] = doc
-        old, grid = tables[path], zarrmeta.grid_of(doc)
-        assert grid is not None, "a regular grid stays one"
-        for chunk in part.inline.get(path, {}):
-            members[join(path, grid.tail(chunk))] = members.pop(join(path, old.grid.tail(chunk)))
-        tables[path] = ChunkTable(grid, old.ranges, old.numbers)  # a chunk's number is what it was
-    return tables, members
+            attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
+        old = changed.tables[path]
+        grid = changed.put(variable, stacked(meta.raw, meta.chunks, dim), attributes)
+        for chunk, data in part.inline.get(path, {}).items():
+            changed.members[join(path, grid.tail(chunk))] = data
+        changed.tables[path] = ChunkTable(grid, old.ranges, old.numbers)  # a chunk's number is what it was
+    return changed
 
 
-def _with(part: Named, tables: dict[str, ChunkTable], members: dict[str, Value]) -> Named:
-    members.pop(".zmetadata", None)  # which tells of the arrays as they were
+def _named(changed: ChangedSet) -> Named:
+    """Return a set with other arrays, without consolidated metadata, which tell of the arrays as they were."""
+    members = changed.members
+    members.pop(".zmetadata", None)
     root = members.get("zarr.json")
     if root is not None and type(root) is not Row:
-        group = object_in(root, f"'zarr.json' of {part.name}")
+        group = object_in(root, f"'zarr.json' of {changed.part.name}")
         members["zarr.json"] = {key: value for key, value in group.items() if key != "consolidated_metadata"}
-    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    return Named(part.name, refs, VariableReader().read(refs, part.name), part.digests, part.units)
+    return changed.named(keeps_digests=True)
 
 
 def _is_simple(doc: Mapping[str, Any]) -> bool:
@@ -362,63 +364,31 @@ def _is_simple(doc: Mapping[str, Any]) -> bool:
     return not {"transpose", "sharding_indexed"}.intersection(map(str, names))
 
 
-def _put_coordinate(
-    tables: dict[str, ChunkTable], members: dict[str, Value], dim: str, of: _Coordinate, number: int, version: int
-) -> None:
-    dtype = of.values.dtype
-    if version == 2:
-        doc: dict[str, Any] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": dtype.str, "order": "C"}
-        doc |= {"fill_value": None, "filters": None, "compressor": None}
-        members[join(dim, ".zarray")] = doc
-        members[join(dim, ".zattrs")] = {**of.attributes, "_ARRAY_DIMENSIONS": [dim]}
-    else:
-        text = {"name": "fixed_length_utf32", "configuration": {"length_bytes": dtype.itemsize}}
-        is_text = dtype.kind == "U"
-        doc = {"zarr_format": 3, "node_type": "array", "shape": [1], "data_type": text if is_text else dtype.name}
-        doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1]}}
-        doc["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
-        doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-        doc |= {"fill_value": "" if is_text else 0, "attributes": dict(of.attributes), "dimension_names": [dim]}
-        members[join(dim, "zarr.json")] = doc
-    grid = zarrmeta.grid_of(doc)
-    assert grid is not None, "it has one chunk"
-    tables[dim] = ChunkTable.from_parts(grid, [])
-    members[join(dim, grid.tail(0))] = of.values[number : number + 1].tobytes()
-
-
 def _hole(grid: FileGrid, parts: Mapping[tuple[int, ...], Named], at: tuple[int, ...]) -> Named:
     """Return a set without chunks that is as long along each dimension as those beside it."""
     beside: dict[str, Named] = {}
     for axis, dim in enumerate(grid.dims):
         beside[dim] = next(part for other, part in parts.items() if other[axis] == at[axis])
-    tables: dict[str, ChunkTable] = {}
-    members: dict[str, Value] = {}
     some = next(iter(beside.values()))
     place = _said(grid.dims, [grid.places[dim][i] for dim, i in zip(grid.dims, at, strict=True)])
+    hole = ChangedSet(
+        Named(f"what is missing at {place}", ReferenceSet(some.refs.urls, {}, {}, pins=some.refs.pins), {})
+    )
     for path, variable in some.variables.items():
         of = next((dim for dim in grid.dims if variable.dims == (dim,) and variable.is_coordinate), None)
         source = some if of is None else beside[of]
         if path not in source.variables or (of is None and not set(grid.dims) <= set(variable.dims)):
             continue
         there = source.variables[path]
-        doc = dict(there.meta.raw)
         shape = list(there.meta.shape)
         for k, name in enumerate(there.dims):
             if name is not None and name in beside:
                 shape[k] = _length(beside[name], name)
-        doc["shape"] = shape
-        members[there.key] = doc
-        attributes = source.refs.side.get(join(path, ".zattrs"))
-        if attributes is not None:
-            members[join(path, ".zattrs")] = attributes
-        shown = zarrmeta.grid_of(doc)
-        assert shown is not None, "`with_missing` has looked at its chunks"
-        tables[path] = ChunkTable.from_parts(shown, [])
+        grid_there = hole.put(there, {**there.meta.raw, "shape": shape}, source.refs.side.get(join(path, ".zattrs")))
         if of is not None:
-            members |= {join(path, shown.tail(n)): data for n, data in source.inline.get(path, {}).items()}
-    refs = ReferenceSet(some.refs.urls, tables, members, pins=some.refs.pins)
-    where = f"what is missing at {place}"
-    return Named(where, refs, VariableReader().read(refs, where))
+            inline = source.inline.get(path, {})
+            hole.members |= {join(path, grid_there.tail(chunk)): data for chunk, data in inline.items()}
+    return hole.named()
 
 
 def _length(part: Named, dim: str) -> int:

@@ -1,9 +1,12 @@
-"""The arrays of a reference set, with their attributes, dimensions, and the values that are inline. No I/O here."""
+"""The arrays of a reference set, with their attributes, dimensions, and the values that are inline. No I/O here.
+
+`ChangedSet` makes a set of another one, some of whose arrays are stored otherwise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -12,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import Row
-from refshard_fs.core.dtypes import dtype_of, fill_of
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.columns import ChunkTable, Part, Row
+from refshard_fs.core.dtypes import dtype_of, fill_of, plain
+from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
@@ -22,6 +25,9 @@ from refshard_fs.formats.virtual_concat.recoding import decode_chunk
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in
+
+Numbers = npt.NDArray[np.int64]
+Moved = tuple[Numbers, npt.NDArray[np.bool_]]  # the new numbers of chunks, and which of them there still are
 
 MOST: Final = 1 << 24  # elements that are looked at together: shapes and chunks may be any numbers
 
@@ -170,3 +176,67 @@ def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
     name = dtype.name if meta.zarr_format == 3 else dtype.newbyteorder("<").str
     field = "data_type" if meta.zarr_format == 3 else "dtype"
     return msgspec.structs.replace(meta, dtype=name, raw={**meta.raw, field: name})
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sets with some arrays stored otherwise.
+
+
+def grid_of(doc: Mapping[str, Any], where: str) -> ChunkGrid:
+    """Return the chunk grid of an array; ManifestError, which begins with ``where``, if it is not known."""
+    meta = zarrmeta.array_meta(doc, where)
+    if meta is None or meta.grid is None:
+        raise ManifestError(f"{where} has no chunk grid")
+    return meta.grid
+
+
+class ChangedSet:
+    """A set of which arrays are put otherwise; `named` is what it has become."""
+
+    def __init__(self, part: Named) -> None:
+        self.part = part
+        self.tables: dict[str, ChunkTable] = dict(part.refs.tables)
+        self.members: dict[str, Value] = dict(part.refs.side.items())
+        self._put: set[str] = set()
+
+    def put(self, variable: Variable, doc: Mapping[str, Any], attributes: Value | None = None) -> ChunkGrid:
+        """Put an array with the metadata ``doc`` in place of one, without any chunks; return its grid."""
+        path = variable.path
+        grid = grid_of(doc, f"{path!r} of {self.part.name}")
+        for number in self.part.inline.get(path, {}):
+            self.members.pop(join(path, self.part.refs.tables[path].grid.tail(number)), None)
+        self.members[variable.key] = dict(doc)
+        if attributes is not None:
+            self.members[join(path, ".zattrs")] = attributes
+        self.tables[path] = ChunkTable.from_parts(grid, [])
+        self._put.add(path)
+        return grid
+
+    def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
+        """Put an array of ``values``, in one chunk that the set holds."""
+        doc, data = plain(variable.meta, values)
+        grid = self.put(variable, doc, attributes)
+        if values.size:
+            self.members[join(variable.path, grid.tail(0))] = data
+
+    def put_moved(self, variable: Variable, doc: Mapping[str, Any], moved: Callable[[Numbers], Moved]) -> None:
+        """Put an array whose chunks are some of those of the one in its place, with other numbers: see `Moved`."""
+        path = variable.path
+        numbers, ranges = self.tables[path].part()
+        grid = self.put(variable, doc)
+        now, is_there = moved(numbers.astype(np.int64))
+        part = Part(now[is_there].astype(np.uint64), ranges.take(is_there))
+        self.tables[path] = ChunkTable.from_parts(grid, [part])
+        inline = self.part.inline.get(path, {})
+        now, is_there = moved(np.array(list(inline), np.int64))
+        for number, stays, data in zip(now.tolist(), is_there.tolist(), inline.values(), strict=True):
+            if stays:
+                self.members[join(path, grid.tail(number))] = data
+
+    def named(self, *, keeps_digests: bool = False) -> Named:
+        """Return the set; the digests of arrays that were put are no longer theirs, unless it ``keeps_digests``."""
+        part = self.part
+        refs = ReferenceSet(part.refs.urls, self.tables, self.members, pins=part.refs.pins)
+        gone = set() if keeps_digests else self._put
+        digests = {path: digest for path, digest in part.digests.items() if path not in gone}
+        return Named(part.name, refs, VariableReader().read(refs, part.name), digests, part.units)
