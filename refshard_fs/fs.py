@@ -128,7 +128,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
     max_memory:
         Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
-        filesystem in a process (pickles, zarr's asynchronous one) together, whatever event loops they read on.
+        filesystem in a process (pickles, zarr's asynchronous one) together, whatever event loops they read on. The
+        chunks of selections that zarr reads, from being asked for until they are decoded, have as much for themselves.
     concurrency:
         Requests that these may have under way to one host at a time; fewer are where answers come at once.
     block_cache:
@@ -392,8 +393,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         hook_zarr()
         return await self._session.read(Request(self._strip_protocol(path), start, end))
 
-    async def _read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
-        await self._session.read_selection(keys, take, chunk_size=chunk_size, threads=threads)
+    async def _read_selection(self, keys: Sequence[str], take: Take, **how: Any) -> None:
+        await self._session.read_selection(keys, take, **how)
 
     async def _cat_ranges(
         self,

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import math
+from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fsspec.implementations.dirfs import DirFileSystem
@@ -31,6 +33,8 @@ from zarr.storage import FsspecStore, StorePath
 
 from refshard_fs.core.keys import join
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.dispatch import SharedMemory
+from refshard_fs.reading.selection import Share
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -128,20 +132,26 @@ class SelectionPipeline(_Base):
         self, fs: RefShardFileSystem, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> tuple[Any, ...]:
         """Have zarr read what it needs of each shard, of as many at a time as there is memory for."""
-        room = asyncio.Semaphore(max(1, fs._session.options.budget.memory // max(size, 1)))
-        read = super().read
-
-        async def read_one(info: Any) -> Any:
-            async with room:
-                return await read([info], out, drop_axes)
-
-        tasks = [asyncio.ensure_future(read_one(info)) for info in batch]
+        share = Share(fs._session.selections)
+        results: list[Any] = [None] * len(batch)
+        waiting = deque(range(len(batch)))
+        running: dict[asyncio.Future[Any], int] = {}
+        ended: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
         try:
-            results = await asyncio.gather(*tasks)
+            while waiting or running:
+                for _ in range(share.take(repeat(size, len(waiting)))):
+                    number = waiting.popleft()
+                    task = asyncio.ensure_future(super().read([batch[number]], out, drop_axes))
+                    task.add_done_callback(ended.put_nowait)
+                    running[task] = number
+                task = await ended.get()
+                results[running.pop(task)] = task.result()
+                share.give_back(size)
         finally:
-            for task in tasks:
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # they write into the caller's memory
+            await asyncio.gather(*running, return_exceptions=True)  # they write into the caller's memory
+            share.give_back(share.used)
         return tuple(result for some in results for result in some or ())
 
     async def _read_first(
@@ -149,17 +159,25 @@ class SelectionPipeline(_Base):
     ) -> Any:
         """Read as many chunks as memory allows, and have zarr's pipeline decode them, until there are no more."""
         results: list[Any] = []
-        step = max(1, fs._session.options.budget.memory // max(size, 1))
-        for first in range(0, len(batch), step):
-            some = batch[first : first + step]
-            held: list[bytes | None] = [None] * len(some)
-            await fs._read_selection(keys[first : first + step], held.__setitem__, chunk_size=size, threads=False)
-            read = [(_Held(data), *info) for data, (_, *info) in zip(held, some, strict=True)]
-            try:
-                results += await super().read(read, out, drop_axes) or ()
-            except Exception as e:
-                e.add_note(f"while chunks were decoded, {keys[first]!r} and the {len(some) - 1} that follow")
-                raise
+        share = Share(fs._session.selections)
+        first = 0
+        try:
+            while first < len(batch):
+                step = share.take(repeat(size, len(batch) - first))
+                some, names = batch[first : first + step], keys[first : first + step]
+                held: list[bytes | None] = [None] * step
+                memory: SharedMemory[Any] = SharedMemory(step * size)  # which is ours until all of it is decoded
+                await fs._read_selection(names, held.__setitem__, chunk_size=size, threads=False, memory=memory)
+                read = [(_Held(data), *info) for data, (_, *info) in zip(held, some, strict=True)]
+                try:
+                    results += await super().read(read, out, drop_axes) or ()
+                except Exception as e:
+                    e.add_note(f"while chunks were decoded, {names[0]!r} and the {step - 1} that follow")
+                    raise
+                share.give_back(share.used)
+                first += step
+        finally:
+            share.give_back(share.used)
         return tuple(results)
 
     @property

@@ -29,9 +29,15 @@ from numcodecs.abc import Codec  # noqa: E402
 from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore  # noqa: E402
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, tune_zarr  # noqa: E402
+from refshard_fs import (  # noqa: E402
+    ReferenceNotReachable,
+    RefShardFileSystem,
+    tune_zarr,
+    zarr_pipeline,
+)
 from refshard_fs.reading import selection  # noqa: E402
 from refshard_fs.reading.immediate import Immediate  # noqa: E402
+from refshard_fs.reading.selection import Share  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
 
@@ -189,6 +195,114 @@ def test_memory_bounds_what_waits_to_be_decoded(http_server: RangeServer) -> Non
     tracemalloc.stop()
     assert out.nbytes == size * count
     assert peak < out.nbytes + 3 * (4 << 20)
+
+
+KEYS = [f"a/{number}" for number in range(CHUNKS)]
+MEMORY = 16 * CHUNK
+
+
+def read_in_threads(fs: RefShardFileSystem, *takes: Any) -> list[threading.Thread]:
+    """Begin to read the whole array once for each of ``takes``, each in a thread with an event loop of its own."""
+    threads = []
+    for take in takes:
+        reading = fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
+        threads.append(threading.Thread(target=asyncio.run, args=(reading,), daemon=True))
+        threads[-1].start()
+    return threads
+
+
+def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "WORKERS", 1)
+    fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
+    both_have_begun = threading.Barrier(2)
+    lock = threading.Lock()
+    held: list[int] = []  # bytes that were asked for and are not decoded yet
+    decoded: list[int] = []
+
+    def take_of_one() -> Any:
+        first = iter([True])
+
+        def take(number: int, data: bytes | None) -> None:
+            if next(first, False):
+                both_have_begun.wait(20)
+            with lock:
+                asked = sum((r.stop or 0) - (r.start or 0) for r in http_server.requests("/x"))
+                held.append(asked - sum(decoded))
+                decoded.append(len(data or b""))
+
+        return take
+
+    for thread in read_in_threads(fs, take_of_one(), take_of_one()):
+        thread.join(60)
+    assert sum(decoded) == 2 * len(PAYLOAD)
+    assert max(held) <= MEMORY + CHUNK  # one chunk may always be
+
+
+def test_a_selection_begins_while_another_holds_all_memory(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
+    is_held, other_is_read = threading.Event(), threading.Event()
+    waited = []
+
+    def hold(number: int, data: bytes | None) -> None:
+        is_held.set()
+        waited.append(other_is_read.wait(20))
+
+    (holder,) = read_in_threads(fs, hold)
+    assert is_held.wait(20)
+    taken: list[int] = []
+    (other,) = read_in_threads(fs, lambda number, data: taken.append(number))
+    other.join(20)
+    assert sorted(taken) == list(range(CHUNKS))
+    other_is_read.set()
+    holder.join(20)
+    assert len(waited) == CHUNKS
+    assert all(waited)
+
+
+def test_a_failed_selection_gives_its_memory_back(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
+
+    def fail(number: int, data: bytes | None) -> None:
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged") as failure:  # which keeps what the read had, by its traceback
+        fsspec.asyn.sync(fs.loop, fs._read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
+    assert not fs._session.selections.lacks(MEMORY, MEMORY)
+    assert failure.traceback
+
+
+@pytest.mark.parametrize("shards", [True, False])
+def test_memory_held_by_others_leaves_one_chunk_at_a_time(
+    shards: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where zarr reads the parts of shards, or decodes what was read at once."""
+    if not shards:
+        monkeypatch.delattr(SelectionPipeline, "sync_transform", raising=False)
+        monkeypatch.setattr(zarr_pipeline, "_decode_and_scatter", None)
+    values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
+    extra: dict[str, Any] = {"chunks": (4, 4), "shards": (16, 16)} if shards else {"chunks": (16, 16)}
+    zarr.create_array(LocalStore(tmp_path), name="a", data=values, compressors=None, **extra)
+    for file in (p for p in tmp_path.rglob("*") if p.is_file()):
+        http_server.put(f"/s/{file.relative_to(tmp_path)}", file.read_bytes())
+    fs = RefShardFileSystem(f"{http_server.url}/s", asynchronous=True, skip_instance_cache=True, shards="whole")
+    array = zarr.open_array(FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
+
+    async def hold() -> Share:
+        share = Share(fs._session.selections)
+        share.take([fs._session.options.budget.memory])
+        return share
+
+    http_server.latency = 0.05
+    where = (slice(0, 64, 20), 3)  # four shards, or chunks
+    peaks = []
+    for others in (fsspec.asyn.sync(fsspec.asyn.get_loop(), hold), None):
+        http_server.clear()
+        assert (array[where] == values[where]).all()
+        peaks.append(http_server.log.peak)
+        if others is not None:
+            others.give_back(others.used)
+    assert peaks[0] < 4 <= peaks[1]
+    assert not fs._session.selections.lacks(fs._session.options.budget.memory, fs._session.options.budget.memory)
 
 
 # ------------------------------------------------------------------ the same values as zarr's own pipeline

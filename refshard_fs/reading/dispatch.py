@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -44,58 +44,102 @@ class Budget(msgspec.Struct, frozen=True):
         return self.memory * 3 // 4
 
 
-class SharedBudget:
-    """One `Budget` for all event loops that read a source. Thread-safe.
+class Holder:
+    """Who holds bytes of a `SharedMemory`, on the running event loop."""
 
-    A loop asks before it begins a request. One that found no room is woken when another loop gives some back. A loop
-    that has nothing of its own is never refused: so none waits for one that stopped while it had bytes in its hands.
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.used = 0  # bytes
+
+
+H = TypeVar("H", bound=Holder)
+
+
+class SharedMemory(Generic[H]):
+    """``memory`` bytes for several holders, which may be on several event loops. Thread-safe.
+
+    Each asks before it holds more. One that has nothing is never refused: so none waits for one that stopped while it
+    had bytes in its hands. A holder counts until its loop is closed, or nobody knows it any more.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
         self._lock = fork_safe(threading.Lock())
-        self._loops: list[weakref.ref[Dispatch]] = []  # a WeakSet would take three times as long
-        self._refused: set[weakref.ref[Dispatch]] = set()
+        self._holders: list[weakref.ref[H]] = []  # a WeakSet would take three times as long
 
-    def join(self, dispatch: Dispatch) -> None:
-        """Count what ``dispatch`` has under way, or holds, from now on until its loop is closed."""
+    def join(self, holder: H) -> None:
+        """Count what ``holder`` holds from now on."""
         with self._lock:
-            self._loops = [*(each.ref for each in self._alive()), dispatch.ref]
+            self._holders = [weakref.ref(each) for each in (*self._alive(self._holders), holder)]
 
     def lacks(self, size: int, most: int) -> bool:
         """Whether ``size`` bytes more would be over ``most``."""
         with self._lock:
-            return sum(each.used for each in self._alive()) + size > most
+            return self._used() + size > most
+
+    def take(self, holder: H, sizes: Iterable[int], most: int) -> int:
+        """Count as many of ``sizes`` as there is room for below ``most``, the first ones, and return how many."""
+        taken = 0
+        with self._lock:
+            used = self._used()
+            for size in sizes:
+                if holder.used and used + size > most:
+                    break
+                holder.used += size
+                used += size
+                taken += 1
+        return taken
+
+    def give_back(self, holder: H, size: int) -> None:
+        """Count ``size`` bytes no longer."""
+        with self._lock:
+            holder.used -= size
+
+    def _used(self) -> int:
+        return sum(each.used for each in self._alive(self._holders))
+
+    def _alive(self, among: Iterable[weakref.ref[H]]) -> list[H]:
+        known = [ref() for ref in among]
+        return [each for each in known if each is not None and not each.loop.is_closed()]
+
+
+class SharedBudget(SharedMemory["Dispatch"]):
+    """One `Budget` for all event loops that read a source.
+
+    A loop asks before it begins a request. One that found no room is woken when another loop gives some back.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(budget.memory)
+        self.budget = budget
+        self.selections: SharedMemory[Holder] = SharedMemory(budget.memory)  # chunks asked for, and not yet decoded
+        self._refused: set[weakref.ref[Dispatch]] = set()
 
     def begin(self, dispatch: Dispatch, host: Host, size: int, most: int) -> bool:
         """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait."""
         with self._lock:
-            alive = self._alive()
+            alive = self._alive(self._holders)
             used = sum(each.used for each in alive)
             active = sum(each.active_at(host.name) for each in alive)
             waits = (dispatch.used and used + size > most) or (host.active and active >= self.budget.requests)
             if waits:
-                self._refused.add(dispatch.ref)
+                self._refused.add(weakref.ref(dispatch))
                 return False
             dispatch.used += size
             host.active += 1
         return True
 
-    def give_back(self, dispatch: Dispatch, size: int = 0, host: Host | None = None) -> None:
+    def give_back(self, holder: Dispatch, size: int = 0, host: Host | None = None) -> None:
         """Count ``size`` bytes no longer, nor one of the requests to ``host``."""
         with self._lock:
-            dispatch.used -= size
+            holder.used -= size
             if host is not None:
                 host.active -= 1
-            waiting = [each for each in self._alive(self._refused) if each is not dispatch] if self._refused else ()
+            waiting = [each for each in self._alive(self._refused) if each is not holder] if self._refused else ()
             self._refused.clear()
         for each in waiting:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 each.loop.call_soon_threadsafe(each.pump)
-
-    def _alive(self, among: Iterable[weakref.ref[Dispatch]] | None = None) -> list[Dispatch]:
-        known = [ref() for ref in (self._loops if among is None else among)]
-        return [each for each in known if each is not None and not each.loop.is_closed()]
 
 
 class Job:
@@ -131,20 +175,18 @@ class Host:
         self.later: deque[Job] = deque()
 
 
-class Dispatch:
+class Dispatch(Holder):
     """Begins jobs on the running event loop; ``used`` counts the bytes under way, and those that are held for later."""
 
     def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, fetcher: Fetcher) -> None:
+        super().__init__()
         self.pool = pool
         self.shared = shared
-        self.loop = asyncio.get_running_loop()
-        self.used = 0  # bytes of the budget
         self.active = 0  # requests under way
         self._stats = stats
         self._fetcher = fetcher
         self._hosts: dict[str, Host] = {}
         self._changed: asyncio.Future[None] | None = None
-        self.ref = weakref.ref(self)
         shared.join(self)
 
     @property

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry
+from refshard_fs.reading.dispatch import Holder, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
 
@@ -35,6 +36,32 @@ class _Chunk(NamedTuple):
     weight: int
 
 
+class Share(Holder):
+    """What one selection holds of the memory that all selections of a session share: at least one chunk, if need be.
+
+    ``spare`` bytes are left to others, but never more than half of the memory.
+    """
+
+    def __init__(self, memory: SharedMemory[Holder], spare: int = 0) -> None:
+        super().__init__()
+        self.most = max(memory.memory - spare, memory.memory // 2)
+        self._memory = memory
+        memory.join(self)
+
+    def take(self, sizes: Iterable[int]) -> int:
+        """Hold as many of ``sizes`` as there is room for, the first ones, and return how many."""
+        return self._memory.take(self, sizes, self.most)
+
+    def give_back(self, size: int) -> None:
+        """Hold ``size`` bytes no longer."""
+        self._memory.give_back(self, size)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether enough is free for large requests, or nothing is held that would make room in a while."""
+        return not self.used or not self._memory.lacks(self.most // SHARE, self.most)
+
+
 async def read_selection(
     keyspace: KeySpace,
     keys: Sequence[str],
@@ -43,14 +70,14 @@ async def read_selection(
     engine: Callable[[], Engine],
     immediate: Immediate,
     chunk_size: int,
-    max_memory: int,
+    memory: SharedMemory[Holder],
     threads: bool,
 ) -> None:
     """Call ``take(number, data)`` once for each of ``keys``, in the order of their arrival.
 
-    ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes; no more than ``max_memory``
-    bytes are under way or wait to be decoded, but for one chunk that is larger. With ``threads``, ``take`` is called in
-    threads, for several chunks at a time.
+    ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes. What is under way, or waits
+    to be decoded, is within the ``memory`` of all selections; one chunk may always be. With ``threads``, ``take`` is
+    called in threads, for several chunks at a time.
 
     The first error ends the read, and what is under way for it; it names its key.
     """
@@ -71,17 +98,19 @@ async def read_selection(
             near.append(chunk)
         else:
             far.append(chunk)
+    share = Share(memory, WORKERS * chunk_size if threads else 0)  # each makes a chunk's values before they are copied
     try:
         here = deque(near)
         work.start(lambda: work.read_here(here, immediate), min(WORKERS, len(near)))
         if far:
-            await _read_far(far, keyspace, work, engine(), chunk_size, max_memory, threads)
+            await _read_far(far, keyspace, work, engine(), share, threads)
         await work.finish()
         work.check()
         if work.left:
-            await _read_far(deque(work.left), keyspace, work, engine(), chunk_size, max_memory, threads)
+            await _read_far(deque(work.left), keyspace, work, engine(), share, threads)
     finally:
         await work.finish()
+        share.give_back(share.used)
     work.check()
 
 
@@ -161,43 +190,33 @@ async def _read_far(
     keyspace: KeySpace,
     work: _Work,
     engine: Engine,
-    chunk_size: int,
-    max_memory: int,
+    share: Share,
     threads: bool,
 ) -> None:
-    if threads:  # each makes the values of a chunk before they are copied to where they belong
-        max_memory = max(max_memory - WORKERS * chunk_size, max_memory // 2)
     woken = asyncio.Event()
     work.on_end = woken.set
     pending: dict[asyncio.Future[bytes], _Chunk] = {}
     arrived: list[asyncio.Future[bytes]] = []
     decoded: list[int] = []  # weights of what threads have decoded
-    used = 0
 
     def came(future: asyncio.Future[bytes]) -> None:
         arrived.append(future)
         woken.set()
 
-    def ask() -> int:
-        """Ask for as many chunks as there is memory for, and return the bytes that they will take."""
-        taken = 0
-        some: list[_Chunk] = []
-        while waiting and (used + taken + waiting[0].weight <= max_memory or not (used + taken)):
-            chunk = waiting.popleft()
-            taken += chunk.weight
-            some.append(chunk)
+    def ask() -> None:
+        """Ask for as many chunks as there is memory for."""
+        some = [waiting.popleft() for _ in range(share.take(chunk.weight for chunk in waiting))]
         futures = engine.read_many(keyspace, [chunk.request for chunk in some], [chunk.entry for chunk in some])
         pending.update(zip(futures, some, strict=True))
         for future in futures:
             future.add_done_callback(came)
-        return taken
 
     ready: deque[tuple[_Chunk, bytes | None]] = deque()
 
     def decode_some() -> None:
         """Decode what is ready, in a thread, until nothing is or it is time to make room for more."""
         done = 0
-        while done <= max_memory // SHARE:
+        while done <= share.most // SHARE:
             try:
                 chunk, data = ready.popleft()
             except IndexError:
@@ -207,7 +226,7 @@ async def _read_far(
         decoded.append(done)
 
     try:
-        used = ask()
+        ask()
         while pending or ready or work.running or waiting:
             await woken.wait()
             woken.clear()
@@ -225,9 +244,9 @@ async def _read_far(
                 while ready:
                     decode_some()
             while decoded:
-                used -= decoded.pop()
-            if waiting and (used <= max_memory - max_memory // SHARE or not used):
-                used += ask()
+                share.give_back(decoded.pop())
+            if waiting and share.has_room:
+                ask()
     finally:
         for future in pending:
             future.remove_done_callback(came)

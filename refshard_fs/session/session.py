@@ -23,6 +23,7 @@ from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, TargetChanged, told_cause
+from refshard_fs.reading.dispatch import Holder, SharedMemory
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
@@ -348,11 +349,20 @@ class Session(Engines):
         keyspace = await self.keyspace()
         return await asyncio.gather(*self.engine().read_many(keyspace, requests, [*entries.values()]))
 
-    async def read_selection(self, keys: Sequence[str], take: Take, *, chunk_size: int, threads: bool) -> None:
+    async def read_selection(
+        self,
+        keys: Sequence[str],
+        take: Take,
+        *,
+        chunk_size: int,
+        threads: bool,
+        memory: SharedMemory[Holder] | None = None,
+    ) -> None:
         """Read the chunks of one selection, each handed on as it comes: see `reading.selection`.
 
         One chunk alone is read as `read` does it: such a selection is a step of a loop, or a task of dask, and tells
-        nothing of what follows, so that reading ahead may guess.
+        nothing of what follows, so that reading ahead may guess. ``memory`` is for callers that count the bytes until
+        they have decoded them: it bounds this read in place of the memory of all selections.
         """
         if len(keys) == 1:
             data: bytes | None = None
@@ -370,7 +380,7 @@ class Session(Engines):
             engine=self.engine,
             immediate=self._at_once_reader(),
             chunk_size=chunk_size,
-            max_memory=self.options.budget.memory,
+            memory=memory or self.selections,
             threads=threads,
         )
 
