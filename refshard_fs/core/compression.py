@@ -1,7 +1,7 @@
 """Compressed streams made plain, by the libraries of Python, and no further than they may be. No I/O here.
 
-`decompressed` is for formats that say how much there is. `check_chunk` is for chunks, whose metadata say it, and that
-other libraries decode.
+`decompressed` is for formats that say how much there is, `Inflate` for documents that come in pieces. `check_chunk` is
+for chunks, whose metadata say it, and that other libraries decode.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import lzma
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,6 @@ def errors() -> tuple[type[Exception], ...]:
     return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
 
 
-_UNPACKED: Final = 1 << 16  # numbers of a few bits that are made at a time: each takes up to 256 bytes meanwhile
 _PART: Final = 1 << 20  # bytes that are made at once; a large result is made in 16 parts, each of which copies the rest
 
 
@@ -58,6 +57,108 @@ def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -
     if has_end and not stream.eof:
         raise ValueError(f"its compressed bytes do not end after {most} bytes: they are cut short")
     return out.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Compressed documents made plain as they come, in pieces of bounded size. What with is told by their first bytes.
+#
+# gzip, bzip2, xz and zstd, of one or several streams in a row. What makes more bytes than any document of references
+# does is refused, before they are made.
+
+
+MAGIC: Final = 6  # bytes that tell what a document is compressed with
+PIECE: Final = 1 << 22  # bytes at a time, at most
+RATIO: Final = 500  # bytes that are made of one, on the average,
+SLICE: Final = 1 << 16  # bytes that are looked at together for that
+GRACE: Final = 64 << 20  # from so many on
+
+# What makes a decompressor for each stream, by the bytes that it begins with.
+_KNOWN: Final[Mapping[bytes, Callable[[], Any]]] = {
+    b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\x00": lzma.LZMADecompressor,
+    b"\x28\xb5\x2f\xfd": lambda: zstd().ZstdDecompressor(),
+}
+
+
+class DamagedStream(ValueError):
+    """Compressed bytes that break their format, or end too early."""
+
+
+class Plain:
+    """A document that is not compressed."""
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        """Yield what ``data``, the next bytes, stand for."""
+        yield data
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the rest: the document has ended."""
+        yield from ()
+
+
+class Inflate(Plain):
+    """One compressed document, of streams that ``make`` decompresses; DamagedStream where it is not whole."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._current = self._make()
+        self._taken = self._made = 0  # bytes
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        view = memoryview(data)
+        for start in range(0, len(view), SLICE):  # what is not looked at yet does not count
+            part = bytes(view[start : start + SLICE])
+            self._taken += len(part)
+            for out in self._inflated(part):
+                self._made += len(out)
+                if self._made > max(GRACE, RATIO * self._taken):
+                    swelling = f"{self._taken} bytes make {self._made} or more"
+                    raise DamagedStream(f"{swelling}: no document of references is like that")
+                yield out
+
+    def _inflated(self, left: bytes) -> Iterator[bytes]:
+        while True:
+            if self._current.eof:
+                left = left.lstrip(b"\0")  # padding between streams
+                if not left:
+                    return
+                self._current = self._make()
+            try:
+                out = self._current.decompress(left, PIECE)
+            except errors() as e:
+                raise DamagedStream(str(e)) from e
+            # zlib gives back what it has not looked at yet, others keep it.
+            left = self._current.unused_data if self._current.eof else getattr(self._current, "unconsumed_tail", b"")
+            if out:
+                yield out
+            if not self._current.eof and not left and len(out) < PIECE:
+                return
+
+    def finish(self) -> Iterator[bytes]:
+        if not self._current.eof:
+            raise DamagedStream("it ends too early")
+        yield from ()
+
+
+def is_compressed(head: bytes) -> bool:
+    """Whether a document that begins with ``head`` is compressed."""
+    return head.startswith(tuple(_KNOWN))
+
+
+def inflate_for(head: bytes) -> Plain:
+    """Return what makes a document plain that begins with ``head``."""
+    for magic, make in _KNOWN.items():
+        if head.startswith(magic):
+            return Inflate(make)
+    return Plain()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Numbers and images that are packed.
+
+
+_UNPACKED: Final = 1 << 16  # numbers of a few bits that are made at a time: each takes up to 256 bytes meanwhile
 
 
 def by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> Any:
@@ -151,7 +252,7 @@ def _streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
 
 def is_bounded(meta: ArrayMeta) -> bool:
     """Whether all codecs of an array are known here, so that what `check_chunk` lets pass takes seconds at most."""
-    return all(name in _KNOWN for name, _ in _codecs(meta))
+    return all(name in _BOUNDED for name, _ in _codecs(meta))
 
 
 def promised(meta: ArrayMeta) -> tuple[int, int]:
@@ -220,4 +321,4 @@ _TELL: Final[Mapping[str, Callable[[bytes], int | None]]] = {
     "zstd": _zstd_size,
 }
 # zfpy is not: its bytes say once more how large an array they are, and are believed.
-_KNOWN: Final = (_AS_LONG - {"zfpy"}) | _COUNTED | {"crc32c", *_MAKERS, *_TELL}
+_BOUNDED: Final = (_AS_LONG - {"zfpy"}) | _COUNTED | {"crc32c", *_MAKERS, *_TELL}

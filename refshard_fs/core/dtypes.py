@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -172,18 +173,18 @@ def _number(fill: Any) -> Any:
 
 def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
     """Return the metadata of an array of ``values`` in one uncompressed chunk, and that chunk."""
-    doc = plain_document(meta, *values.shape)
+    doc = plain_document(meta, values.shape)
     if meta.zarr_format == 2:
         return doc, np.ascontiguousarray(values, np.dtype(meta.dtype)).tobytes()
     return doc, np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
 
 
-def plain_document(meta: ArrayMeta, *shape: int) -> dict[str, Any]:
-    """Return the metadata of such an array of that ``shape``."""
+def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return the metadata of the array with another shape, in ``chunks`` (by default one) without a codec."""
     doc = {**meta.raw, "shape": list(shape)}
-    chunks = [max(length, 1) for length in shape]
+    cut = list(chunks) if chunks is not None else [max(length, 1) for length in shape]
     if meta.zarr_format == 2:
-        return doc | {"chunks": chunks, "compressor": None, "filters": None, "order": "C"}
-    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": chunks}}
+        return doc | {"chunks": cut, "compressor": None, "filters": None, "order": "C"}
+    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": cut}}
     doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     return doc

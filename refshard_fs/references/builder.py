@@ -19,10 +19,9 @@ from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normal
 from refshard_fs.core.swar import Positions
 from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
-from refshard_fs.references.json_scan import Irregular, Records, block_texts, scan
+from refshard_fs.references.json_scan import Irregular, NotExpanded, Records, Urls, block_texts, scan
 from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.url_column import NotExpanded, Urls
 from refshard_fs.references.values import METADATA, GridReader
 
 SMALL: Final = 256  # chunks; arrays of no more stay by key: columns of their own take as much room, and more time

@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
-from refshard_fs.formats.virtual_concat.recutting import uncompressed
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.scanning import can_scan, reading_options
@@ -338,7 +337,7 @@ def _stored_as(
 ) -> dict[str, dict[str, Any]]:
     """Return the documents of an array of another type, its chunks without codecs."""
     meta = variable.meta
-    doc = uncompressed(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
+    doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     if meta.zarr_format == 3:
         return {variable.key: doc | {"data_type": dtype.name, "attributes": dict(attributes)}}
     return {variable.key: doc | {"dtype": dtype.str}, join(variable.path, ".zattrs"): dict(attributes)}

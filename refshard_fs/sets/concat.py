@@ -183,7 +183,7 @@ def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMe
     stored = zarrmeta.array_meta(doc, repr(path)) if isinstance(doc, dict) else None
     dtype = None if stored is None else dtype_of(stored)
     meta = variable.meta if dtype is None else with_type(variable.meta, dtype)
-    if total == 0 or doc != plain_document(meta, total):
+    if total == 0 or doc != plain_document(meta, [total]):
         return None
     found = refs.side.get(join(path, refs.tables[path].grid.tail(0)))
     return (meta, found) if isinstance(found, bytes) else None

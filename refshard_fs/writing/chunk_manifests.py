@@ -19,7 +19,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.formats.chunk_manifest import writing as manifest_writing
+from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.references.edit import with_edits, within
 from refshard_fs.references.reference_set import ReferenceSet

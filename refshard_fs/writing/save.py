@@ -29,7 +29,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest import writing as manifest_writing
+from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
 from refshard_fs.formats.kerchunk_json import source as json_writing
 from refshard_fs.formats.kerchunk_parquet import PARQUET

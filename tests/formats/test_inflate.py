@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from numcodecs.zstd import Zstd
 
-from refshard_fs.formats.kerchunk_json import decompress as inflate
-from refshard_fs.formats.kerchunk_json.decompress import DamagedStream, inflate_for, is_compressed
+from refshard_fs.core import compression as inflate
+from refshard_fs.core.compression import DamagedStream, inflate_for, is_compressed
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

@@ -10,8 +10,7 @@ import pytest
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.keyspace import place
 from refshard_fs.references.chunk_keys import place_chunks
-from refshard_fs.references.json_scan import scan
-from refshard_fs.references.url_column import Urls
+from refshard_fs.references.json_scan import Urls, scan
 
 ENCODINGS = [
     ChunkKeyEncoding("v2", "."),

@@ -13,11 +13,10 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
-from refshard_fs.references import builder, url_column
+from refshard_fs.references import builder, json_scan
 from refshard_fs.references import json_scan as json_fast
-from refshard_fs.references.json_scan import block_texts
+from refshard_fs.references.json_scan import Urls, block_texts
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.references.url_column import Urls
 
 ARRAY = {"zarr_format": 2, "shape": [40, 6], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -43,7 +42,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(builder, "SMALL", small)
     monkeypatch.setattr(builder, "MANY", documents)
     monkeypatch.setattr(builder, "EACH", 16)
-    monkeypatch.setattr(url_column, "FEW", 2 if small else 256)
+    monkeypatch.setattr(json_scan, "FEW", 2 if small else 256)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
     monkeypatch.setattr(builder, "FEW", 2)

@@ -17,7 +17,7 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.formats.kerchunk_json import decompress as inflate
+from refshard_fs.core import compression as inflate
 from refshard_fs.formats.kerchunk_parquet import partition
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.targets import answer

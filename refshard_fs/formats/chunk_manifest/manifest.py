@@ -8,16 +8,21 @@ are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.model import Pin
+from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest.entries import JsonPrefix, Source, entries_in, source_of
+from refshard_fs.references.stream import Partition
+from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
 _SEPARATORS = (".", "/")
 
@@ -103,15 +108,15 @@ class ChunkManifest:
 
 def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     """Return the manifest in ``data``; ManifestError, which names ``where`` and the chunk key, if it is none."""
-    spelled = entries_in(data, where)
-    numbers, inside = _numbers(list(spelled.keys), grid, where)
+    entries = entries_in(data, where)
+    numbers, inside = _numbers(list(entries.keys), grid, where)
     codes = np.full(len(numbers), ABSENT, np.uint32)
     offsets, lengths = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint64)
     targets: dict[tuple[str | None, str | None, str | None], int] = {}
     inline: list[bytes] = []
     used = 0  # bytes of inline data so far
     sums: list[tuple[int, str]] = []
-    for i, (key, entry) in enumerate(spelled.keys.items()):
+    for i, (key, entry) in enumerate(entries.keys.items()):
         source = source_of(entry, key, where)
         if entry.checksum is not None and inside[i]:
             sums.append((int(numbers[i]), entry.checksum))
@@ -135,7 +140,7 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
         b"".join(inline),
         np.sort(numbers[inside & (codes == ABSENT)]),
         (np.array([number for number, _ in sums], np.uint64), Texts.of(found for _, found in sums)),
-        prefixes_of(spelled.prefixes, len(grid.counts), where),
+        prefixes_of(entries.prefixes, len(grid.counts), where),
     )
 
 
@@ -172,10 +177,10 @@ def _numbers(keys: list[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, np.
     return numbers, inside
 
 
-def prefixes_of(spelled: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
+def prefixes_of(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
     """Return the prefixes of an array's manifest, the longest first."""
     found = []
-    for key, prefix in spelled.items():
+    for key, prefix in given.items():
         form = r"(?:(?:0|[1-9][0-9]{0,17})\.)*"
         if not re.fullmatch(form, key) or key.count(".") > ndim:
             raise ManifestError(f"{where}: the prefix {key!r} is not made of leading coordinates, a dot after each")
@@ -186,3 +191,92 @@ def prefixes_of(spelled: Mapping[str, JsonPrefix], ndim: int, where: str) -> tup
         leading = tuple(map(int, key.split(".")[:-1]))
         found.append(Prefix(leading, prefix.path, prefix.separator))
     return tuple(sorted(found, key=lambda prefix: -len(prefix.leading)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# References as a zarr version 3 hierarchy with chunk manifests, piece by piece.
+
+
+MANIFEST = "manifest.json"
+
+
+def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGrid]) -> dict[str, dict[str, Any]]:
+    """Return the version 3 metadata of every group and array, by path, of documents of either version.
+
+    Raises ManifestError, which names the key, for what is no metadata, and where version 3 cannot say it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    old: dict[str, dict[str, Any]] = {}
+    for key, value in documents:
+        path, name = parent(key)
+        if name == ".zmetadata":
+            continue
+        if not zarrmeta.is_metadata(key):
+            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
+        if isinstance(value, list):
+            raise ManifestError(f"{key!r} is a reference: metadata must be inline to become that of version 3")
+        check_name(key)
+        doc = object_in(value, repr(key))
+        if name == "zarr.json":
+            found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
+            if doc.get("node_type") not in ("array", "group"):
+                raise ManifestError(f"{key!r} describes neither an array nor a group")
+            if doc.get("storage_transformers"):
+                raise ManifestError(f"{key!r} has storage_transformers, which cannot be carried over")
+        else:
+            old.setdefault(path, {})[name] = doc
+    for path, docs in old.items():
+        if path not in found:
+            attributes = docs.get(".zattrs", {})
+            array = docs.get(".zarray")
+            key = join(path, ".zarray")
+            found[path] = group_3(attributes) if array is None else array_3(array, attributes, key)
+    for path, doc in found.items():
+        if doc.get("node_type") == "array" and path not in grids:
+            raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not known")
+    for inner, doc in list(found.items()):
+        path = inner
+        while path:
+            path = parent(path)[0]
+            outer = found.setdefault(path, group_3({}))
+            if outer.get("node_type") == doc.get("node_type") == "array":
+                raise ManifestError(f"{join(inner, 'zarr.json')!r} is an array within the array {path!r}")
+    return found or {"": group_3({})}
+
+
+def with_manifest(doc: Mapping[str, Any], name: str = MANIFEST) -> dict[str, Any]:
+    """Return an array's metadata that declares the manifest beside it."""
+    transformer = {"name": NAME, "configuration": {"manifest": f"./{name}"}}
+    return {**doc, "storage_transformers": [transformer]}
+
+
+def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, array: str) -> list[str]:
+    """Return the members of a manifest for chunks ``numbers``."""
+    urls = [None if url is None else zarrmeta.dumps(url).decode() for url in partition.urls]
+    odd = {target for target, url in enumerate(partition.urls) if url is not None and not is_utf8(url)}
+    out = []
+    rows = partition.present()
+    targets, offsets, lengths = partition.ranges
+    empty = [row for row, extras in partition.extras.items() if not extras]
+    for row in sorted({*rows, *empty}) if empty else rows:
+        key = ".".join(map(str, grid.coords(numbers.start + row))) or "0"
+        target = int(targets[row])
+        extras = partition.extras.get(row, {})
+        more = "".join(f",{zarrmeta.dumps(k).decode()}:{zarrmeta.dumps(v).decode()}" for k, v in extras.items())
+        if target != ABSENT:
+            url = urls[target]
+            if url is None:
+                raise ManifestError(f"{join(array, grid.tail(numbers.start + row))!r} has no URL: open it with target=")
+            if target in odd:
+                key = join(array, grid.tail(numbers.start + row))
+                raise ManifestError(f"{key!r} has the URL {partition.urls[target]!r}, which is no UTF-8")
+            offset, length = int(offsets[row]), int(lengths[row])
+            span = "" if length == WHOLE and not offset else f',"offset":{offset}'
+            if length != WHOLE:
+                span += f',"length":{length}'
+            out.append(f'"{key}":{{"path":{url}{span}{more}}}')
+        elif row in partition.inline:
+            out.append(f'"{key}":{{"data":{zarrmeta.dumps(spelled(partition.inline[row])).decode()}{more}}}')
+        else:
+            out.append(f'"{key}":{{}}')
+    return out

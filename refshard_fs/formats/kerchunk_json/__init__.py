@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from refshard_fs.core.compression import is_compressed
 from refshard_fs.core.format import Format, Probe
-from refshard_fs.formats.kerchunk_json.decompress import is_compressed
 
 __all__ = ["FORMAT"]
 

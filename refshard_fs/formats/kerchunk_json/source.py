@@ -15,13 +15,13 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.compression import MAGIC, DamagedStream, Plain, inflate_for
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Load, Steps
 from refshard_fs.errors import ManifestError, TargetNotAllowed, gives_access, redacted
 from refshard_fs.formats.kerchunk_json.blocks import Reader
-from refshard_fs.formats.kerchunk_json.decompress import MAGIC, DamagedStream, Plain, inflate_for
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references import binary as compiled
 from refshard_fs.references.builder import BATCH, ReferenceBuilder

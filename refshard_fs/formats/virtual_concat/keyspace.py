@@ -98,7 +98,7 @@ class FullLength:
         if axis >= len(meta.shape):
             raise ManifestError(f"{self.where}: {path!r} has {len(meta.shape)} dimensions, and no axis {axis}")
         if path == self.document.coordinate:
-            shown: Mapping[str, Any] = plain_document(meta, total)
+            shown: Mapping[str, Any] = plain_document(meta, [total])
             return shown, ConcatArray(grid_of(shown), meta)
         if meta.chunks is None or meta.grid is None:
             raise ManifestError(f"{self.where}: the chunks of {path!r} are not of one size, or not known")

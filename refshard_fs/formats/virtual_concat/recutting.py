@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, promised
-from refshard_fs.core.dtypes import dtype_of, fill_of
+from refshard_fs.core.dtypes import dtype_of, fill_of, plain_document
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
@@ -34,16 +34,6 @@ READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes piec
 
 # ----------------------------------------------------------------------------------------------------
 # How an array is cut.
-
-
-def uncompressed(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int]) -> dict[str, Any]:
-    """Return the metadata of the array with another shape, in chunks without a codec."""
-    doc = {**meta.raw, "shape": list(shape)}
-    if meta.zarr_format == 2:
-        return doc | {"chunks": list(chunks), "compressor": None, "filters": None, "order": "C"}
-    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": list(chunks)}}
-    doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-    return doc
 
 
 def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[int, ...]:
@@ -91,7 +81,7 @@ class Recut(NamedTuple):
             raise ManifestError(
                 f"{where}: chunks of {list(chunks)} have more than the {MOST:,} bytes that are made here"
             )
-        meta = zarrmeta.array_meta(uncompressed(first, shape, chunks), where)
+        meta = zarrmeta.array_meta(plain_document(first, shape, chunks), where)
         assert meta is not None, "an array's metadata are an array's"
         return cls(meta, chunks, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))
 

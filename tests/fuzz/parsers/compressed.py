@@ -10,7 +10,7 @@ from functools import cache
 
 import numcodecs
 
-from refshard_fs.formats.kerchunk_json.decompress import DamagedStream, inflate_for, is_compressed
+from refshard_fs.core.compression import DamagedStream, inflate_for, is_compressed
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

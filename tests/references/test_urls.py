@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from refshard_fs.core.swar import PAD
 from refshard_fs.errors import ManifestError
-from refshard_fs.references import url_column
-from refshard_fs.references.url_column import NotExpanded, Urls
+from refshard_fs.references import json_scan
+from refshard_fs.references.json_scan import NotExpanded, Urls
 
 
 def taken(urls: Urls, found: list[bytes]) -> list[int]:
@@ -35,7 +35,7 @@ blocks = st.lists(st.one_of(st.none(), names, st.lists(names, max_size=12)), max
 @given(blocks, st.sampled_from([0, 3, 256]))
 def test_every_number_leads_to_its_url(given_blocks: list[bytes | list[bytes] | None], few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(url_column, "FEW", few)
+        patch.setattr(json_scan, "FEW", few)
         urls, numbers, expected = Urls(), list[int](), list[str | None]()
         for block in given_blocks:
             if isinstance(block, list):
@@ -50,8 +50,8 @@ def test_every_number_leads_to_its_url(given_blocks: list[bytes | list[bytes] | 
 
 
 def test_urls_whose_hashes_are_alike_are_told_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_column, "FEW", 2)
-    monkeypatch.setattr(url_column, "hashes", lambda text, starts, stops: np.zeros(len(starts), np.uint64))
+    monkeypatch.setattr(json_scan, "FEW", 2)
+    monkeypatch.setattr(json_scan, "hashes", lambda text, starts, stops: np.zeros(len(starts), np.uint64))
     found = [b"a/%d" % (i % 7) for i in range(50)]
     urls = Urls()
     numbers = taken(urls, found) + taken(urls, found[::-1])
@@ -62,7 +62,7 @@ def test_urls_whose_hashes_are_alike_are_told_by_their_bytes(monkeypatch: pytest
 def test_templates_are_expanded_once_a_url_and_what_becomes_one_is_one(
     monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
-    monkeypatch.setattr(url_column, "FEW", few)
+    monkeypatch.setattr(json_scan, "FEW", few)
     urls, asked = Urls(), list[str]()
 
     def expanded(url: str) -> str:
@@ -81,7 +81,7 @@ def test_templates_are_expanded_once_a_url_and_what_becomes_one_is_one(
 def test_a_url_that_cannot_be_expanded_is_named_by_a_number_that_it_has(
     monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
-    monkeypatch.setattr(url_column, "FEW", few)
+    monkeypatch.setattr(json_scan, "FEW", few)
     urls = Urls()
     taken(urls, [b"a", b"b"] * 3)
     numbers = taken(urls, [b"a", b"{{u}}"] * 3)
