@@ -18,24 +18,24 @@ class Limits(msgspec.Struct, frozen=True):
     """How ranges become requests, in bytes.
 
     They are merged over gaps up to ``gap`` (negative: never), into requests of up to
-    ``block``. A range longer than ``split`` becomes several requests. Over gaps up to
-    ``far`` they are merged where a third of the request is still wanted.
+    ``block``. A longer range becomes several requests of about ``block``, so that one
+    connection's speed does not bound it. Over gaps up to ``far`` ranges are merged where
+    a third of the request is still wanted.
     """
 
     gap: int = 16 * KIB
     block: int = 1 * MIB
-    split: int = 4 * MIB
     far: int = -1
 
     @property
     def dense(self) -> Limits:
         """The limits for ranges that lie together and tend to be read together."""
-        return Limits(self.gap, 16 * self.block, 2 * self.split, 32 * self.gap)
+        return Limits(self.gap, 16 * self.block, 32 * self.gap)
 
     @property
     def apart(self) -> Limits:
         """The limits for ranges that are merged only where they touch."""
-        return Limits(min(self.gap, 0), self.block, self.split)
+        return Limits(min(self.gap, 0), self.block)
 
 
 class Block(NamedTuple):
@@ -98,10 +98,8 @@ def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits
 
 
 def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
-    """Return the requests for one block: itself, or equal parts where it is longer than ``limits.split``."""
+    """Return the requests for one block: itself, or equal parts of about ``limits.block`` where it is longer."""
     size = stop - start
-    if size <= max(limits.split, 1):
-        return [(start, stop)]
-    count = min(-(-size // max(limits.block, 1)), PARTS)
+    count = min(max(round(size / max(limits.block, 1)), 1), PARTS)
     cuts = [start + size * i // count for i in range(count)] + [stop]
     return list(pairwise(cuts))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from refshard_fs.reading.plan import KIB, MIB, PARTS, Limits, coalesce, parts, requests_for
 
 RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
-LIMITS = st.builds(Limits, gap=st.integers(-1, 200), block=st.integers(1, 1000), split=st.integers(1, 2000))
+LIMITS = st.builds(Limits, gap=st.integers(-1, 200), block=st.integers(1, 1000))
 
 
 @given(ranges=RANGES, limits=LIMITS)
@@ -52,14 +52,16 @@ def test_parts_are_the_whole_in_order(start: int, size: int, limits: Limits) -> 
     assert cut[0][0] == start
     assert cut[-1][1] == start + size
     assert all(a[1] == b[0] for a, b in pairwise(cut))
-    assert all(a < b for a, b in cut) or limits.block == 1
-    assert len(cut) == 1 or size > limits.split
+    assert all(a < b for a, b in cut)
+    assert max(b - a for a, b in cut) <= max(1.5 * limits.block + 1, size / PARTS + 1)
+    assert len(cut) == 1 or size * 2 > limits.block * 3 - 1
 
 
 def test_a_large_range_becomes_parts_of_about_a_block() -> None:
-    cut = parts(0, 10 * MIB + 7, Limits(16 * KIB, MIB))
-    assert len(cut) == 11
-    assert max(b - a for a, b in cut) <= MIB
+    for size, count in ((MIB * 3 // 2 - 9, 1), (MIB * 3 // 2 + 9, 2), (4 * MIB, 4), (10 * MIB + 7, 10)):
+        lengths = [b - a for a, b in parts(0, size, Limits(16 * KIB, MIB))]
+        assert len(lengths) == count
+        assert max(lengths) - min(lengths) <= 1
 
 
 def test_a_range_as_long_as_a_manifest_likes_is_cut_into_no_more_parts_than_there_may_be() -> None:
@@ -83,7 +85,7 @@ def test_a_plan_names_the_keys_of_each_request() -> None:
 
 
 def test_dense_ranges_are_merged_over_larger_gaps_while_a_third_is_wanted() -> None:
-    limits = Limits(gap=16, block=1000, split=4000).dense
+    limits = Limits(gap=16, block=1000).dense
     rows = [(n * 100, n * 100 + 100) for n in (0, 2, 8, 10, 32, 34, 40, 42, 80, 82)]
     assert [(b.start, b.stop) for b in coalesce(rows, Limits(gap=16, block=1000))] == rows
     near = [(0, 1100), (3200, 4300), (8000, 8300)]
