@@ -46,7 +46,7 @@ COUNT, QUICK = 1_000_000, 100_000
 READ, SIZE = 2000, 4096  # chunks, bytes of one
 SHAPES = (1, 20)  # chunks of a task
 WARM = 64  # chunks that are read before
-GOALS = {"path": 2.5, "dict": 5.0}  # times faster than the baseline
+GOAL = 4.0  # times faster than the baseline
 LEAST = 5.0  # times less memory
 FIRST = "ours, first"
 IMPORTED = ("xarray", "zarr", "dask.array", "fsspec.implementations.reference", "refshard_fs.fs")
@@ -158,7 +158,7 @@ def _sum(data: Any) -> Any:
     return (data & 255).sum()
 
 
-def compare(what: str, kind: str, contenders: Contenders, each: int, held: str, rounds: int, count: int) -> None:
+def compare(what: str, contenders: Contenders, each: int, held: str, rounds: int, count: int) -> None:
     """Measure ``contenders`` in turns; print and keep the medians."""
     found: dict[str, list[Run]] = {}
     for _ in range(rounds):
@@ -175,7 +175,7 @@ def compare(what: str, kind: str, contenders: Contenders, each: int, held: str, 
     grown = {name: float(statistics.median(one.grown for one in runs)) for name, runs in found.items()}
     mine = tuple(name for name in found if name.startswith("ours"))
     for case, unit, values, goal in (
-        (what, "s", took, GOALS[kind]),
+        (what, "s", took, GOAL),
         (f"{what}: memory of workers", "B", grown, LEAST),
     ):
         met = values["reference"] >= goal * values["ours"]
@@ -186,7 +186,8 @@ def compare(what: str, kind: str, contenders: Contenders, each: int, held: str, 
             f"  {name:12}{seconds:8.2f} s (opening {opening[name]:5.2f}, CPU {cpu[name]:5.2f})"
             f"{grown[name] / 1e6:9.1f} MB"
             f"   {took['reference'] / seconds:5.1f} x faster, "
-            f"{grown['reference'] / max(grown[name], 1):5.1f} x less memory",
+            f"{grown['reference'] / max(grown[name], 1):5.1f} x less memory"
+            + (f"   goals {GOAL:g} and {LEAST:g}" if name == "ours" else ""),
             flush=True,
         )
 
@@ -207,7 +208,7 @@ def main() -> None:
                 contenders[FIRST] = (ours, fo)
             for each in SHAPES[-1:] if options.quick else SHAPES:
                 what = f"{count} references by {kind}, {READ} chunks" + (f", {each} a task" if each > 1 else "")
-                compare(what, kind, contenders, each, held, rounds, count)
+                compare(what, contenders, each, held, rounds, count)
 
 
 if __name__ == "__main__":
