@@ -115,14 +115,17 @@ class SharedBudget(SharedMemory["Dispatch"]):
         self.selections: SharedMemory[Holder] = SharedMemory(budget.memory)  # chunks asked for, and not yet decoded
         self._refused: set[weakref.ref[Dispatch]] = set()
 
-    def begin(self, dispatch: Dispatch, host: Host, size: int, most: int) -> bool:
-        """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait."""
+    def begin(self, dispatch: Dispatch, host: Host, size: int, most: int | None) -> bool:
+        """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait.
+
+        It waits where memory would be over ``most``, unless that is None, or where the host has enough requests.
+        """
         with self._lock:
             alive = self._alive(self._holders)
             used = sum(each.used for each in alive)
             active = sum(each.active_at(host.name) for each in alive)
-            waits = (dispatch.used and used + size > most) or (host.active and active >= self.budget.requests)
-            if waits:
+            is_over = most is not None and dispatch.used and used + size > most
+            if is_over or (host.active and active >= self.budget.requests):
                 self._refused.add(weakref.ref(dispatch))
                 return False
             dispatch.used += size
@@ -269,10 +272,14 @@ class Dispatch(Holder):
             if not queue:
                 continue
             size = queue[0].size = self._size(queue[0])
-            while not self.shared.begin(self, host, size, most):
-                room = queue is host.urgent and self.shared.lacks(size, most) and self._fetcher.make_room()
-                if not room:
+            bound: int | None = most
+            while not self.shared.begin(self, host, size, bound):
+                if queue is not host.urgent or not self.shared.lacks(size, most):
                     return None
+                if not self._fetcher.make_room():
+                    if self.active:
+                        return None
+                    bound = None  # all memory is parts of what is to be held: no answer will come that makes room
             return queue.popleft()
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -101,6 +102,25 @@ def test_more_than_the_budget_comes_in_waves(chunked: Chunked) -> None:
         assert fs.cat_file(key) == chunked.chunk(i)
     assert chunked.fetched == 256
     assert len(chunked.ranges) == 26
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_what_is_announced_and_larger_than_the_memory_is_read_all_the_same(servers: int) -> None:
+    """The first parts of it fill the memory, and stay there for the others."""
+    size = 5 << 20
+    data = random.Random(1).randbytes(size)
+
+    async def read(urls: list[str]) -> None:
+        keys = {f"k/{i}": [url, 0, size] for i, url in enumerate(urls)}
+        fs = RefShardFileSystem(keys, asynchronous=True, skip_instance_cache=True, max_memory=4 << 20)
+        await fs._prefetch([*keys])
+        async with asyncio.timeout(60):
+            assert [await fs._cat_file(key) for key in keys] == [data] * servers
+        requests = fs._session.engine().fetcher.requests
+        assert (requests.used, requests.active) == (0, 0)
+
+    with contextlib.ExitStack() as stack:
+        asyncio.run(read([stack.enter_context(RangeServer()).put("/x", data) for _ in range(servers)]))
 
 
 def test_waves_read_in_another_order_give_the_right_bytes(chunked: Chunked) -> None:
