@@ -150,8 +150,10 @@ class SelectionPipeline(_Base):
         finally:
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # they write into the caller's memory
-            share.give_back(share.used)
+            try:
+                await asyncio.gather(*running, return_exceptions=True)  # they write into the caller's memory
+            finally:
+                share.give_back(share.used)
         return tuple(result for some in results for result in some or ())
 
     async def _read_first(

@@ -64,7 +64,7 @@ class SharedMemory(Generic[H]):
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
-        self._lock = fork_safe(threading.Lock())
+        self._lock = fork_safe(threading.RLock())  # the collector may end a dropped read, which gives back, within it
         self._holders: list[weakref.ref[H]] = []  # a WeakSet would take three times as long
 
     def join(self, holder: H) -> None:

@@ -109,8 +109,10 @@ async def read_selection(
         if work.left:
             await _read_far(deque(work.left), keyspace, work, engine(), share, threads)
     finally:
-        await work.finish()
-        share.give_back(share.used)
+        try:
+            await work.end()
+        finally:
+            share.give_back(share.used)
     work.check()
 
 
@@ -131,6 +133,7 @@ class _Work:
         self._take = take
         self._jobs: set[asyncio.Future[None]] = set()
         self._error: BaseException | None = None
+        self.is_over = False  # no job takes another chunk
         self.left: list[_Chunk] = []  # which took an event loop after all
         self.on_end: Callable[[], object] = lambda: None
 
@@ -138,7 +141,7 @@ class _Work:
         decode(self._take, self._keys[number], number, data)
 
     def read_here(self, chunks: deque[_Chunk], immediate: Immediate) -> None:
-        while True:
+        while not self.is_over:
             try:
                 chunk = chunks.popleft()
             except IndexError:
@@ -168,6 +171,7 @@ class _Work:
         if not future.cancelled():
             error = future.exception()  # asked of each: asyncio logs those that nobody asks for
             self._error = self._error or error
+            self.is_over = self._error is not None
         self.on_end()
 
     @property
@@ -180,9 +184,18 @@ class _Work:
             raise self._error
 
     async def finish(self) -> None:
-        """Wait for all jobs: they write into the caller's memory."""
+        """Wait for all jobs."""
         while self._jobs:
             await asyncio.wait(self._jobs)
+
+    async def end(self) -> None:
+        """Have the jobs end, and wait for them, also if cancelled meanwhile: they write into the caller's memory."""
+        self.is_over = True
+        try:
+            await self.finish()
+        except asyncio.CancelledError:
+            await self.end()
+            raise
 
 
 async def _read_far(
@@ -216,7 +229,7 @@ async def _read_far(
     def decode_some() -> None:
         """Decode what is ready, in a thread, until nothing is or it is time to make room for more."""
         done = 0
-        while done <= share.most // SHARE:
+        while done <= share.most // SHARE and not work.is_over:
             try:
                 chunk, data = ready.popleft()
             except IndexError:

@@ -1,0 +1,230 @@
+"""Whole selections read by several event loops in one memory, whatever becomes of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.reading import selection
+from refshard_fs.reading.dispatch import SharedMemory
+from refshard_fs.reading.selection import Share
+from tests.servers.http import RangeServer
+
+CHUNK, CHUNKS = 1000, 64
+DATA = random.Random(7).randbytes(CHUNK * CHUNKS)
+KEYS = [f"a/{number}" for number in range(CHUNKS)]
+MEMORY = 4 * CHUNK
+
+
+def references(url: str) -> dict[str, Any]:
+    return {key: [url, number * CHUNK, CHUNK] for number, key in enumerate(KEYS)}
+
+
+def used(memory: SharedMemory[Any]) -> int:
+    with memory._lock:
+        return memory._used()
+
+
+async def settled(done: Callable[[], bool]) -> None:
+    """Return once ``done()``: what was cancelled has had its turns."""
+    async with asyncio.timeout(20):
+        while not done():  # noqa: ASYNC110  # nothing tells of the last turn
+            await asyncio.sleep(0.001)
+
+
+def others() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+# ------------------------------------------------------------------ many at a time
+
+
+@pytest.mark.parametrize("memory", [MEMORY, CHUNK // 2], ids=["four chunks", "less than a chunk"])
+@pytest.mark.parametrize("threads", [True, False])
+def test_loops_that_fail_and_are_cancelled_at_any_time_leave_nothing(
+    threads: bool, memory: int, http_server: RangeServer
+) -> None:
+    refs = references(http_server.put("/x", DATA)) | {"a/bad": [http_server.put("/bad", DATA), 0, CHUNK]}
+    fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, max_memory=memory, retries=0, max_gap=-1)
+    http_server.fault(403, "/bad")
+    http_server.fault("reset", "/x", probability=0.01, seed=1)
+    http_server.latency = 0.002
+    wrong: list[object] = []
+
+    async def read(chance: random.Random) -> None:
+        """Read some chunks, and come to some end: all is read, decoding fails, a request fails, one or two cancels."""
+        numbers = chance.sample(range(CHUNKS), chance.randint(1, 24))
+        keys = [KEYS[number] for number in numbers]
+        ends = chance.choice(["whole", "decoding", "bad", "cancel", "cancel", "cancel twice"])
+        if ends == "bad":
+            keys.insert(chance.randint(0, len(keys)), "a/bad")
+        found: dict[str, bytes | None] = {}
+        after = chance.randint(0, len(keys) - 1)
+
+        def take(number: int, data: bytes | None) -> None:
+            if ends == "decoding" and len(found) >= after:
+                raise ValueError("damaged")
+            found[keys[number]] = data
+
+        task = asyncio.ensure_future(fs._read_selection(keys, take, chunk_size=CHUNK, threads=threads))
+        if ends.startswith("cancel"):
+            await asyncio.sleep(chance.uniform(0, 0.02))
+            task.cancel()
+            if ends == "cancel twice":
+                await asyncio.sleep(0)
+                task.cancel()
+        error = (await asyncio.gather(task, return_exceptions=True))[0]
+        expected = (ValueError, ReferenceNotReachable, asyncio.CancelledError, type(None))
+        if not isinstance(error, expected) or (error is None and len(found) != len(keys)):
+            wrong.append((ends, error))
+        wrong.extend(key for key, data in found.items() if data != DATA[KEYS.index(key) * CHUNK :][:CHUNK])
+
+    async def run(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(6):
+            await asyncio.gather(*(read(random.Random(chance.random())) for _ in range(4)))
+        requests = fs._session.engine().fetcher.requests
+        await settled(lambda: not others() and not requests.active)
+        assert requests.used == 0
+
+    def loop(seed: int) -> None:
+        try:
+            asyncio.run(run(seed))
+        except BaseException as e:  # told by the test
+            wrong.append(e)
+
+    running = [threading.Thread(target=loop, args=(seed,), daemon=True) for seed in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in running)
+    assert wrong == []
+    assert (used(fs._session.selections), used(fs._session._budget)) == (0, 0)
+
+
+def test_decoding_may_read_by_the_same_filesystem(http_server: RangeServer) -> None:
+    """As codecs that look something up do: what they read is within the memory that their selection has filled."""
+    fs = RefShardFileSystem(references(http_server.put("/x", DATA)), skip_instance_cache=True, max_memory=CHUNK)
+    found: dict[int, bytes] = {}
+
+    def take(number: int, data: bytes | None) -> None:
+        found[number] = fs.cat([KEYS[number], KEYS[0]])[KEYS[number]]
+
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
+
+    asyncio.run(run())
+    assert b"".join(found[number] for number in range(CHUNKS)) == DATA
+
+
+# ------------------------------------------------------------------ what ends
+
+
+def local(tmp_path: Path) -> RefShardFileSystem:
+    (tmp_path / "x").write_bytes(DATA)
+    return RefShardFileSystem(references(str(tmp_path / "x")), asynchronous=True, skip_instance_cache=True)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "failed"])
+def test_local_chunks_are_not_read_after_the_end(ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "WORKERS", 2)
+    fs = local(tmp_path)
+    taken: list[int] = []
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def take(number: int, data: bytes | None) -> None:
+        taken.append(number)
+        if ends == "failed" and number == 1:
+            raise ValueError("damaged")
+        has_begun.set()
+        may_go_on.wait(20)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True))
+        await asyncio.to_thread(has_begun.wait, 20)
+        if ends == "cancelled":
+            task.cancel()
+        await asyncio.sleep(0.05)
+        may_go_on.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert len(taken) <= 2
+
+
+def test_who_is_cancelled_again_while_threads_end_writes_no_more_and_holds_nothing(http_server: RangeServer) -> None:
+    fs = RefShardFileSystem(references(http_server.put("/x", DATA)), asynchronous=True, skip_instance_cache=True)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    is_over = False
+    late: list[int] = []
+
+    def take(number: int, data: bytes | None) -> None:
+        has_begun.set()
+        may_go_on.wait(20)
+        if is_over:
+            late.append(number)
+
+    async def run() -> None:
+        nonlocal is_over
+        task = asyncio.ensure_future(fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True))
+        await asyncio.to_thread(has_begun.wait, 20)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+        (error,) = await asyncio.gather(task, return_exceptions=True)
+        is_over = True
+        assert isinstance(error, asyncio.CancelledError)
+        assert used(fs._session.selections) == 0  # though the error knows the read's frames
+
+    asyncio.run(run())
+    assert late == []
+
+
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+        self.itself = self
+
+
+def test_memory_may_be_given_back_by_what_is_collected_while_it_is_counted() -> None:
+    """As by a read that is dropped with its event loop: the collector ends it wherever Python is."""
+    memory: SharedMemory[Any] = SharedMemory(MEMORY)
+
+    async def drop(share: Share) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            share.give_back(share.used)
+
+    async def run() -> tuple[Share, Share]:
+        dropped, share = Share(memory), Share(memory)
+        dropped.take([CHUNK])
+        ended: Coroutine[Any, Any, None] = drop(dropped)
+        ended.send(None)
+        garbage = Cycle(ended)
+        del ended, garbage
+        share.take(collecting())
+        return dropped, share
+
+    def collecting() -> Iterator[int]:
+        gc.collect()
+        yield CHUNK
+
+    done: list[Iterable[Share]] = []
+    thread = threading.Thread(target=lambda: done.append(asyncio.run(run())), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [[share.used for share in shares] for shares in done] == [[0, CHUNK]]
