@@ -32,7 +32,7 @@ from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB, Limits
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
-from refshard_fs.session import listing
+from refshard_fs.session import files
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
 from refshard_fs.session.in_memory_source import InMemorySource, Source
@@ -527,7 +527,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
-        return await listing.info(self._session, self._strip_protocol(path))
+        return await files.info(self._session, self._strip_protocol(path))
 
     def ukey(self, path: str) -> str:
         """Return a hash of where the bytes of ``path`` lie and of the version that their targets have now.
@@ -535,7 +535,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         It is another one when they have changed, also where reading them would be a TargetChanged. Targets are asked.
         """
         key = self._key(path)
-        return self._session.wait(listing.ukey, self._session, key)
+        return self._session.wait(files.ukey, self._session, key)
 
     def checksum(self, path: str) -> int:
         """Return `ukey` as a number."""
@@ -547,7 +547,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Of several targets, that is the last change of any. For bytes in the manifest, it is that of the manifest.
         """
         key = self._key(path)
-        return self._session.wait(listing.modified, self._session, key)
+        return self._session.wait(files.modified, self._session, key)
 
     def created(self, path: str) -> datetime:
         """Raise NotImplementedError: servers tell when an object was last changed, which `modified` returns."""
@@ -564,7 +564,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return StreamedFile(self, key, mode, size=info["size"])
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        found = await listing.ls(self._session, self._strip_protocol(path), detail=detail)
+        found = await files.ls(self._session, self._strip_protocol(path), detail=detail)
         name = path.lstrip("/")
         slashes = path[: len(path) - len(name)]
         if not (self.asynchronous and slashes and name):
@@ -574,7 +574,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
         key = self._strip_protocol(path)
-        found = await listing.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
+        found = await files.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
         return found if kwargs.get("detail", False) else list(found)
 
     async def _du(

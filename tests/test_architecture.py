@@ -34,7 +34,7 @@ cli universal_path xarray_backend zarr_pipeline
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
 LIBRARIES = {"templates"}  # folders in formats/ that are no format: several may use them
 MOST_IN_A_FOLDER = 20
-MOST_FILES = 162  # without the formats that read files in place
+MOST_FILES = 160  # without the formats that read files in place
 IN_PLACE = ("hdf5", "netcdf3", "tiff", "dmrpp", "grib2", "fits")
 MOST_AT_THE_TOP = 8
 PURE = ("references", "formats", "sharding")

@@ -25,11 +25,10 @@ from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
 from refshard_fs.formats.zarr_hierarchy.source import pinned, pinned_hierarchy
-from refshard_fs.references.edit import with_edits
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import References, ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA, grid_of
 from refshard_fs.session.recognition import beneath, stored

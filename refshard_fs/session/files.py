@@ -1,17 +1,190 @@
-"""A key as a file that is read, or written; and all keys as a mutable mapping, for zarr 2."""
+"""Keys as fsspec has them: what each is, listings, files that are read or written, and for zarr 2 a mutable mapping.
+
+No table of all keys is ever built for a listing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 
 from fsspec.asyn import AbstractAsyncStreamedFile, AsyncFileSystem
 from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
-from refshard_fs.errors import ReferenceNotReachable, told
+from refshard_fs.core.keyspace import Listing
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Span, Stat, Steps
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged, told
+from refshard_fs.reading.engine import Request
+from refshard_fs.reading.failures import blame
+from refshard_fs.session.session import Session
+from refshard_fs.targets import seconds
+
+KIND = ("file", "directory")
+
+
+async def info(session: Session, key: str) -> dict[str, Any]:
+    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none.
+
+    A key that the source says is empty, on purpose, cannot be read and has no listing: its type is "other", and
+    ``"empty": True`` tells it from one that is absent.
+    """
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    if key:
+        entry = await engine.run_for(key, keyspace.lookup(key))
+        if entry is not None:
+            size = entry.size
+            if size is None:
+                size = await _measure(session, key, entry)
+            if size is not None:
+                return {"name": key, "size": size, "type": "file"}
+    if not key or await engine.run_for(key, keyspace.is_directory(key)):
+        return {"name": key, "size": 0, "type": "directory"}
+    if await engine.run_for(key, keyspace.is_empty(key)):
+        return {"name": key, "size": 0, "type": "other", "empty": True}
+    raise FileNotFoundError(key)
+
+
+async def ls(session: Session, key: str, *, detail: bool) -> list[Any]:
+    """Return what lies directly below the directory ``key``, or ``key`` itself if it is a file."""
+    keyspace = await session.keyspace()
+    children = await session.engine().run_for(key, keyspace.children(key))
+    if children is None:
+        if not key:
+            return []
+        known = await info(session, key)
+        if known.get("empty"):
+            raise FileNotFoundError(key)
+        return [known] if detail else [key]
+    if not detail and isinstance(children, Listing) and children.stem == (key + "/" if key else ""):
+        return children.paths  # of a million chunks, at half the cost
+    found = _entries(key, children)
+    return found if detail else [entry["name"] for entry in found]
+
+
+def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return what lies directly below ``prefix`` as fsspec describes it."""
+    stem = prefix + "/" if prefix else ""
+    match children:
+        case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
+            return [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
+    return [
+        {"name": stem + c.name, "size": 0 if c.is_directory else c.size, "type": KIND[c.is_directory]} for c in children
+    ]
+
+
+async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
+    """Return all files below ``key`` (and directories, ``withdirs``) by name, sorted; a file is its own only find."""
+    if maxdepth is not None and maxdepth < 1:
+        raise ValueError("maxdepth must be at least 1")
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    out: dict[str, dict[str, Any]] = {}
+    children = await engine.run_for(key, keyspace.children(key))
+    if children is None:
+        with contextlib.suppress(FileNotFoundError):
+            known = await info(session, key)
+            if key and not known.get("empty"):
+                out[key] = known
+        return out
+    if withdirs and key:
+        out[key] = {"name": key, "size": 0, "type": "directory"}
+    level, depth = [(key, children)], 1
+    while level:
+        below: list[str] = []
+        for prefix, listed in level:
+            for entry in _entries(prefix, listed):
+                is_directory = entry["type"] == "directory"
+                if is_directory:
+                    below.append(entry["name"])
+                if withdirs or not is_directory:
+                    out[entry["name"]] = entry
+        depth += 1
+        if maxdepth is not None and depth > maxdepth:
+            break
+        lists = await engine.run_all([keyspace.children(name) for name in below])
+        level = []
+        for name, found in zip(below, lists, strict=True):
+            if isinstance(found, Exception):
+                raise blame(name, found) from found
+            level.append((name, found or []))
+    return {name: out[name] for name in sorted(out)}
+
+
+async def _measure(session: Session, key: str, entry: Entry) -> int | None:
+    """Return the size that only the target knows; None if an optional object is absent."""
+    if not isinstance(entry, Span):
+        return len(await session.read(Request(key)))
+    facts = await session.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
+    if facts is None:
+        if entry.optional:
+            return None
+        raise ReferenceNotReachable(key, entry.url, "there is no such object")
+    size = None if facts.size is None else entry.resized(facts.size).size
+    return len(await session.read(Request(key))) if size is None else size
+
+
+def _facts(need: Stat) -> Steps[Facts | None]:
+    facts: Facts | None = yield need
+    return facts
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which version of its bytes a key shows, as fsspec asks for it.
+
+
+async def ukey(session: Session, key: str) -> str:
+    """Return a hash of where the bytes of ``key`` lie and of what their targets say of their version now."""
+    entry = await _entry(session, key)
+    if entry is None:
+        return sha256(repr(await info(session, key)).encode()).hexdigest()
+    return sha256(repr((entry, await _versions(session, key, entry))).encode()).hexdigest()
+
+
+async def modified(session: Session, key: str) -> datetime:
+    """Return when the bytes of ``key`` were last changed; NotImplementedError where nobody tells."""
+    entry = await _entry(session, key)
+    if entry is None:
+        known = await info(session, key)
+        raise NotImplementedError(f"{key!r} is a {known['type']}, of which nobody tells when it changed")
+    source = session.options.source
+    if isinstance(entry, Inline) and isinstance(source, str):
+        entry = Span(source, 0, None)
+    versions = await _versions(session, key, entry)
+    times = [seconds(facts.last_modified) for facts in versions if isinstance(facts, Facts) and facts.last_modified]
+    latest = max((when for when in times if when is not None), default=None)
+    if latest is None:
+        raise NotImplementedError(f"nobody tells when the bytes of {key!r} were changed")
+    return datetime.fromtimestamp(latest, UTC)
+
+
+async def _entry(session: Session, key: str) -> Entry | None:
+    if not key:
+        return None
+    keyspace = await session.keyspace()
+    return await session.engine().run_for(key, keyspace.lookup(key))
+
+
+async def _versions(session: Session, key: str, entry: Entry) -> list[Facts | str | None]:
+    """Return what each target of ``entry`` says of its version, or how that differs from what was read before."""
+    found: list[Facts | str | None] = []
+    spans = () if isinstance(entry, Inline) else entry.spans
+    for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
+        try:
+            found.append(await session.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))
+        except TargetChanged as e:
+            found.append(e.reason)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# A key as a file that is read, or written; and all keys as a mutable mapping.
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped

@@ -21,8 +21,7 @@ from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
-from refshard_fs.references.edit import with_edits, within
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import gather
 from refshard_fs.session.recognition import manifests_of

@@ -24,8 +24,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
     parquet_partition,
     plan,
 )
-from refshard_fs.references.edit import with_edits, within
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
 from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of
 from refshard_fs.session.recognition import beneath
