@@ -487,18 +487,18 @@ def zarr_major() -> int | None:
     return int(major) if major.isdecimal() else None
 
 
-def dimension_names(doc: Mapping[str, Any], ndim: int, attributes: bytes | None) -> tuple[str, ...]:
+def dimension_names(meta: ArrayMeta, attributes: bytes | None) -> tuple[str, ...]:
     """Return the names of an array's dimensions, empty where one has none; nothing where the metadata has none.
 
     ``attributes`` is the text of its ``.zattrs``, where xarray has them in version 2.
     """
-    names = doc.get("dimension_names")
+    names = meta.raw.get("dimension_names")
     if names is None and attributes is not None:
         try:
             found = loads(attributes)
         except ValueError:
             return ()
         names = found.get("_ARRAY_DIMENSIONS") if isinstance(found, dict) else None
-    if not isinstance(names, list) or len(names) != ndim:
+    if not isinstance(names, list) or len(names) != len(meta.shape):
         return ()
     return tuple(name if isinstance(name, str) else "" for name in names)

@@ -22,7 +22,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import is_bounded
-from refshard_fs.core.keys import join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, join, parent, relative
 from refshard_fs.core.model import Facts, Head, Stat
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
 from refshard_fs.core.zarrmeta import undecodable
@@ -53,7 +53,7 @@ from refshard_fs.tools.survey import (
     contents,
     survey,
 )
-from refshard_fs.tools.trial import Apart, Here, NotDecoded, Trial
+from refshard_fs.tools.trial import Apart, Here, NotDecoded
 from refshard_fs.tools.views import folded, paragraph, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
@@ -451,14 +451,13 @@ class _Check:
     def _check_names(self) -> None:
         """Find keys that look like chunks and are none of their array's grid."""
         for key in self._source.rest:
-            extents = self._source.arrays.get(array_of(key, self._source.arrays))
-            if extents is None or extents.meta.grid is None or not CHUNK_NAME.fullmatch(relative(key, extents.path)):
-                continue
-            shape = " × ".join(map(str, extents.meta.grid.counts)) or "one chunk"
-            text = f"array {extents.path!r} has no such chunk: its grid is {shape}"
-            self._found.add("error", "outside-grid", key, text=text)
+            path, grid = _grid_of(self._source, key)
+            if grid is not None and CHUNK_NAME.fullmatch(relative(key, path)):
+                shape = " × ".join(map(str, grid.counts)) or "one chunk"
+                text = f"array {path!r} has no such chunk: its grid is {shape}"
+                self._found.add("error", "outside-grid", key, text=text)
 
-    def _check_chunks(self, extents: Extents, positions: Sequence[int], trial: Trial | None, batch: int) -> None:
+    def _check_chunks(self, extents: Extents, positions: Sequence[int], trial: Here | Apart | None, batch: int) -> None:
         """Read the chunks of an array at ``positions``, and decode them."""
         if trial is not None and positions:
             try:
@@ -499,7 +498,13 @@ def _wanted(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tup
     return [(e, (part - (end - len(e))).tolist()) for e, part, end in zip(arrays, parts, ends, strict=True)]
 
 
+def _grid_of(source: Survey, key: str) -> tuple[str, ChunkGrid | None]:
+    """Return the path and the grid of the array that ``key`` lies below."""
+    path = array_of(key, source.arrays)
+    extents = source.arrays.get(path)
+    return path, None if extents is None else extents.meta.grid
+
+
 def _is_chunk(source: Survey, key: str) -> bool:
-    extents = source.arrays.get(array_of(key, source.arrays))
-    grid = None if extents is None else extents.meta.grid
-    return extents is not None and grid is not None and grid.number(relative(key, extents.path)) is not None
+    path, grid = _grid_of(source, key)
+    return grid is not None and grid.number(relative(key, path)) is not None

@@ -149,17 +149,9 @@ def _changes(path: str | None, a: Extents, b: Extents, targets: Positions, diffe
         moved = (ours.targets != renumbered) | (ours.starts != theirs.starts) | (ours.stops != theirs.stops)
         inline = {a.key(i): i for i in at_a[~moved & (renumbered == INLINE)].tolist()}
         changed = sorted([*at_a[moved].tolist(), *(inline[key] for key in differing(list(inline)))])
-        added, removed = _others(len(b), at_b), _others(len(a), at_a)
+        added, removed = (np.setdiff1d(np.arange(n), at).tolist() for n, at in ((len(b), at_b), (len(a), at_a)))
     some = b.keys(added[:NAMED]), a.keys(removed[:NAMED]), a.keys(changed[:NAMED])
     return Changes(path, len(added), len(removed), len(changed), *some)
-
-
-def _others(count: int, positions: Positions) -> list[int]:
-    """Return the positions below ``count`` that are not among ``positions``."""
-    left = np.ones(count, bool)
-    left[positions] = False
-    others: list[int] = np.flatnonzero(left).tolist()
-    return others
 
 
 def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:

@@ -96,18 +96,14 @@ def summarise(fs: Surveyed) -> Summary:
     """
     found = survey(fs)
     left_whole = fs.left_whole
-    arrays = tuple(_array(found, extents) for extents in found.arrays.values())
+    arrays = tuple(map(_array, found.arrays.values()))
     rest = [place.size for place in found.rest.values()]
-    match beneath(fs._session.open()):
-        case FlatKeySpace(refs=refs):
-            version = refs.version
-        case _:
-            version = None
+    keyspace = beneath(fs._session.open())
     unsized = sum(size is None for size in rest) + sum(array.unsized for array in arrays)
     sizes = [*map(len, found.documents.values()), *(size for size in rest if size), *(a.bytes for a in arrays)]
     return Summary(
         format=fs._session.format,
-        version=version,
+        version=keyspace.refs.version if isinstance(keyspace, FlatKeySpace) else None,
         zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
         keys=found.keys,
         bytes=sum(sizes),
@@ -122,9 +118,8 @@ def summarise(fs: Surveyed) -> Summary:
     )
 
 
-def _array(found: Survey, extents: Extents) -> ArraySummary:
-    meta = extents.meta
-    chunks = meta.chunks
+def _array(extents: Extents) -> ArraySummary:
+    meta, chunks = extents.meta, extents.meta.chunks
     match meta.raw.get("codecs"):
         case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}] if all(
             isinstance(length, int) for length in inner
@@ -147,9 +142,7 @@ def _array(found: Survey, extents: Extents) -> ArraySummary:
         stray=extents.stray,
         bytes=int(extents.sizes.sum()),
         unsized=extents.unsized,
-        dimensions=zarrmeta.dimension_names(
-            meta.raw, len(meta.shape), found.documents.get(join(extents.path, ".zattrs"))
-        ),
+        dimensions=extents.dimensions,
     )
 
 
@@ -235,7 +228,7 @@ def _node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) ->
             key = repr(join(path, name))
             meta = zarrmeta.array_meta(zarrmeta.object_in(text[name], key), key)
             if meta is not None:
-                names = zarrmeta.dimension_names(meta.raw, len(meta.shape), text.get(".zattrs"))
+                names = zarrmeta.dimension_names(meta, text.get(".zattrs"))
                 return Node(path, "array", meta.shape, meta.dtype, names)
             kind = "group"
     below = [str(entry["name"]) for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]

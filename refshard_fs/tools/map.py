@@ -21,18 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.columns import WHOLE, UInt64s
-from refshard_fs.core.keys import join, normalise
+from refshard_fs.core.keys import normalise
 from refshard_fs.core.selection import chunk_numbers
-from refshard_fs.core.zarrmeta import dimension_names
 from refshard_fs.errors import ManifestError, NotListable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, survey
 
-__all__ = ["FEW", "NOTHING", "Asked", "ChunkMap", "Plane", "Segment", "SetMap", "Strip", "chunk_map", "map_of"]
-__all__ += ["parse_selection", "plane_of", "set_map", "spelled"]
-
 Floats = npt.NDArray[np.float64]
+Ranges = list[tuple[float, float]]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -137,7 +134,7 @@ class Strip(msgspec.Struct, frozen=True):
     end: float
     is_whole: bool
     segments: list[Segment]
-    requests: list[tuple[float, float]]
+    requests: Ranges
 
 
 def _segments(chunks: Positions, starts: Floats, stops: Floats, end: float) -> list[Segment]:
@@ -192,7 +189,6 @@ class ChunkMap(msgspec.Struct, frozen=True, eq=False):
     title: str
     extents: Extents
     counts: tuple[int, ...]
-    dimensions: tuple[str, ...]
     plane: Plane
     shard_of: Positions | None
     files: Files
@@ -203,12 +199,11 @@ class ChunkMap(msgspec.Struct, frozen=True, eq=False):
 class SetMap(msgspec.Struct, frozen=True, eq=False):
     """Everything that is drawn of a whole set: its arrays, those with the most bytes first, and the files.
 
-    ``array_of`` has the array of each chunk, as a place in ``arrays``; ``dimensions`` are those of each array.
+    ``array_of`` has the array of each chunk, as a place in ``arrays``.
     """
 
     source: str
     arrays: tuple[Extents, ...]
-    dimensions: tuple[tuple[str, ...], ...]
     array_of: Positions
     files: Files
 
@@ -243,17 +238,10 @@ def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkM
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
     asked = None if select is None else _asked(fs, extents, select, text)
-    return chunk_map(source, extents, found.urls, _dimensions(found, extents), asked)
+    return chunk_map(source, extents, found.urls, asked)
 
 
-def _dimensions(found: Survey, extents: Extents) -> tuple[str, ...]:
-    attributes = found.documents.get(join(extents.path, ".zattrs"))
-    return dimension_names(extents.meta.raw, len(extents.meta.shape), attributes)
-
-
-def chunk_map(
-    source: str, extents: Extents, urls: Sequence[str], dimensions: tuple[str, ...] = (), asked: Asked | None = None
-) -> ChunkMap:
+def chunk_map(source: str, extents: Extents, urls: Sequence[str], asked: Asked | None = None) -> ChunkMap:
     """Return what a picture of the array of ``extents`` says; ValueError where its chunks form no grid."""
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
@@ -269,7 +257,6 @@ def chunk_map(
         title=extents.path or redacted(source).rstrip("/").rpartition("/")[2],
         extents=extents,
         counts=grid.counts,
-        dimensions=dimensions,
         plane=plane,
         shard_of=_shards(grid.counts, extents.shards, plane),
         files=files,
@@ -284,7 +271,6 @@ def set_map(source: str, arrays: Sequence[Extents], found: Survey) -> SetMap:
     return SetMap(
         source=redacted(source),
         arrays=tuple(arrays),
-        dimensions=tuple(_dimensions(found, extents) for extents in arrays),
         array_of=np.repeat(np.arange(len(arrays)), [len(extents) for extents in arrays]),
         files=_files(chunks, found.urls, ()),
     )
@@ -337,31 +323,29 @@ def _strips(
         for file, some in requests.items()
     }
 
-    def strip(file: int | None, url: str, rows: Positions, starts: Floats, stops: Floats, end: float) -> Strip:
-        sizes = (chunks.stops - chunks.starts)[rows][known[rows]]
+    def strip(file: int | None, rows: Positions, starts: Floats, stops: Floats, end: float, asked: Ranges) -> Strip:
+        url = "all files" if file is None else names[file]
+        size = int((chunks.stops - chunks.starts)[rows][known[rows]].sum())
         segments = _segments(rows, starts, stops, end)
-        asked = [] if file is None else ranges.get(file, [])
-        return Strip(file, url, len(rows), int(sizes.sum()), end, not bool(known[rows].all()), segments, asked)
+        return Strip(file, url, len(rows), size, end, not bool(known[rows].all()), segments, asked)
 
     shown = _spaced(sorted(requests), SHOWN)
     shown += _spaced([i for i in range(len(names)) if i not in requests], SHOWN - len(shown))
     strips = []
     for file in sorted(shown):
         its = np.flatnonzero(file_of == file)
-        strips.append(strip(file, names[file], its, starts[its], stops[its], float(ends[file])))
+        strips.append(strip(file, its, starts[its], stops[its], float(ends[file]), ranges.get(file, [])))
     if len(names) > SHOWN:  # each chunk has its place here, also those of files that have no strip
         scale = ends if known[rows].all() else np.ones(len(names))
         before = np.cumsum(scale) - scale
-        begins, share = before[file_of[rows]], scale[file_of[rows]] / ends[file_of[rows]]
-        whole = strip(
-            None, "all files", rows, begins + starts[rows] * share, begins + stops[rows] * share, float(scale.sum())
-        )
-        asked = [
-            (before[file] + start * scale[file] / ends[file], before[file] + stop * scale[file] / ends[file])
-            for file, some in sorted(ranges.items())
-            for start, stop in some
-        ]
-        strips.insert(0, msgspec.structs.replace(whole, requests=asked))
+
+        def place(file: Any, at: Any) -> Any:
+            return before[file] + at * scale[file] / ends[file]
+
+        files = file_of[rows]
+        asked = [(place(file, start), place(file, stop)) for file in sorted(ranges) for start, stop in ranges[file]]
+        whole = strip(None, rows, place(files, starts[rows]), place(files, stops[rows]), float(scale.sum()), asked)
+        strips.insert(0, whole)
     return strips
 
 
@@ -382,9 +366,8 @@ def _ranks(files: Files) -> Floats:
 
 def _spaced(places: list[int], most: int) -> list[int]:
     """Return up to ``most`` of ``places``, evenly spaced, the first and the last among them."""
-    if len(places) <= most:
-        return places
-    return [places[round(i * (len(places) - 1) / max(most - 1, 1))] for i in range(most)]
+    chosen = np.linspace(0, len(places) - 1, min(most, len(places))).round().astype(int)
+    return [places[i] for i in chosen.tolist()]
 
 
 def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:

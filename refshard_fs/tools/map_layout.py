@@ -181,7 +181,7 @@ def _array_scene(shown: ChunkMap) -> Scene:
     draft, colour = _Draft(), _colour_of_chunks(shown)
     present = f"{len(extents):,} of {count_text(extents.possible or 0, 'chunk')}"
     draft.heading(shown.title or "root array", "" if shown.title == shown.source else shown.source)
-    what = [f"{shape_text(extents.meta.shape, shown.dimensions)} {extents.meta.dtype}"]
+    what = [f"{shape_text(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}"]
     if extents.meta.chunks is not None:
         what.append(f"chunks of {shape_text(extents.meta.chunks)}")
         if extents.shards:
@@ -221,7 +221,7 @@ def _set_scene(shown: SetMap) -> Scene:
     draft.parts([count_text(len(arrays), "array"), count_text(len(files.names), "file"), bytes_text(sum(sizes))])
     draft.section("Arrays", "bytes of each")
     for i, extents in enumerate(arrays[:ARRAYS]):
-        shape = f"{shape_text(extents.meta.shape, shown.dimensions[i])} {extents.meta.dtype}"
+        shape = f"{shape_text(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}"
         draft.bar(hue(i), extents.path or "/", _figures(extents, sizes[i]), shape, sizes[i] / (max(sizes) or 1))
     if len(arrays) > ARRAYS:
         draft.line(f"and {count_text(len(arrays) - ARRAYS, 'more array')}")
@@ -392,19 +392,15 @@ def _grid(draft: _Draft, shown: ChunkMap, colour: Colour) -> None:
         draft.add(Boxes(fill, group, opacity, radius=radius, title=title))
     corner = Box(MARGIN - gap / 2, top - gap / 2, wide, high)
     if shown.shard_of is not None:
-        around = np.pad(shown.shard_of, 1, constant_values=NOTHING)
-        _outline(draft, around, corner, "paper", 3.6)
-        _outline(draft, around, corner, "ink", 1.6)
+        _outline(draft, np.pad(shown.shard_of, 1, constant_values=NOTHING), corner, "ink", 1.6, 3.6)
     if shown.asked is not None:
-        around = np.pad(plane.asked > 0, 1)
-        _outline(draft, around, corner, "paper", 5)
-        _outline(draft, around, corner, "asked", 2.6)
+        _outline(draft, np.pad(plane.asked > 0, 1), corner, "asked", 2.6, 5)
     draft.y = top + rows * high
 
 
 def _axes(shown: ChunkMap) -> str:
     split = shown.plane.split
-    names = [name or f"dim {i}" for i, name in enumerate(shown.dimensions or [""] * len(shown.counts))]
+    names = [name or f"dim {i}" for i, name in enumerate(shown.extents.dimensions or [""] * len(shown.counts))]
     sized = [f"{name} ({count:,})" if count > 1 else "" for name, count in zip(names, shown.counts, strict=True)]
     if split is None:
         return f"→ {' × '.join(filter(None, sized))}, line by line"
@@ -444,16 +440,21 @@ def _title(shown: ChunkMap, row: int, column: int) -> str:
     return f"{said}: {printable(_name(shown.files.names[file]))}{where}"
 
 
-def _outline(draft: _Draft, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float) -> None:
-    """Draw the sides between cells of different ``labels``, around which are those of what lies outside."""
+def _outline(
+    draft: _Draft, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float, border: float
+) -> None:
+    """Draw the sides between cells of different ``labels``, around which are those of what lies outside.
+
+    They are as wide as ``line``, on a border of paper.
+    """
     x, y, wide, high = corner
-    half = line / 2
     level = np.argwhere(labels[:-1, 1:-1] != labels[1:, 1:-1]).tolist()
     upright = np.argwhere(labels[1:-1, :-1] != labels[1:-1, 1:]).tolist()
-    boxes = [Box(x + column * wide - half, y + row * high - half, wide + line, line) for row, column in level]
-    boxes += [Box(x + column * wide - half, y + row * high - half, line, high + line) for row, column in upright]
-    if boxes:
-        draft.add(Boxes(fill, boxes))
+    for colour, width in (("paper", border), (fill, line)) if level or upright else ():
+        left, top = x - width / 2, y - width / 2
+        boxes = [Box(left + column * wide, top + row * high, wide + width, width) for row, column in level]
+        boxes += [Box(left + column * wide, top + row * high, width, high + width) for row, column in upright]
+        draft.add(Boxes(colour, boxes))
 
 
 def _meanings(shown: ChunkMap) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -34,9 +34,6 @@ from refshard_fs.sharding.places import ArrayRows, ShardRows
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.tools.views import progress
 
-__all__ = ["INLINE", "Chunks", "Extents", "Fault", "Place", "Positions", "Survey", "Surveyed", "array_of", "batches"]
-__all__ += ["contents", "survey"]
-
 Positions = npt.NDArray[np.int64]
 T = TypeVar("T")
 
@@ -125,6 +122,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
 
     ``shards`` is the size, in chunks, of the boxes that lie together. ``stray`` keys below the array are no chunks
     of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
+    ``dimensions`` are names, empty where the metadata has none.
     Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk.
     """
 
@@ -135,6 +133,7 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     stray: int = 0
     names: tuple[str, ...] = ()
     listed: bool = True
+    dimensions: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.chunks.numbers)
@@ -252,21 +251,13 @@ class _Surveying:
                 self._faults.append((path, error))
         for path, damage in self._damaged.items():
             self._look_for_chunks(path, metas, damage)
-        arrays, rest = self._arrays(metas)
+        arrays, rest = self._arrays(metas, texts)
         inline = [len(texts[key]) for key in self._inline]
         inline += [place.stop for place in rest.values() if place.target == INLINE]
-        there = ((extents, extents.chunks.targets == INLINE) for extents in arrays.values())
-        of_chunks = [extents.sizes[held] for extents, held in there if held.any()]
-        return Survey(
-            list(self._urls),
-            tuple(groups),
-            arrays,
-            texts,
-            rest,
-            len(inline) + sum(map(len, of_chunks)),
-            sum(inline) + sum(int(sizes.sum()) for sizes in of_chunks),
-            self._pins,
-        )
+        for extents in arrays.values():
+            inline += extents.sizes[extents.chunks.targets == INLINE].tolist()
+        urls = list(self._urls)
+        return Survey(urls, tuple(groups), arrays, texts, rest, len(inline), sum(inline), self._pins)
 
     def _fail(self, key: str, error: Exception) -> None:
         """Note that ``key`` could not be surveyed; raise that where nobody wants notes, and of the root."""
@@ -465,7 +456,9 @@ class _Surveying:
                     raise
         return sorted(groups - metas.keys()), metas
 
-    def _arrays(self, metas: Mapping[str, ArrayMeta]) -> tuple[dict[str, Extents], dict[str, Place]]:
+    def _arrays(
+        self, metas: Mapping[str, ArrayMeta], texts: Mapping[str, bytes]
+    ) -> tuple[dict[str, Extents], dict[str, Place]]:
         """Return the arrays, into whose grids keys are sorted, and the keys that are no chunks."""
         numbered: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
         names: dict[str, list[str]] = {path: [] for path in metas}
@@ -494,6 +487,7 @@ class _Surveying:
                 stray[path],
                 tuple(names[path]),
                 listed=path not in self._unlisted,
+                dimensions=zarrmeta.dimension_names(metas[path], texts.get(join(path, ".zattrs"))),
             )
             for path in sorted(metas)
         }

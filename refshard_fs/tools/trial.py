@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import MutableMapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import check_chunk, promised
@@ -31,27 +31,11 @@ class NotDecoded(Exception):
     """A chunk was left out: decoding it takes too long, or too much memory, or ends the process."""
 
 
-class Trial(Protocol):
-    """What decodes chunks."""
-
-    def open(self, meta: ArrayMeta) -> None:
-        """Have chunks of this array decoded from now on; ValueError where none of it can be."""
-
-    def decode(self, tail: str, data: bytes) -> None:
-        """Decode the chunk keyed ``tail``; ValueError, saying why, where that fails."""
-
-    def close(self) -> None:
-        """End what was begun."""
-
-
 class Here:
     """An array without chunks, into which one stored chunk after the other is put, to be decoded. Not thread-safe.
 
     An array's chunks cannot be tried if no zarr here reads it, if they differ in shape, or if decoding may do harm.
     """
-
-    def close(self) -> None:
-        """Nothing is begun."""
 
     def open(self, meta: ArrayMeta) -> None:
         """Have chunks of this array decoded; ValueError where its chunks cannot be tried."""

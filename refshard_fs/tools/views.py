@@ -258,9 +258,12 @@ def _arrays(keyspace: KeySpace) -> str:
 def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Iterator[str]:
     meta = _meta(keyspace, path)
     yield path or "/"
-    yield "" if meta is None else shape_text(meta.shape, _dimensions(keyspace, path, meta))
-    yield "" if meta is None else meta.dtype
-    yield "" if meta is None or meta.chunks is None else shape_text(meta.chunks)
+    if meta is None:
+        yield from ("", "", "")
+    else:
+        yield shape_text(meta.shape, zarrmeta.dimension_names(meta, _inline(keyspace, join(path, ".zattrs"))))
+        yield meta.dtype
+        yield "" if meta.chunks is None else shape_text(meta.chunks)
     yield f"{grid.size:,}"
     yield shape_text(grid.shards) if grid.shards else ""
 
@@ -269,17 +272,13 @@ def _meta(keyspace: KeySpace, path: str) -> ArrayMeta | None:
     """Return what the metadata of an array says, if it takes no reading to know."""
     for name in ARRAY_DOCUMENTS:
         with contextlib.suppress(ValueError, TypeError):  # it is damaged
-            data = _held(keyspace, join(path, name))
+            data = _inline(keyspace, join(path, name))
             if data is not None:
                 return zarrmeta.array_meta(zarrmeta.loads(data), name)
     return None
 
 
-def _dimensions(keyspace: KeySpace, path: str, meta: ArrayMeta) -> tuple[str, ...]:
-    return zarrmeta.dimension_names(meta.raw, len(meta.shape), _held(keyspace, join(path, ".zattrs")))
-
-
-def _held(keyspace: KeySpace, key: str) -> bytes | None:
+def _inline(keyspace: KeySpace, key: str) -> bytes | None:
     """Return the bytes of a document that the source itself holds; None where it has to be read."""
     with contextlib.suppress(ValueError, TypeError):
         entry = keyspace.find(key)
