@@ -447,7 +447,7 @@ class Contiguous(Chunks):
         self._offset = offset
         self._shape = tuple(shape)
         self._chunks = tuple(chunks)
-        self._counts = tuple(-(-extent // chunk) for extent, chunk in zip(shape, chunks, strict=True))
+        self._grid = ChunkGrid.regular(shape, chunks, ENCODINGS[2])
         strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         last = math.prod(shape[1:]) * itemsize
         if stride is not None and shape:
@@ -462,12 +462,9 @@ class Contiguous(Chunks):
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        start, size, places = self._offset, self._size, []
-        for count in reversed(self._counts):
-            number, place = divmod(number, count)
-            places.append(place)
-        for axis, place in enumerate(reversed(places)):
-            first = place * self._chunks[axis]
+        start, size = self._offset, self._size
+        for axis, coord in enumerate(self._grid.coords(number)):
+            first = coord * self._chunks[axis]
             start += first * self._strides[axis]
             there = min(self._chunks[axis], self._shape[axis] - first)
             size = size // self._chunks[axis] * there

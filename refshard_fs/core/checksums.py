@@ -41,7 +41,9 @@ class Checked(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         name, digits = _parts(self.checksum)
-        found = f"{_SUMS[name](raw):08x}" if name in _SUMS else _hash(name, raw)
+        found = (
+            f"{_SUMS[name](raw):08x}" if name in _SUMS else hashlib.new(name, raw, usedforsecurity=False).hexdigest()
+        )
         if found != digits:
             raise ValueError(f"its {name} checksum is {found}, not {digits} as the manifest says")
         return raw
@@ -75,7 +77,3 @@ def _parts(checksum: str) -> tuple[str, str]:
         names = ", ".join([*_SUMS, *_HASHES])
         raise ValueError(f"its checksum {checksum[:80]!r} is not NAME:HEXADECIMAL, with a name of {names}")
     return spelled[1], spelled[2].lower()
-
-
-def _hash(name: str, raw: bytes) -> str:
-    return hashlib.new(name, raw, usedforsecurity=False).hexdigest()

@@ -152,10 +152,6 @@ class ChunkTable:
         """Number of chunks that exist."""
         return int((self.ranges.targets != ABSENT).sum()) if self.numbers is None else len(self.numbers)
 
-    def __bool__(self) -> bool:
-        """Whether any chunk exists."""
-        return bool((self.ranges.targets != ABSENT).any()) if self.numbers is None else bool(len(self.numbers))
-
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns take."""
@@ -242,16 +238,8 @@ class Texts(Sequence[str | None]):
         given = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
         parts = [text or b"" for text in given]
         ends = np.cumsum(np.fromiter(map(len, parts), np.uint64, len(parts)), dtype=np.uint64)
-        if None in given:
-            for i, text in enumerate(given):
-                if text is None:
-                    ends[i] |= _NONE
+        ends[[text is None for text in given]] |= _NONE
         return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
-
-    @classmethod
-    def of_sizes(cls, data: bytes, sizes: npt.NDArray[np.int64]) -> Texts:
-        """Return the texts of so many bytes each that ``data`` has in a row."""
-        return cls(np.frombuffer(data, np.uint8), sizes.cumsum().view(np.uint64))
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:

@@ -282,14 +282,6 @@ def _check(made: int | None, most: int, what: str) -> None:
         raise ValueError(f"it says that it is {made:,} {what}, and a chunk has {most:,} at most")
 
 
-def _blosc_size(data: bytes) -> int:
-    return int.from_bytes(data[4:8], "little")
-
-
-def _lz4_size(data: bytes) -> int:
-    return int.from_bytes(data[:4], "little")
-
-
 def _zstd_size(data: bytes) -> int | None:
     """Return the size of the content that a frame's header tells (RFC 8878, 3.1.1.1), if it does."""
     if data[:4] != b"\x28\xb5\x2f\xfd" or len(data) < 6:
@@ -316,8 +308,8 @@ _MAKERS: Final[Mapping[str, Callable[[], Any]]] = {
     "lzma": lambda: lzma.LZMADecompressor(memlimit=MOST),
 }
 _TELL: Final[Mapping[str, Callable[[bytes], int | None]]] = {
-    "blosc": _blosc_size,
-    "lz4": _lz4_size,
+    "blosc": lambda data: int.from_bytes(data[4:8], "little"),
+    "lz4": lambda data: int.from_bytes(data[:4], "little"),
     "zstd": _zstd_size,
 }
 # zfpy is not: its bytes say once more how large an array they are, and are believed.

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import ChunkGrid, join, parent, splits
+from refshard_fs.core.keys import ChunkGrid, join, nearest, parent
 from refshard_fs.core.keyspace import Grids, KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
@@ -178,11 +178,9 @@ class Documents(Generic[K]):
 
     def array_of(self, key: str) -> Steps[str | None]:
         """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
-        path = self.known(key)
-        if path is None:
+        if nearest(key, self.arrays) is None:
             yield from self._discover(key)
-            path = self.known(key)
-        return path
+        return nearest(key, self.arrays)
 
     def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
         """Return ``names``, what lies in ``prefix``, with the sizes that metadata documents have when shown."""
@@ -193,7 +191,7 @@ class Documents(Generic[K]):
 
     def known(self, key: str) -> str | None:
         """Return the path of the array, of those seen so far, that ``key`` lies below."""
-        return next((path for path, _ in splits(key) if path in self.arrays), None)
+        return nearest(key, self.arrays)
 
     def _adopt(self, document: Document[K]) -> None:
         self.arrays.update(document.arrays)

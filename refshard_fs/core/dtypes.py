@@ -28,11 +28,8 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
 
     A name that states no byte order is little-endian.
     """
-    match text:
-        case str() if 0 < len(text) <= LONGEST:
-            pass
-        case _:
-            raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
+    if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
+        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
     try:
         spelled = ast.literal_eval(text) if text[0] in "[{('\"" else text
         if is_divided(repr(spelled)):
@@ -63,12 +60,10 @@ def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _untitled(descr: list[Any]) -> list[Any]:
     """Return ``descr`` without titles, second names that zarr's metadata cannot say and that may be any object."""
-    fields: list[Any] = []
-    for name, of, *shape in descr:
-        fields.append(
-            (name[1] if isinstance(name, tuple) else name, _untitled(of) if isinstance(of, list) else of, *shape)
-        )
-    return fields
+    return [
+        (name[1] if isinstance(name, tuple) else name, _untitled(of) if isinstance(of, list) else of, *shape)
+        for name, of, *shape in descr
+    ]
 
 
 def _holds_arrays(dtype: np.dtype[Any]) -> bool:

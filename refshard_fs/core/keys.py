@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from operator import lt
 from typing import Final, Literal
 
@@ -66,6 +66,11 @@ def splits(key: str) -> Iterator[tuple[str, str]]:
         end = key.rfind("/", 0, end)
     if key:
         yield "", key
+
+
+def nearest(key: str, paths: Container[str]) -> str | None:
+    """Return the nearest directory that ``key`` lies in of those in ``paths``; None if it lies in none."""
+    return next((path for path, _ in splits(key) if path in paths), None)
 
 
 def relative(key: str, path: str) -> str:

@@ -35,6 +35,12 @@ class Pin(msgspec.Struct, frozen=True):
     size: int | None = None
     exact: bool = False
 
+    @property
+    def version(self) -> dict[str, str]:
+        """What tells versions of one size apart, as far as it is known."""
+        facts = {"etag": self.etag, "last_modified": self.last_modified}
+        return {name: value for name, value in facts.items() if value is not None}
+
 
 class Span(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of the object at ``url``.

@@ -192,12 +192,9 @@ def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metad
 def _object(value: object, where: str) -> Mapping[str, Any]:
     """Return a JSON object, also where it stands as text within JSON."""
     if isinstance(value, str):
-        try:
-            value = loads(value)
-        except ValueError as error:
-            raise ManifestError(f"{where}: its JSON text is damaged: {error}") from None
+        return object_in(value, where)
     if not isinstance(value, Mapping):
-        raise ManifestError(f"{where}: an object is needed, not {type(value).__name__}")
+        raise ManifestError(f"{where} is no JSON object, but {type(value).__name__}")
     return value
 
 
@@ -365,7 +362,7 @@ def shown(value: object) -> str:
 
 
 _CODECS: Final = ("codecs", "compressor", "filters")
-_PICKLES: Final = frozenset(["pickle", "numcodecs.pickle"])
+_PICKLES: Final = ("pickle", "numcodecs.pickle")
 
 # Stands where codecs do, for that is what readers name in their error. VirtualiZarr 1.0.0 writes version 2's filters
 # there, or null, and leaves compressor, order and (mostly) the fill value out: what chunks hold cannot be told.
@@ -397,7 +394,8 @@ def undecodable(meta: ArrayMeta, path: str) -> str | None:
             return f"its codecs are {_LOST % path}"
         return None if names_codecs(codecs) else f"its codecs are {_spelled(codecs)}, no list of codecs with names"
     for member, given in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
-        if not isinstance(given, list) or not all(_is_codec_2(codec) for codec in given if codec is not None):
+        names = [codec.get("id") if isinstance(codec, dict) else None for codec in _listed(given) if codec is not None]
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in names):
             return f"its member '{member}' is {_spelled(meta.raw[member])}, which names no codec"
     return None
 
@@ -410,7 +408,7 @@ def unsafe(meta: ArrayMeta) -> str | None:
             case str(text) if is_divided(text):
                 return f"its codecs have a type that numpy may end the process over: {text[:100]!r}"
             case {**members}:
-                if not _PICKLES.isdisjoint(name for name in (members.get("id"), members.get("name")) if _is_str(name)):
+                if any(members.get(name) in _PICKLES for name in ("id", "name")):
                     return "its chunks are pickles, which may run code: they are never read"
                 pending += members.values()
             case [*items]:
@@ -452,14 +450,6 @@ def _spelled(value: Any) -> str:
 
 def _listed(codecs: Any) -> list[Any]:
     return codecs if isinstance(codecs, list) else [codecs]
-
-
-def _is_str(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_codec_2(codec: object) -> bool:
-    return isinstance(codec, dict) and isinstance(codec.get("id"), str)
 
 
 def _named(codec: Any) -> str:

@@ -33,14 +33,13 @@ MANY: Final = 512  # arrays
 EACH: Final = 16  # members
 
 
-class _Kept:
+class _Kept(msgspec.Struct, eq=False):
     """Members that are kept by key, looked through when the arrays had changed ``grids_seen`` times."""
 
-    def __init__(self, order: int, members: KeyTable, grids_seen: int, *, is_read: bool) -> None:
-        self.order = order
-        self.members = members
-        self.grids_seen = grids_seen
-        self.is_read = is_read  # whether the metadata among them is
+    order: int
+    members: KeyTable
+    grids_seen: int
+    is_read: bool  # whether the metadata among them is
 
 
 class ReferenceBuilder:
@@ -205,7 +204,7 @@ class ReferenceBuilder:
 
     def _keep(self, order: int, members: KeyTable, *, is_placed: bool = True) -> None:
         seen = self._grids_seen if is_placed else -1
-        self._kept.append(_Kept(order, members, seen, is_read=self._reads_metadata))
+        self._kept.append(_Kept(order, members, seen, self._reads_metadata))
 
     def _next(self) -> int:
         self._order += 1

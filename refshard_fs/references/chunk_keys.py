@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.columns import UInt64s
-from refshard_fs.core.keys import ChunkGrid, splits
+from refshard_fs.core.keys import ChunkGrid, join, nearest
 from refshard_fs.core.swar import (
     LEAST,
     ONES,
@@ -103,7 +103,7 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
         return
     rows = np.arange(len(keys.starts))
     # Many keys in a row are mostly of one array: that of the middle one is looked for by its path alone.
-    path = _nearest(keys.key(len(rows) // 2).rpartition("/")[0], grids)
+    path = nearest(keys.key(len(rows) // 2), grids)
     if path is not None:
         prefix = path.encode("utf-8", "surrogatepass") + b"/" if path else b""
         fits = keys.stops - keys.starts > len(prefix)
@@ -120,13 +120,6 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
             yield found._replace(rows=rows[found.rows])
 
 
-def _nearest(directory: str, grids: Mapping[str, ChunkGrid]) -> str | None:
-    """Return the path of the array that ``directory`` is or lies in."""
-    if directory in grids:
-        return directory
-    return next((path for path, _ in splits(directory) if path in grids), None)
-
-
 def _by_directory(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKeys]:
     """Yield the chunks among keys, by one look-up for each run of keys in the same directory."""
     text, starts, stops = keys
@@ -137,7 +130,7 @@ def _by_directory(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkK
     runs_by_grid: dict[int, list[tuple[int, str]]] = {}
     for run, directory in enumerate(pieces(text, starts[firsts], ends[firsts])):
         if directory not in known:
-            known[directory] = _nearest(directory, grids)
+            known[directory] = nearest(join(directory, "0"), grids)
         path = known[directory]
         if path is not None:
             runs_by_grid.setdefault(id(grids[path]), []).append((run, path))

@@ -151,7 +151,7 @@ class Urls:
         starts, stops = starts[chosen], stops[chosen]
         is_whole = not single and len(chosen) == len(groups)
         data = text[len(PAD) : -len(PAD)] if is_whole else join_pieces(text, starts, stops)
-        urls = Texts.of_sizes(data, stops - starts)
+        urls = Texts(np.frombuffer(data, np.uint8), (stops - starts).cumsum().view(np.uint64))
         if len(groups) == self._count:
             return urls, None if len(urls) == self._count else groups
         became = np.full(self._count, len(urls), np.uint32)  # of None, which is one of them

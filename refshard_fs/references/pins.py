@@ -6,6 +6,7 @@ A pin that is exact says what the object is: one of another size, ETag or time i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from posixpath import commonprefix
 from typing import Any, Final
 
 import msgspec
@@ -87,13 +88,10 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         """Return the JSON value of the pins, for ``urls`` as the set spells them."""
         found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
         names = [url for url, _ in found]
-        base = _common(names) if len(names) > 1 else ""
+        base = commonprefix(names) if len(names) > 1 else ""
         spelled = _Spelled([name[len(base) :] for name in names], base)
-        for name, values in (
-            ("size", [pin.size for _, pin in found]),
-            ("etag", [pin.etag for _, pin in found]),
-            ("last_modified", [pin.last_modified for _, pin in found]),
-        ):
+        for name in ("size", "etag", "last_modified"):
+            values = [getattr(pin, name) for _, pin in found]
             if any(value is not None for value in values):
                 setattr(spelled, name, values)
         value: dict[str, Any] = msgspec.to_builtins(spelled)
@@ -123,10 +121,3 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         """Return ``known`` pins in the order of ``urls``; None if there are none."""
         found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # of either type of key
         return cls.of(found) if any(pin is not None for pin in found) else None
-
-
-def _common(names: list[str]) -> str:
-    """Return what all of ``names`` begin with."""
-    least, most = min(names), max(names)
-    ends = (i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b)
-    return least[: next(ends, len(least))]

@@ -192,10 +192,9 @@ def _checks(pins: Pins, table: ChunkTable, numbers: range) -> dict[int, dict[str
     for number in table.present(numbers.start, numbers.stop).tolist():
         row = table.row(number)
         pin = None if row is None else pins.pin(row.target)
-        if pin is not None:
-            facts = {"etag": pin.etag, "last_modified": pin.last_modified}
-            found[number - numbers.start] = {name: value for name, value in facts.items() if value is not None}
-    return {row: checks for row, checks in found.items() if checks}
+        if pin is not None and pin.version:
+            found[number - numbers.start] = pin.version
+    return found
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> None:

@@ -255,8 +255,7 @@ class _Walk:
                 if pin is not None and pin.exact:
                     self.pins[url] = pin
                 elif with_pins and pin is not None:
-                    facts = {"etag": pin.etag, "last_modified": pin.last_modified}
-                    extras |= {name: value for name, value in facts.items() if value is not None}
+                    extras |= pin.version
                 target = self.urls.setdefault(url, len(self.urls))
                 return Row(target, start, None if stop is None else stop - start), extras
         raise ManifestError(f"{key!r} is counted from the end of its target: no reference can stand for it")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.core.edits import EditedKeySpace, unedited
-from refshard_fs.core.keys import is_within, join, parent, relative, splits
+from refshard_fs.core.keys import is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
@@ -214,7 +214,7 @@ def batches(items: Sequence[T], most: int = BATCH) -> Iterator[Sequence[T]]:
 
 def array_of(key: str, arrays: Mapping[str, object]) -> str:
     """Return the path of the array that ``key`` lies below; that of the root, if none."""
-    return next((path for path, _ in splits(key) if path in arrays), "")
+    return nearest(key, arrays) or ""
 
 
 class _Surveying:
