@@ -138,8 +138,8 @@ class SharedBudget(SharedMemory["Dispatch"]):
             holder.used -= size
             if host is not None:
                 host.active -= 1
-            waiting = [each for each in self._alive(self._refused) if each is not holder] if self._refused else ()
-            self._refused.clear()
+            refused, self._refused = self._refused, set()
+        waiting = [each for each in self._alive(refused) if each is not holder] if refused else ()
         for each in waiting:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 each.loop.call_soon_threadsafe(each.pump)
