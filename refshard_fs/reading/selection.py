@@ -171,7 +171,7 @@ class _Work:
         if not future.cancelled():
             error = future.exception()  # asked of each: asyncio logs those that nobody asks for
             self._error = self._error or error
-            self.is_over = self._error is not None
+            self.is_over = self.is_over or error is not None
         self.on_end()
 
     @property
