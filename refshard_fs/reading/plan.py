@@ -18,9 +18,9 @@ class Limits(msgspec.Struct, frozen=True):
     """How ranges become requests, in bytes.
 
     They are merged over gaps up to ``gap`` (negative: never), into requests of up to
-    ``block``. A longer range becomes several requests of about ``block``, so that one
-    connection's speed does not bound it. Over gaps up to ``far`` ranges are merged where
-    a third of the request is still wanted.
+    ``block``. A longer range becomes several requests of about ``block``, and of a mebibyte
+    at least, so that one connection's speed does not bound it. Over gaps up to ``far`` ranges
+    are merged where a third of the request is still wanted.
     """
 
     gap: int = 16 * KIB
@@ -98,8 +98,8 @@ def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits
 
 
 def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
-    """Return the requests for one block: itself, or equal parts of about ``limits.block`` where it is longer."""
+    """Return the requests for one block: itself, or equal parts of about ``limits.block`` where that is shorter."""
     size = stop - start
-    count = min(max(round(size / max(limits.block, 1)), 1), PARTS)
+    count = min(max(round(size / max(limits.block, MIB)), 1), PARTS)
     cuts = [start + size * i // count for i in range(count)] + [stop]
     return list(pairwise(cuts))
