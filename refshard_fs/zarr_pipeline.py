@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import math
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from fsspec.implementations.dirfs import DirFileSystem
 from zarr.abc.codec import CodecPipeline
 from zarr.core import codec_pipeline
-from zarr.core.array import create_codec_pipeline
+from zarr.core.array import AsyncArray, create_codec_pipeline
 from zarr.core.config import config
 from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, StorePath
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 
 SETTING: Final = "codec_pipeline.path"
+OURS: Final = f"{__name__}.RefShardCodecPipeline"
 KNOWN: Final = 128  # pipelines that are kept
 
 _Fused: Any = getattr(codec_pipeline, "FusedCodecPipeline", None)  # since zarr 3.4
@@ -226,12 +229,37 @@ def setting(ours: bool) -> dict[str, str]:
     """Return zarr's setting that has our pipeline made for our arrays, or zarr's for all."""
     made: Any = RefShardCodecPipeline  # abstract: only what it makes is used
     register_pipeline(made)
-    return {SETTING: f"{__name__}.{RefShardCodecPipeline.__qualname__}" if ours else _default()}
+    return {SETTING: OURS if ours else _default()}
 
 
-def install() -> bool:
-    """Have zarr make our pipeline for our arrays, unless it is set to make another than its own; return if it will."""
-    ours = setting(True)
-    if config.get(SETTING) == _default():
-        config.set(ours)
-    return bool(config.get(SETTING) == ours[SETTING])
+def is_set() -> bool:
+    """Whether zarr makes our pipeline for our arrays."""
+    return bool(config.get(SETTING) == OURS)
+
+
+def install() -> None:
+    """Have zarr make our pipeline for our arrays, unless it is set to make another than its own.
+
+    Before it stays so, two chunks are read, which takes 3 ms: of a zarr that has changed, users shall see no error.
+    """
+    if config.get(SETTING) != _default():
+        return
+    config.set(setting(True))
+    try:
+        with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
+            thread.submit(lambda: asyncio.run(_try())).result()
+    except BaseException:
+        config.set(setting(False))
+        raise
+
+
+async def _try() -> None:
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    document = json.dumps({**meta, "filters": None, "compressor": None})
+    fs = RefShardFileSystem({".zarray": document, "0": "a", "1": "b"}, asynchronous=True, skip_instance_cache=True)
+    array = await AsyncArray.open(StorePath(FsspecStore(fs, read_only=True, path="")), zarr_format=2)
+    if type(array.codec_pipeline) is not SelectionPipeline:
+        raise NotImplementedError("it makes a pipeline of its own for arrays in our stores")
+    values: Any = await array.getitem(slice(None))
+    if bytes(values) != b"ab":
+        raise NotImplementedError("it does not have our pipeline read")

@@ -634,6 +634,71 @@ def test_it_is_simply_there_unless_it_is_turned_off(
     assert run.stdout.split()[1:] == ["45", str(name != "SelectionPipeline")]
 
 
+# What a later zarr may have changed.
+NO_HOOK = """
+import zarr.core.array
+made = zarr.core.array.create_codec_pipeline
+zarr.core.array.create_codec_pipeline = lambda metadata, *, store=None: made(metadata)
+del zarr.abc.codec.CodecPipeline.from_array_metadata_and_store
+"""
+OTHER_HOOK = """
+import zarr.core.array
+made = zarr.core.array.create_codec_pipeline
+def create(metadata, *, store=None):
+    if store is not None:
+        try:
+            return zarr.registry.get_pipeline_class().from_array_metadata_and_store(metadata, store, "a path")
+        except NotImplementedError:
+            pass
+    return made(metadata)
+def hook(cls, metadata, store, path):
+    raise NotImplementedError
+zarr.core.array.create_codec_pipeline = create
+zarr.abc.codec.CodecPipeline.from_array_metadata_and_store = classmethod(hook)
+"""
+OTHER_DECODING = """
+import zarr.core.codec_pipeline
+zarr.core.codec_pipeline.decode_and_scatter_chunk = lambda data, out: None
+"""
+RENAMED_DECODING = """
+import zarr.core.codec_pipeline
+transform = zarr.core.codec_pipeline.ChunkTransform
+transform.decode = transform.decode_chunk
+del transform.decode_chunk
+"""
+NO_DECODING = """
+import zarr.core.codec_pipeline
+del zarr.core.codec_pipeline.decode_and_scatter_chunk
+"""
+NO_STORE = "import zarr.storage; del zarr.storage.StorePath"
+is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr decodes by nothing that it could change")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (NO_HOOK, "BatchedCodecPipeline"),
+        (OTHER_HOOK, "BatchedCodecPipeline"),
+        (NO_STORE, "BatchedCodecPipeline"),
+        pytest.param(OTHER_DECODING, "BatchedCodecPipeline", marks=is_fused),
+        pytest.param(RENAMED_DECODING, "BatchedCodecPipeline", marks=is_fused),
+        pytest.param(NO_DECODING, "SelectionPipeline", marks=is_fused),
+    ],
+)
+def test_reads_go_on_where_zarr_has_changed_and_stats_say_so(change: str, name: str, tmp_path: Path) -> None:
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    code = SCRIPT.format(before=f"import zarr\n{change}")
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)
+    assert run.stdout.split() == [name, "45", str(name != "SelectionPipeline")], run.stderr
+
+
+def test_stats_tell_what_is_set_now(tmp_path: Path) -> None:
+    fs = RefShardFileSystem({"k": "v"}, skip_instance_cache=True)
+    for pipeline in (True, False, True):
+        with tune_zarr(None, pipeline=pipeline):
+            assert ("chunk by chunk" in repr(fs.stats())) is not pipeline
+
+
 def test_loops_of_ones_own_end_and_leave_nothing(http_server: RangeServer) -> None:
     refs = references(http_server.put("/x", PAYLOAD))
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+PIPELINE = "refshard_fs.zarr_pipeline"
 VARIABLE = "REFSHARD_ZARR_PIPELINE"  # 0 in the environment leaves zarr's own pipeline
 
 _hooked = False  # once in a process: whoever sets zarr's pipeline after that is left alone
@@ -27,19 +28,21 @@ def hook_zarr() -> None:
         _problem = f"turned off by {VARIABLE}"
         return
     try:
-        if not _pipeline().install():
-            _problem = "another pipeline is set: zarr.config's codec_pipeline.path"
+        _pipeline().install()
     except Exception as e:  # noqa: BLE001  # whatever a later zarr has changed, reading goes on
         _problem = f"this zarr has changed: {type(e).__name__}: {e}"
 
 
 def pipeline_problem() -> str | None:
     """Return why zarr does not hand us whole selections, where it has been imported and could."""
-    return _problem
+    module = sys.modules.get(PIPELINE)
+    if not _hooked or (module is not None and module.is_set()):
+        return None
+    return _problem or "another pipeline is set: zarr.config's codec_pipeline.path"
 
 
 def _pipeline() -> Any:
-    return importlib.import_module("refshard_fs.zarr_pipeline")
+    return importlib.import_module(PIPELINE)
 
 
 def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) -> AbstractContextManager[object]:
