@@ -36,7 +36,7 @@ from zarr.storage import FsspecStore, StorePath
 from refshard_fs.core.keys import join
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.dispatch import SharedMemory
-from refshard_fs.reading.selection import Share
+from refshard_fs.reading.selection import ANSWER, Share
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -164,14 +164,14 @@ class SelectionPipeline(_Base):
     ) -> Any:
         """Read as many chunks as memory allows, and have zarr's pipeline decode them, until there are no more."""
         results: list[Any] = []
-        share = Share(fs._session.selections)
+        share = Share(fs._session.selections, ANSWER)
         first = 0
         try:
             while first < len(batch):
-                step = share.take(repeat(size, len(batch) - first))
+                step = share.take(repeat(2 * size, len(batch) - first))  # the bytes of each, and its values
                 some, names = batch[first : first + step], keys[first : first + step]
                 held: list[bytes | None] = [None] * step
-                memory: SharedMemory[Any] = SharedMemory(step * size)  # which is ours until all of it is decoded
+                memory: SharedMemory[Any] = SharedMemory(2 * step * size)  # which is ours until all is decoded
                 await fs._read_selection(names, held.__setitem__, chunk_size=size, threads=False, memory=memory)
                 read = [(_Held(data), *info) for data, (_, *info) in zip(held, some, strict=True)]
                 try:

@@ -40,6 +40,7 @@ from refshard_fs.reading.immediate import Immediate  # noqa: E402
 from refshard_fs.reading.selection import Share  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
+from tests.servers.process import RangeServerProcess  # noqa: E402
 
 CHUNK = 1000  # bytes
 CHUNKS = 64
@@ -180,21 +181,24 @@ def test_a_slow_chunk_keeps_no_other_from_being_decoded(
     assert waited == list(range(1, CHUNKS))
 
 
-def test_memory_bounds_what_waits_to_be_decoded(http_server: RangeServer) -> None:
-    size, count = 1 << 18, 48
-    url = http_server.put("/x", bytes(size * count))
-    meta = {"zarr_format": 2, "shape": [size * count], "chunks": [size], "dtype": "|u1", "order": "C"}
-    document = json.dumps({**meta, "filters": None, "compressor": None, "fill_value": 0})
-    refs = {"a/.zarray": document} | {f"a/{i}": [url, i * size, size] for i in range(count)}
-    array = opened(refs, max_memory=4 << 20)
-    array[:size]
-    out = array[:0]
-    tracemalloc.start()
-    out = array[:]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert out.nbytes == size * count
-    assert peak < out.nbytes + 3 * (4 << 20)
+@pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=["plain", "zstd"])
+def test_a_selection_takes_no_more_than_its_result_and_max_memory(codec: dict[str, Any] | None) -> None:
+    size, count, memory = 1 << 18, 128, 8 << 20
+    meta = {"zarr_format": 2, "shape": [size * count], "chunks": [size], "dtype": "|u1", "order": "C", "filters": None}
+    refs: dict[str, Any] = {"a/.zarray": json.dumps({**meta, "compressor": codec, "fill_value": 0})}
+    values = np.random.default_rng(1).integers(0, 16, size, np.uint8)  # of which zstd leaves a half
+    chunk = values.tobytes() if codec is None else bytes(numcodecs.registry.get_codec(dict(codec)).encode(values))
+    with RangeServerProcess() as server:  # whose memory is not this process's
+        url = server.put("/x", chunk * count)
+        refs |= {f"a/{i}": [url, i * len(chunk), len(chunk)] for i in range(count)}
+        array = opened(refs, max_memory=memory)
+        array[: 4 * size]
+        tracemalloc.start()
+        found = array[:]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (found.reshape(count, size) == values).all()
+    assert peak < found.nbytes + memory
 
 
 KEYS = [f"a/{number}" for number in range(CHUNKS)]

@@ -18,12 +18,14 @@ from refshard_fs.core.model import Entry
 from refshard_fs.reading.dispatch import Holder, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
+from refshard_fs.reading.plan import MIB
 
 # Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
 Take = Callable[[int, bytes | None], object]
 
 WORKERS: Final = os.cpu_count() or 1  # threads that decode at a time
 KEYS: Final = 4096  # look-ups in memory between two turns of the event loop: some ten milliseconds
+ANSWER: Final = 2 * MIB  # an answer is in memory twice while it is joined of its parts, and cut into its chunks
 SHARE: Final = 4  # a quarter of the memory has to be free before more is asked for, so that requests stay large
 
 
@@ -98,7 +100,8 @@ async def read_selection(
             near.append(chunk)
         else:
             far.append(chunk)
-    share = Share(memory, WORKERS * chunk_size if threads else 0)  # each makes a chunk's values before they are copied
+    spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # values that threads have made
+    share = Share(memory, spare)
     try:
         here = deque(near)
         work.start(lambda: work.read_here(here, immediate), min(WORKERS, len(near)))
@@ -209,7 +212,7 @@ async def _read_far(
     woken = asyncio.Event()
     work.on_end = woken.set
     pending: dict[asyncio.Future[bytes], _Chunk] = {}
-    arrived: list[asyncio.Future[bytes]] = []
+    arrived: deque[asyncio.Future[bytes]] = deque()
     decoded: list[int] = []  # weights of what threads have decoded
 
     def came(future: asyncio.Future[bytes]) -> None:
@@ -225,6 +228,13 @@ async def _read_far(
             future.add_done_callback(came)
 
     ready: deque[tuple[_Chunk, bytes | None]] = deque()
+
+    def sort_out(future: asyncio.Future[bytes]) -> None:
+        chunk = pending.pop(future)
+        try:
+            ready.append((chunk, future.result()))
+        except FileNotFoundError:
+            ready.append((chunk, None))
 
     def decode_some() -> None:
         """Decode what is ready, in a thread, until nothing is or it is time to make room for more."""
@@ -244,13 +254,8 @@ async def _read_far(
             await woken.wait()
             woken.clear()
             work.check()
-            some, arrived[:] = arrived[:], []
-            for future in some:
-                chunk = pending.pop(future)
-                try:
-                    ready.append((chunk, future.result()))
-                except FileNotFoundError:
-                    ready.append((chunk, None))
+            while arrived:
+                sort_out(arrived.popleft())
             if threads:
                 work.start(decode_some, min(WORKERS, work.running + len(ready)))
             else:
