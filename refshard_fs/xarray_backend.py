@@ -23,6 +23,7 @@ from xarray.backends.zarr import ZarrStore
 from refshard_fs.core.keys import join
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.selection import TOGETHER, Together
 from refshard_fs.tools.views import progress
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
@@ -224,9 +225,9 @@ def _consolidates(store: Any) -> bool:
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
     """Load all variables of ``ds`` together, and return it: a Dataset or a DataArray, as its own ``load()`` does.
 
-    ``ds.load()`` reads one variable after the other. Here all are under way at once, each within its filesystem's
-    ``max_memory``. ``callback`` counts the variables that have arrived. May be called from a notebook or a
-    coroutine's thread. The first error is raised, and names its key.
+    ``ds.load()`` reads one variable after the other. Here as many are under way at once as their filesystem's
+    ``max_memory`` has room for. ``callback`` counts the variables that have arrived. May be called from a notebook or
+    a coroutine's thread. The first error is raised, and names its key.
 
     >>> import json, refshard_fs, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -270,6 +271,7 @@ def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], objec
             tell(1)
 
     async def together() -> None:
+        TOGETHER.set(Together())  # which the tasks know, and nobody else
         tasks = [asyncio.ensure_future(one(variable)) for variable in variables]
         try:
             await asyncio.gather(*tasks)

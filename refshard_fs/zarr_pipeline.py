@@ -36,7 +36,7 @@ from zarr.storage import FsspecStore, StorePath
 from refshard_fs.core.keys import join
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.dispatch import SharedMemory
-from refshard_fs.reading.selection import ANSWER, Share
+from refshard_fs.reading.selection import ANSWER, TOGETHER, Share
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -108,6 +108,15 @@ class SelectionPipeline(_Base):
         fs, root = found
         spec = batch[0][1]
         size = math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
+        together = TOGETHER.get()
+        if together is None:
+            return await self._read(fs, root, size, batch, out, drop_axes)
+        async with together.room(fs._session.selections, len(batch) * size):
+            return await self._read(fs, root, size, batch, out, drop_axes)
+
+    async def _read(
+        self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
+    ) -> Any:
         if self.supports_partial_decode:
             return await self._read_parts(fs, size, batch, out, drop_axes)
         keys = [join(root, getter.path) for getter, *_ in batch]

@@ -13,7 +13,9 @@ pytest.importorskip("zarr", minversion="3.1")
 
 import refshard_fs  # noqa: E402  # zarr may be absent
 from refshard_fs import ReferenceNotReachable  # noqa: E402
+from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
+from tests.sharding.writers import indexed  # noqa: E402
 
 COUNT = 40
 
@@ -38,6 +40,24 @@ def test_index_coordinates_are_fetched_together_when_a_dataset_is_opened(http_se
     assert len(http_server.requests()) == COUNT
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, http_server: RangeServer) -> None:
+    """The set, its indexes of shards, and the coordinates: however many there are."""
+    refs = references(http_server)
+    if is_sharded:
+        for i in range(COUNT):
+            refs[f"x{i}/.zarray"] = json.dumps({**json.loads(refs[f"x{i}/.zarray"]), "chunks": [2], "shards": [2]})
+            values = (np.arange(4.0) + i).tobytes()
+            shard = indexed({0: values[:16], 1: values[16:]}, 2)
+            refs[f"x{i}/0"] = [http_server.put(f"/x{i}", shard), 0, len(shard)]
+    url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    http_server.latency = 0.5
+    options = {"index_cache": False, "skip_instance_cache": True}
+    ds = xr.open_dataset(url, engine="refshard", storage_options=options)
+    assert [ds[f"x{i}"].values.tolist() for i in range(COUNT)] == [[i, i + 1, i + 2, i + 3] for i in range(COUNT)]
+    assert http_server.log.rounds <= 4
+
+
 def test_all_variables_are_loaded_together(http_server: RangeServer) -> None:
     ds = xr.open_dataset(references(http_server), engine="refshard")
     http_server.clear()
@@ -47,6 +67,61 @@ def test_all_variables_are_loaded_together(http_server: RangeServer) -> None:
     for i in range(COUNT):
         assert ds[f"v{i}"].values.tolist() == [0, i, 2 * i, 3 * i]
     assert len(http_server.requests()) == COUNT
+
+
+def variables(server: RangeServer, count: int, chunks: int, size: int) -> dict[str, Any]:
+    """Return a set of ``count`` variables, each of chunks of ``size`` bytes in a file of its own."""
+    meta = {"zarr_format": 2, "shape": [chunks * size], "chunks": [size], "dtype": "|u1", "order": "C", "filters": None}
+    refs: dict[str, Any] = {".zgroup": json.dumps({"zarr_format": 2})}
+    for i in range(count):
+        refs[f"v{i}/.zarray"] = json.dumps({**meta, "compressor": None, "fill_value": None})
+        refs[f"v{i}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["x"]})
+        url = server.put(f"/v{i}", bytes([i]) * (chunks * size))
+        refs |= {f"v{i}/{j}": [url, j * size, size] for j in range(chunks)}
+    return refs
+
+
+def test_loading_together_takes_fewer_rounds_than_one_by_one(http_server: RangeServer) -> None:
+    refs = variables(http_server, 30, 4, 1000)
+    rounds = {}
+    for name, load in {"one by one": xr.Dataset.load, "together": refshard_fs.load}.items():
+        ds = xr.open_dataset(refs, engine="refshard", storage_options={"max_gap": -1, "skip_instance_cache": True})
+        http_server.clear()
+        http_server.latency = 0.1 if name == "one by one" else 0.5
+        load(ds)
+        rounds[name] = http_server.log.rounds
+        assert [int(ds[f"v{i}"].values.sum()) for i in range(30)] == [4000 * i for i in range(30)]
+    assert rounds["one by one"] >= 30
+    assert rounds["together"] <= 3
+
+
+@pytest.mark.parametrize("chunks", [4, 1])
+def test_loading_together_stays_within_the_memory(
+    chunks: int, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each variable may have a chunk in memory, however little there is, and so they wait for each other."""
+    size, memory = 1000, 8000
+    ds = xr.open_dataset(
+        variables(http_server, 30, chunks, size),
+        engine="refshard",
+        storage_options={"max_memory": memory, "max_gap": -1, "skip_instance_cache": True},
+    )
+    reading: list[int] = []
+    most: list[int] = []
+    read = SelectionPipeline._read
+
+    async def counted(self: Any, fs: Any, root: str, size: int, batch: list[Any], *rest: Any) -> Any:
+        reading.append(size * len(batch))
+        most.append(sum(reading))
+        try:
+            return await read(self, fs, root, size, batch, *rest)
+        finally:
+            reading.remove(size * len(batch))
+
+    monkeypatch.setattr(SelectionPipeline, "_read", counted)
+    refshard_fs.load(ds)
+    assert [int(ds[f"v{i}"].values.sum()) for i in range(30)] == [chunks * size * i for i in range(30)]
+    assert max(most) == memory  # and no less: several at a time
 
 
 def test_an_array_and_dask_are_loaded_too(http_server: RangeServer) -> None:

@@ -8,9 +8,11 @@ is Python's own work, or in threads beside the receiving, where a codec lets go 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
@@ -62,6 +64,38 @@ class Share(Holder):
     def has_room(self) -> bool:
         """Whether enough is free for large requests, or nothing is held that would make room in a while."""
         return not self.used or not self._memory.lacks(self.most // SHARE, self.most)
+
+
+class Together:
+    """Selections that are read together: as many at a time as have room for all of their chunks, at least one.
+
+    Else each of them would have a chunk in memory, however little there is. On one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[SharedMemory[Holder], int] = {}  # bytes
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def room(self, memory: SharedMemory[Holder], size: int) -> AsyncGenerator[None, None]:
+        """Wait until there is room for ``size`` bytes in ``memory``, and have it."""
+        size = min(size, memory.memory)
+        while (used := self._used.get(memory, 0)) and used + size > memory.memory:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        self._used[memory] = used + size
+        try:
+            yield
+        finally:
+            self._used[memory] -= size
+            while self._waiting:
+                waiter = self._waiting.pop()
+                if not waiter.done():  # as those are that were cancelled
+                    waiter.set_result(None)
+
+
+TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # of the selections that a task reads
 
 
 async def read_selection(

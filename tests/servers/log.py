@@ -37,6 +37,8 @@ class Request:
     """Bytes of body handed to the socket, as encoded on the wire."""
     fault: str | None = None
     """The kind of fault that this request met."""
+    round: int = 0
+    """One more than the greatest of those that had been answered when this one came: what it may have waited for."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,6 +58,7 @@ class Log:
 
     def begin(self, request: Request) -> None:
         with self._lock:
+            request.round = 1 + max((r.round for r in self._requests if r.status is not None), default=0)
             self._requests.append(request)
             self._in_flight += 1
             self._peak = max(self._peak, self._in_flight)
@@ -82,6 +85,11 @@ class Log:
     @property
     def bytes_sent(self) -> int:
         return sum(request.sent for request in self.requests())
+
+    @property
+    def rounds(self) -> int:
+        """How often one after the other was asked. The server's latency is to be so long that a round arrives in it."""
+        return max((request.round for request in self.requests()), default=0)
 
     @property
     def peak(self) -> int:
