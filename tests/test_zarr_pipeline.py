@@ -455,6 +455,50 @@ def test_a_failure_in_the_middle_names_its_key_and_leaves_nothing(kind: Any, htt
     assert bytes(array[40 * CHUNK : 41 * CHUNK]) == PAYLOAD[:CHUNK]
 
 
+@pytest.mark.parametrize("how", ["decoded as they come", "decoded by zarr", "parts of shards"])
+@pytest.mark.parametrize("kind", [404, 403, "short_body", "reset", "cancelled"])
+def test_a_selection_that_ends_in_the_middle_leaves_no_task_and_no_byte(
+    kind: Any, how: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "decoded by zarr":
+        monkeypatch.delattr(SelectionPipeline, "sync_transform", raising=False)
+        monkeypatch.setattr(zarr_pipeline, "_decode_and_scatter", None)
+    values = np.arange(32 * 32, dtype="<u4").reshape(32, 32)
+    extra: dict[str, Any] = {"chunks": (2, 2), "shards": (8, 8)} if how == "parts of shards" else {"chunks": (8, 8)}
+    zarr.create_array(LocalStore(tmp_path), name="a", data=values, **extra)
+    refs: dict[str, Any] = {"a/zarr.json": (tmp_path / "a/zarr.json").read_text()}
+    for file in (p for p in (tmp_path / "a/c").rglob("*") if p.is_file()):
+        key = file.relative_to(tmp_path).as_posix()
+        refs[key] = [http_server.put(key, file.read_bytes()), 0, file.stat().st_size]
+    options: dict[str, Any] = {"shards": "whole", "retries": 0, "max_memory": 4 * 256, "skip_instance_cache": True}
+
+    async def run() -> None:
+        fs = RefShardFileSystem(refs, asynchronous=True, **options)
+        store = FsspecStore(fs, read_only=True, path="")
+        array = await zarr.api.asynchronous.open_array(store=store, path="a", mode="r")
+        session, requests = fs._session, fs._session.engine().fetcher.requests
+        before = asyncio.all_tasks()
+        if kind == "cancelled":
+            http_server.latency = 0.05
+        else:
+            http_server.fault(kind, "/a/c/2/1")
+        reading = asyncio.ensure_future(array.getitem((slice(1, 31), slice(1, 31))))
+        if kind == "cancelled":
+            await asyncio.sleep(0.07)
+            reading.cancel()
+        with pytest.raises(asyncio.CancelledError if kind == "cancelled" else ReferenceNotReachable):
+            await reading
+        async with asyncio.timeout(20):
+            while asyncio.all_tasks() - before or requests.active:  # noqa: ASYNC110  # nothing tells of the last turn
+                await asyncio.sleep(0.001)
+        assert requests.used == 0
+        assert not session.selections.lacks(4 * 256, 4 * 256)
+        http_server.heal()
+        assert (np.asarray(await array.getitem(slice(None))) == values).all()
+
+    asyncio.run(run())
+
+
 def test_a_chunk_that_cannot_be_decoded_names_its_key(tmp_path: Path) -> None:
     zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(100.0), chunks=10)
     (tmp_path / "a/c/3").write_bytes(b"not zstd")
