@@ -785,7 +785,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise IsADirectoryError("the root is a directory")
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        await writer.write(key, decode(value) if isinstance(value, str) else bytes(value))
+        values = await writer.values()
+        await values.write(key, decode(value) if isinstance(value, str) else bytes(value))
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -823,15 +824,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
             key = self._key(name)
             kind = (await self._info(key))["type"]
+            values = await writer.values()
             if kind != "directory":
-                await writer.remove(key)
+                await values.remove(key)
             elif not recursive:
                 raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
             elif maxdepth is None:
-                await writer.remove_below(key)
+                await values.remove_below(key)
             else:
                 for below in await self._find(key, maxdepth=maxdepth):
-                    await writer.remove(below)
+                    await values.remove(below)
 
     def rm(
         self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
@@ -893,7 +895,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url or 'target=')}")
         span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
-            self._session.wait(writer.refer, key, span)
+            self._session.wait(self._session.wait(writer.values).refer, key, span)
 
     def _writing(self, what: str) -> Writer:
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""

@@ -14,11 +14,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from refshard_fs.errors import printable
+from refshard_fs.core.zarrmeta import object_in
+from refshard_fs.errors import ManifestError, printable
 from refshard_fs.fs import RefShardFileSystem
-
-__all__ = ["Argument", "Command", "Style", "argument", "open_source", "opening_options", "pair", "positive"]
-__all__ += ["print_json", "print_line", "print_table"]
 
 
 class Argument(NamedTuple):
@@ -134,12 +132,9 @@ def positive(text: str) -> int:
 
 def _mapping(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as e:
-        raise ArgumentTypeError(f"not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise ArgumentTypeError(f"{text!r} is no JSON object")
-    return value
+        return object_in(text, repr(text))
+    except ManifestError as e:
+        raise ArgumentTypeError(str(e)) from e
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -132,12 +132,7 @@ def _label(node: Node, name: str) -> str:
 
 def _check(arguments: Namespace) -> int:
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
-    if arguments.full:
-        report = check(fs, "full")
-    elif arguments.read is not None:
-        report = check(fs, "read", sample=arguments.read)
-    else:
-        report = check(fs)
+    report = check(fs, "full" if arguments.full else "read" if arguments.read else "head", sample=arguments.read or 1)
     source = redacted(arguments.source)
     status = 2 if "source" in report.counts else int(report.has_errors)
     if arguments.json:

@@ -60,26 +60,30 @@ def _rebase(arguments: Namespace) -> None:
 
 
 def _concat(arguments: Namespace) -> None:
-    options = opening_options(arguments, index_cache=False) | {"same": arguments.same}
-    options |= {"subchunks": dict(arguments.subchunks) or None, "join": arguments.join, "freq": arguments.freq}
-    options |= {"grid": arguments.grid, "lazy": arguments.lazy, "chunks": dict(arguments.chunks) or None}
+    options = opening_options(arguments, index_cache=False) | _given(arguments, "same", "join", "freq", "grid", "lazy")
+    options |= {"subchunks": dict(arguments.subchunks) or None, "chunks": dict(arguments.chunks) or None}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
     is_pattern = len(arguments.sources) == 1 and "{" in arguments.sources[0]
     sources = arguments.sources[0] if is_pattern else arguments.sources
     if arguments.dims is None:
-        options |= {"sort": arguments.sort, "overlap": arguments.overlap, "on_error": arguments.on_error}
-        made = concat(sources, arguments.dim, **options)
+        options |= _given(arguments, "dim", "sort", "overlap", "on_error")
     else:
-        dims = arguments.dims.split(",")
+        options["dims"] = arguments.dims.split(",")
         if is_pattern and arguments.counts is None:
-            made = concat(sources, dims=dims, on_error=arguments.on_error, **options)
+            options["on_error"] = arguments.on_error
         else:
-            made = concat(_grid(arguments.sources, dims, arguments.counts), dims=dims, **options)
+            sources = _grid(arguments.sources, options["dims"], arguments.counts)
+    made = concat(sources, **options)
     with _telling(arguments, arguments.output, made):
         remark = made.save(arguments.output)
     if remark:
         print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
+
+
+def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
+    """Return arguments of the command line that have the same names in Python."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
@@ -95,8 +99,7 @@ def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
 
 
 def _append(arguments: Namespace) -> None:
-    options = opening_options(arguments)
-    options |= {"same": arguments.same, "on_duplicate": arguments.on_duplicate, "any_order": arguments.any_order}
+    options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order")
     added = append(arguments.target, arguments.source, arguments.dim, **options)
     what = f"{arguments.dim}: {added:+,}" if added else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")

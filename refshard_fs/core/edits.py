@@ -142,12 +142,9 @@ Edit: TypeAlias = Inline | Spooled | Span | Removed
 
 def entry_of(edit: Edit) -> Inline | Span | None:
     """Return what readers find at a key that holds ``edit``; None if it was removed."""
-    match edit:
-        case Spooled():
-            return Inline(edit.read())
-        case Removed():
-            return None
-    return edit
+    if isinstance(edit, Spooled):
+        return Inline(edit.read())
+    return None if edit is REMOVED else edit
 
 
 class Change(NamedTuple):
@@ -262,11 +259,8 @@ class Edits:
         return new
 
     def spans(self) -> Iterator[Span]:
-        """Yield every span that a key holds."""
-        for edit, _ in self.changes().values():
-            match edit:
-                case Span():
-                    yield edit
+        """Return every span that a key holds."""
+        return (edit for edit, _ in self.changes().values() if isinstance(edit, Span))
 
     # ------------------------------------------------------------------ the tree of what is there
 

@@ -200,15 +200,12 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         for part, count in zip(parts, counts):  # noqa: B905  # checked above, at half the cost
             coord = _SMALL.get(part)
             if coord is None:
-                return self._number_of_large(tail)
+                coords = encoding.decode(tail, len(counts))
+                return None if coords is None else self.number_of(coords)
             if coord >= count:
                 return None
             number = number * count + coord
         return number
-
-    def _number_of_large(self, tail: str) -> int | None:
-        coords = self.encoding.decode(tail, len(self.counts))
-        return None if coords is None else self.number_of(coords)
 
     def number_of(self, coords: Sequence[int]) -> int | None:
         """Return the number of the chunk at ``coords``, or None if they lie outside."""

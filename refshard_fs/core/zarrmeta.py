@@ -260,11 +260,7 @@ def _rectilinear(edges: object, extent: int, where: str) -> int:
         case [_, *_]:
             covered = chunks = 0
             for entry in edges:
-                match entry:
-                    case [edge, repeats]:
-                        pass
-                    case _:
-                        edge, repeats = entry, 1
+                edge, repeats = entry if isinstance(entry, list) and len(entry) == 2 else (entry, 1)
                 size, times = integer(edge, "chunk_shapes", where), integer(repeats, "chunk_shapes", where)
                 if not size or not times:
                     raise ManifestError(f"{where}: its chunk_shapes hold a 0: {shown(entry)}")
@@ -293,9 +289,8 @@ def _chunk_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
 
 
 def _encoding(name: Literal["default", "v2"], separator: object, field: str, where: str) -> ChunkKeyEncoding:
-    match separator:
-        case "." | "/":
-            return ChunkKeyEncoding(name, separator)
+    if separator in (".", "/"):
+        return ChunkKeyEncoding(name, str(separator))
     raise ManifestError(f"{where}: its {field} has the separator {shown(separator)}, neither '.' nor '/'")
 
 
@@ -380,10 +375,8 @@ def lost(path: str) -> dict[str, Any]:
 
 def names_codecs(codecs: object) -> bool:
     """Whether ``codecs`` are what version 3 of zarr calls so; null, or what version 2 calls filters, is not."""
-    match codecs:
-        case [_, *_]:
-            return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
-    return False
+    names = [codec.get("name") if isinstance(codec, dict) else codec for codec in _listed(codecs)]
+    return isinstance(codecs, list) and bool(codecs) and all(isinstance(name, str) for name in names)
 
 
 def undecodable(meta: ArrayMeta, path: str) -> str | None:

@@ -96,15 +96,11 @@ def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
     columns: dict[str, list[Column]] = {
         "urls": [refs.urls.data],
         "url_ends": [refs.urls.ends],
-        "targets": [table.ranges.targets for table in tables],
-        "offsets": [table.ranges.offsets for table in tables],
-        "lengths": [table.ranges.lengths for table in tables],
+        **{name: [getattr(table.ranges, name) for table in tables] for name in Ranges._fields},
         "numbers": [table.numbers for table in tables if table.numbers is not None],
         "keys": [np.frombuffer(keys.spelled, np.uint8)],
         "key_ends": [keys.ends],
-        "key_targets": [keys.ranges.targets],
-        "key_offsets": [keys.ranges.offsets],
-        "key_lengths": [keys.ranges.lengths],
+        **{f"key_{name}": [column] for name, column in keys.ranges._asdict().items()},
         "data": [np.frombuffer(keys.data, np.uint8)],
         "index": [none if compress else keys.index],
     }
@@ -188,7 +184,7 @@ def _columns_start(header_length: int) -> int:
 
 def _built(header: _Header, view: memoryview) -> ReferenceSet:
     columns = dict(zip(_COLUMNS, _columns(header, view), strict=True))
-    ranges = Ranges(columns["targets"], columns["offsets"], columns["lengths"])
+    ranges, key_ranges = (Ranges(*(columns[start + name] for name in Ranges._fields)) for start in ("", "key_"))
     chunks, row, number = {}, 0, 0
     for table in header.tables:
         path = table.path.decode("utf-8", "surrogatepass")
@@ -200,7 +196,7 @@ def _built(header: _Header, view: memoryview) -> ReferenceSet:
     keys = KeyTable(
         columns["keys"].data,
         columns["key_ends"],
-        Ranges(columns["key_targets"], columns["key_offsets"], columns["key_lengths"]),
+        key_ranges,
         columns["data"].data,
         {row: Row(*value) if type(value) is list else value for row, value in header.objects.items()},
         columns["index"] if header.parts is None else None,

@@ -16,7 +16,6 @@ from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row, UInt64s
 from refshard_fs.core.swar import (
     PAD,
     SEED,
-    Booleans,
     Buffer,
     Positions,
     groups_of,
@@ -24,7 +23,6 @@ from refshard_fs.core.swar import (
     hashes,
     join_pieces,
     runs,
-    stands,
 )
 from refshard_fs.references.chunk_keys import Keys, pieces
 
@@ -38,6 +36,7 @@ FEW: Final = 16  # keys that are spelled one by one
 
 _LOW: Final = 2**32 - 1
 _PLACE: Final = np.uint64(ESCAPED - 1)
+_BASE64: Final = b"base64:"
 _TEXT: Final[Callable[[bytes], str]] = msgspec.json.Decoder(str).decode
 
 
@@ -270,7 +269,7 @@ class KeyTable(Mapping[str, Value]):
             return True
         offsets, sizes = self.ranges.offsets[rows], self.ranges.lengths[rows].view(np.int64)
         starts, data = (offsets & _PLACE).view(np.int64), self.data
-        if self._in_base64(starts, sizes).any():
+        if len(self._in_base64(starts, sizes)):
             return True
         if 2 * int(sizes.sum()) > len(data):  # then it is faster to search all of it first
             whole = bytes(data) if type(data) is memoryview else data  # which has no search
@@ -281,14 +280,12 @@ class KeyTable(Mapping[str, Value]):
         texts = b"\n".join([bytes(data[start:stop]) for start, stop in spans])
         return any(mark in texts for mark in sought)
 
-    def _in_base64(self, starts: Positions, sizes: Positions) -> Booleans:
+    def _in_base64(self, starts: Positions, sizes: Positions) -> Positions:
         """Return which texts are in base64."""
-        data = self.data
-        found = np.zeros(len(starts), np.bool_)
-        long = np.flatnonzero((sizes >= 7) & (starts + 8 <= len(data)))
-        found[long] = stands(data, starts[long], b"base64:") if len(long) else False
-        last = np.flatnonzero((sizes >= 7) & (starts + 8 > len(data)))
-        found[last] = [bytes(data[start : start + 7]) == b"base64:" for start in starts[last].tolist()]
+        characters = np.frombuffer(self.data, np.uint8)
+        found = np.flatnonzero(sizes >= len(_BASE64))
+        for i, byte in enumerate(_BASE64):
+            found = found[characters[starts[found] + i] == byte]
         return found
 
     def sizes(self, rows: Positions) -> list[int | None]:
@@ -302,7 +299,7 @@ class KeyTable(Mapping[str, Value]):
         texts = np.flatnonzero(is_text & ~closer)
         starts = offsets[texts].view(np.int64)
         encoded = self._in_base64(starts, sizes[texts])
-        if encoded.any():
+        if len(encoded):
             characters, begins = np.frombuffer(self.data, np.uint8), starts[encoded] + 7
             length = sizes[texts[encoded]] - 7
             ends = begins + length

@@ -35,19 +35,13 @@ class FlatKeySpace(KeySpace):
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
         value = self.refs.value(key)
-        match value:
-            case Row():
-                try:
-                    return self._span(value)
-                except ManifestError as e:
-                    raise type(e)(f"{key!r} of {self.where}: {e}") from e
-            case None:
-                return None
-            case _:
-                try:
-                    return Inline(decode(value))
-                except ValueError as e:
-                    raise ManifestError(f"{key!r} of {self.where}: {e}") from e
+        if value is None:
+            return None
+        try:
+            return self._span(value) if type(value) is Row else Inline(decode(value))
+        except ValueError as e:
+            kind = type(e) if isinstance(e, ManifestError) else ManifestError
+            raise kind(f"{key!r} of {self.where}: {e}") from e
 
     @cached_property
     def _documents(self) -> Positions:

@@ -31,7 +31,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA, grid_of
-from refshard_fs.session.recognition import beneath, stored
+from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.sharding.view import ShardView
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
@@ -244,10 +244,9 @@ class _Walk:
 
     def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
         extras: dict[str, str] = {}
-        match entry:
-            case Packed(source=source, recipe=Checked(checksum), start=None, stop=None):
-                entry = source
-                extras["checksum"] = checksum
+        if isinstance(entry, Packed) and isinstance(entry.recipe, Checked):
+            extras["checksum"] = entry.recipe.checksum
+            entry = entry.source
         match entry:
             case Inline(data):
                 return data, extras
@@ -272,28 +271,23 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
 
     Raises ManifestError where a reference set cannot hold what there is.
     """
-    match keyspace := stored(keyspace):
-        case EditedKeySpace(base=base, edits=edits):
-            assert not isinstance(base, ShardView), "edits are of keys that are stored: `shard_edits` makes them"
-            return with_edits(collect(base, run, respell), edits.loaded(), "what was written")
-        case ManifestView(maps_anything=True):
-            pass
-        case _:
-            match beneath(keyspace):
-                case ParquetKeySpace() as lazy:
-                    return columns_of(lazy, run, respell)
+    keyspace = stored(keyspace)
+    if isinstance(keyspace, EditedKeySpace):
+        assert not isinstance(keyspace.base, ShardView), "edits are of keys that are stored: `shard_edits` makes them"
+        return with_edits(collect(keyspace.base, run, respell), keyspace.edits.loaded(), "what was written")
+    lazy = references_in(keyspace)
+    if isinstance(lazy, ParquetKeySpace):
+        return columns_of(lazy, run, respell)
     found: ReferenceSet = run("", partial(collected, keyspace))
     return respelled(found, respell)
 
 
 def collected(keyspace: KeySpace) -> Steps[ReferenceSet]:
     """Return all references of ``keyspace``, which is no parquet set, as `collect` does but for their URLs."""
-    keyspace = stored(keyspace)
-    if not (isinstance(keyspace, ManifestView) and keyspace.maps_anything):
-        match beneath(keyspace):
-            case FlatKeySpace() as flat:
-                return (yield from _with_metadata(flat))
-    refs, extras = yield from gather(keyspace)
+    flat = references_in(keyspace)
+    if isinstance(flat, FlatKeySpace):
+        return (yield from _with_metadata(flat))
+    refs, extras = yield from gather(stored(keyspace))
     if extras:
         raise ManifestError(
             f"the chunk manifest of {next(iter(extras))!r} says more of chunks than where they are: "
@@ -317,12 +311,11 @@ def pin(
     """
     found: ReferenceSet
     keyspace = unedited(keyspace)
-    match keyspace if isinstance(keyspace, EditedKeySpace) else beneath(keyspace):
-        case Hierarchy() as hierarchy:
-            found = respelled(run("", partial(pinned_hierarchy, hierarchy, threshold, tell)), respell)
-        case _:
-            refs = collect(keyspace, run, respell)
-            found = run("", partial(pinned, refs, tell))
+    hierarchy = keyspace if isinstance(keyspace, EditedKeySpace) else beneath(keyspace)
+    if isinstance(hierarchy, Hierarchy):
+        found = respelled(run("", partial(pinned_hierarchy, hierarchy, threshold, tell)), respell)
+    else:
+        found = run("", partial(pinned, collect(keyspace, run, respell), tell))
     return found if shard_options is None else run("", partial(_flattened, found, shard_options))
 
 

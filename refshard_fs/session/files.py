@@ -86,34 +86,25 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
     keyspace = await session.keyspace()
     engine = session.engine()
     out: dict[str, dict[str, Any]] = {}
-    children = await engine.run_for(key, keyspace.children(key))
-    if children is None:
-        with contextlib.suppress(FileNotFoundError):
-            known = await info(session, key)
-            if key and not known.get("empty"):
-                out[key] = known
-        return out
-    if withdirs and key:
-        out[key] = {"name": key, "size": 0, "type": "directory"}
-    level, depth = [(key, children)], 1
-    while level:
+    level, depth = [key], 0
+    while level and depth != maxdepth:
         below: list[str] = []
-        for prefix, listed in level:
-            for entry in _entries(prefix, listed):
+        for name, found in zip(level, await engine.run_all(list(map(keyspace.children, level))), strict=True):
+            if isinstance(found, Exception):
+                raise blame(name, found) from found
+            for entry in _entries(name, found or ()):
                 is_directory = entry["type"] == "directory"
                 if is_directory:
                     below.append(entry["name"])
                 if withdirs or not is_directory:
                     out[entry["name"]] = entry
-        depth += 1
-        if maxdepth is not None and depth > maxdepth:
-            break
-        lists = await engine.run_all([keyspace.children(name) for name in below])
-        level = []
-        for name, found in zip(below, lists, strict=True):
-            if isinstance(found, Exception):
-                raise blame(name, found) from found
-            level.append((name, found or []))
+            if depth == 0 and key and found is None:
+                with contextlib.suppress(FileNotFoundError):
+                    known = await info(session, key)
+                    out |= {} if known.get("empty") else {key: known}
+            elif depth == 0 and key and withdirs:
+                out[key] = {"name": key, "size": 0, "type": "directory"}
+        level, depth = below, depth + 1
     return {name: out[name] for name in sorted(out)}
 
 

@@ -47,15 +47,12 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
             _packed[self] = packed
         return _unpickled, (self.digest, packed)
 
-    @property
-    def title(self) -> str:
-        """What it is, in a few words."""
-        if isinstance(self.content, bytes):
-            return f"a document of {bytes_text(len(self.content))}"
-        return f"references to {count_text(len(self.content.urls), 'target')}"
-
     def __repr__(self) -> str:  # fsspec tells instances apart by this, hence the digest
-        return f"<{self.title}, in memory: {self.digest[:32]}>"
+        if isinstance(self.content, bytes):
+            what = f"a document of {bytes_text(len(self.content))}"
+        else:
+            what = f"references to {count_text(len(self.content.urls), 'target')}"
+        return f"<{what}, in memory: {self.digest[:32]}>"
 
     __str__ = __repr__
 
@@ -85,6 +82,10 @@ def _remembered(content: ReferenceSet | bytes, digest: str) -> InMemorySource:
     return _known.setdefault(digest, InMemorySource(content, digest))
 
 
+def _document(data: bytes) -> InMemorySource:
+    return _remembered(data, hashlib.sha256(data).hexdigest())
+
+
 def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
     found = _known.get(spelled[_MARK])
     if found is not None:
@@ -95,8 +96,7 @@ def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
             "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
             "them once, fs.save('refs.parquet'), and open that path"
         )
-    data = base64.b64decode(spelled["base64"])
-    return _remembered(data, hashlib.sha256(data).hexdigest())
+    return _document(base64.b64decode(spelled["base64"]))
 
 
 # What a filesystem can be opened on.
@@ -113,8 +113,7 @@ def source_of(
         case str() | PurePath():
             return _absolute(str(fo), target_protocol)
         case bytes() | bytearray() | memoryview():
-            data = bytes(fo)
-            return _remembered(data, hashlib.sha256(data).hexdigest())
+            return _document(bytes(fo))
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case {"refshard": str()}:
@@ -130,7 +129,7 @@ def source_of(
             data = fo.read()
             if not isinstance(data, bytes):
                 raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
-            return _remembered(data, hashlib.sha256(data).hexdigest())
+            return _document(data)
         case _:
             raise TypeError(
                 f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"

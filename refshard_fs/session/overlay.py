@@ -15,7 +15,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import CostlyPattern, told
+
+if TYPE_CHECKING:
+    from refshard_fs.session.session import Session
 
 # ------------------------------------------------------------------ an overlay on its way to another process
 
@@ -93,11 +96,7 @@ class Worker:
         self.seen = seen
         self.commits = commits
         self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
-        self._count = itertools.count(1)
-
-    def next(self) -> int:
-        """Return the number of the next write."""
-        return next(self._count)
+        self.numbers = itertools.count(1)  # of writes
 
 
 # ------------------------------------------------------------------ the overlay
@@ -110,22 +109,6 @@ class Base(NamedTuple):
     urls: Iterable[str | None]
     facts: Facts | None  # of the document that a commit replaces; None if there is none yet
     url: str = ""  # of that document
-
-
-class Reader(Protocol):
-    """Somebody who has opened the source, and is told when it is another one."""
-
-    def forget(self) -> None:
-        """Open the source anew at the next use."""
-
-    def seen(self, url: str) -> Facts | None:
-        """Return which version of an object was read; None if none was."""
-
-    def replaced(self, urls: Collection[str]) -> None:
-        """Take note that these objects are others now."""
-
-    def wrote(self, key: str) -> None:
-        """Know that metadata is not what it was."""
 
 
 class _Uncommitted:
@@ -213,7 +196,7 @@ class Overlay:
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened anew since
         self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # which have opened the source
         self._guard = fork_safe(threading.Lock())
         self._uncommitted = _Uncommitted(source)
         if is_durable:  # a source in memory goes as it is, written to or not
@@ -255,11 +238,6 @@ class Overlay:
         with self._guard:
             return list(self._objects)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to commit."""
-        return not len(self.edits)
-
     # ------------------------------------------------------------------ the source below
 
     def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
@@ -274,9 +252,9 @@ class Overlay:
                     self.base = base if before is None else base._replace(facts=before.facts)
                 adopt(self.base, self.edits)
 
-    def join(self, reader: Reader) -> None:
-        """Have ``reader`` told when the source is another one."""
-        self._readers.add(reader)
+    def join(self, session: Session) -> None:
+        """Have ``session`` told when the source is another one."""
+        self._sessions.add(session)
 
     def reopen(self, but: Collection[str] = ()) -> None:
         """Let everybody open the source anew, with the edits that there are.
@@ -295,12 +273,12 @@ class Overlay:
         known = self._versions.get(url)
         if known is not None:
             return known
-        return next((facts for reader in list(self._readers) if (facts := reader.seen(url)) is not None), None)
+        return next((facts for session in list(self._sessions) if (facts := session.seen(url)) is not None), None)
 
     def replaced(self, urls: Collection[str]) -> None:
         """Take note that a commit put or removed these objects."""
-        for reader in list(self._readers):
-            reader.replaced(urls)
+        for session in list(self._sessions):
+            session.replaced(urls)
 
     def _remember_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
         """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
@@ -313,12 +291,12 @@ class Overlay:
         self.openings += 1
 
     def _tell_of(self, key: str) -> None:
-        for reader in list(self._readers):
-            reader.wrote(key)
+        for session in list(self._sessions):
+            session.wrote(key)
 
     def _tell(self) -> None:
-        for reader in list(self._readers):
-            reader.forget()
+        for session in list(self._sessions):
+            session.forget()
 
     # ------------------------------------------------------------------ other processes
 
@@ -439,17 +417,8 @@ def _follow(mirror: Any, key: str, edit: Edit) -> None:
 
 BY_URL: Final = "by_url"  # the argument that fsspec adds to those of a URL, and no filesystem keeps
 # What fsspec's base classes take.
-FSSPEC_ARGUMENTS: Final = frozenset(
-    [
-        "asynchronous",
-        "batch_size",
-        "listings_expiry_time",
-        "loop",
-        "max_paths",
-        "skip_instance_cache",
-        "use_listings_cache",
-    ]
-)
+_LISTINGS = ("use_listings_cache", "listings_expiry_time", "max_paths")
+FSSPEC_ARGUMENTS: Final = frozenset([*_LISTINGS, "asynchronous", "batch_size", "loop", "skip_instance_cache"])
 _NOT_COMPARED: Final = FSSPEC_ARGUMENTS | {"mode", "overlay"}
 WORKERS: Final = 16  # overlays of other processes that are kept, so that this one has one name from task to task
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core.columns import Texts
+from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
@@ -191,6 +192,18 @@ def stored(keyspace: KeySpace) -> KeySpace:
     while isinstance(keyspace, ShardView):
         keyspace = keyspace.base
     return keyspace
+
+
+def references_in(keyspace: KeySpace) -> FlatKeySpace | ParquetKeySpace | None:
+    """Return the reference set that has all keys of an opened source as they are stored; None where nothing does.
+
+    Edits and chunk manifests have others.
+    """
+    keyspace = stored(keyspace)
+    if isinstance(keyspace, EditedKeySpace) or (isinstance(keyspace, ManifestView) and keyspace.maps_anything):
+        return None
+    found = beneath(keyspace)
+    return found if isinstance(found, FlatKeySpace | ParquetKeySpace) else None
 
 
 def manifests_of(keyspace: KeySpace) -> ManifestView | None:

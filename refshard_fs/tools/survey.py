@@ -15,20 +15,19 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
-from refshard_fs.core.edits import EditedKeySpace, unedited
+from refshard_fs.core.edits import unedited
 from refshard_fs.core.keys import is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
-from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Planned
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.session.recognition import beneath, manifests_of, stored
+from refshard_fs.session.recognition import manifests_of, references_in
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.places import ArrayRows, ShardRows
 from refshard_fs.sharding.view import ShardView
@@ -275,18 +274,14 @@ class _Surveying:
 
     def _references(self) -> FlatKeySpace | None:
         """Return the references of the source, where it is a set of them that nothing was written to."""
-        match keyspace := stored(unedited(self._keyspace)):
-            case EditedKeySpace() | ManifestView(maps_anything=True):
-                return None
-        match beneath(keyspace):
-            case FlatKeySpace() as flat:
-                return flat
-            case ParquetKeySpace():
-                try:
-                    return FlatKeySpace(self._fs._collect(), lambda url: url or "", "")
-                except RefShardError:
-                    if self._faults is None:
-                        raise
+        found = references_in(unedited(self._keyspace))
+        if not isinstance(found, ParquetKeySpace):
+            return found
+        try:
+            return FlatKeySpace(self._fs._collect(), lambda url: url or "", "")
+        except RefShardError:
+            if self._faults is None:
+                raise
         return None  # damaged partitions are found as keys are looked up
 
     def _add_references(self, flat: FlatKeySpace) -> None:

@@ -6,7 +6,7 @@ metadata. If that is interrupted, the root says which are still to be written, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,9 @@ class _Commit(DirectoryCommit):
                     shown[key] = data
                 case _:
                     shown.pop(key, None)
-        grids = {path: grid for path, doc in _arrays(shown) if (grid := _grid(path, doc)) is not None}
+        arrays = {key: zarrmeta.object_in(shown[key], repr(key)) for key in shown if zarrmeta.is_array_document(key)}
+        found = ((parent(key)[0], _grid(parent(key)[0], doc)) for key, doc in arrays.items())
+        grids = {path: grid for path, grid in found if grid is not None}
         return manifest_writing.hierarchy(shown.items(), grids)
 
     def _touches(self, path: str, doc: Mapping[str, Any], old: Mapping[str, Any] | None) -> bool:
@@ -109,9 +111,8 @@ class _Commit(DirectoryCommit):
         edits = self._edits
         if old is None or edits.hides(path) or _grid(path, doc) != _grid(path, old):
             return True
-        names = (_ROOT, ".zarray", ".zattrs", ".zgroup", ".zmetadata")
-        chunks = (key for key in edits.changes() if is_within(key, path) and parent(key)[1] not in names)
-        return next(chunks, None) is not None or any(is_within(prefix, path) for prefix in edits.prefixes())
+        has_chunks = any(is_within(key, path) and not zarrmeta.is_metadata(key) for key in edits.changes())
+        return has_chunks or any(is_within(prefix, path) for prefix in edits.prefixes())
 
     # ------------------------------------------------------------------ manifests
 
@@ -169,13 +170,6 @@ def _documents(keyspace: KeySpace) -> Steps[Nodes]:
 def _document(keyspace: KeySpace, key: str) -> Steps[dict[str, Any] | None]:
     data = yield from keyspace.read(key)
     return None if data is None else zarrmeta.object_in(data, repr(key))
-
-
-def _arrays(shown: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for key, value in shown.items():
-        path, name = parent(key)
-        if name in (_ROOT, ".zarray"):
-            yield path, zarrmeta.object_in(value, repr(key))
 
 
 def _grid(path: str, doc: Mapping[str, Any]) -> ChunkGrid | None:

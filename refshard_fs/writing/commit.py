@@ -61,8 +61,8 @@ def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) 
     return None
 
 
-def commit(committing: Committing) -> tuple[Edits, Finish]:
-    """Make the edits part of the source; return them as the source has them, and what is left to do when that is made.
+def commit(committing: Committing) -> tuple[Edits, Finish | None]:
+    """Make the edits part of the source; return them as the source has them, and what is left to do, if anything is.
 
     Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and
     ReadOnlyError if it cannot take edits.
@@ -94,11 +94,7 @@ def commit(committing: Committing) -> tuple[Edits, Finish]:
             "are kept: discard() goes on with what is there now, save() writes what you have to another place"
         ) from e
     _leave_whole(committing)
-    return stored.edits, finish or _nothing
-
-
-def _nothing() -> None:
-    """Leave nothing to do."""
+    return stored.edits, finish
 
 
 def _with_shards(committing: Committing) -> Committing:

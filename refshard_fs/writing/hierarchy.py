@@ -72,11 +72,8 @@ written_versions: Final = Cache(REMEMBERED)
 
 def commit_hierarchy(committing: Committing) -> None:
     """Put the edits into the hierarchy that is the source, or into a new one."""
-    match beneath(committing.base.keyspace):
-        case Hierarchy(url=url):
-            pass
-        case _:
-            url = str(committing.source)
+    found = beneath(committing.base.keyspace)
+    url = found.url if isinstance(found, Hierarchy) else str(committing.source)
     objects = Objects(url, committing.given(url))
     HierarchyCommit(committing.base.keyspace, committing.edits, objects, committing.run, committing.overlay).make()
 

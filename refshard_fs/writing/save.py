@@ -14,7 +14,6 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 import numcodecs
@@ -30,7 +29,7 @@ from refshard_fs.core.model import Steps
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
-from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
+from refshard_fs.formats.chunk_manifest.view import root_with
 from refshard_fs.formats.kerchunk_json import source as json_writing
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet import writing as parquet_writing
@@ -43,7 +42,7 @@ from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.session.collect import Read, Run, collect, gather, gather_copying
 from refshard_fs.session.options import SetFormat, data_url_of
-from refshard_fs.session.recognition import beneath, stored
+from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.targets.document import Document, Sink
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
@@ -94,7 +93,8 @@ def save(
     would go where something is already.
     """
     sink = Sink(url, options)
-    found = _to_save(unedited(keyspace))
+    found = stored(unedited(keyspace))  # shards are left whole
+    found = references_in(found) or found
     match beneath(found):
         case ParquetKeySpace(root=root) | Hierarchy(url=root) if sink.is_at(root):
             raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
@@ -186,24 +186,13 @@ class CopiesBeside:
     def __enter__(self) -> CopiesBeside:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._opened.__exit__(kind, error, trace)
         if kind is not None and self._file is not None:
             self._sink.remove()
             if self._sink.is_local:
                 with contextlib.suppress(OSError):  # others have objects there as well
                     os.rmdir(os.path.dirname(self._sink.path))
-
-
-def _to_save(keyspace: KeySpace) -> KeySpace:
-    """Return what has the references: chunk manifests are heeded, shards left whole."""
-    match keyspace := stored(keyspace):
-        case ManifestView(maps_anything=False):
-            found = beneath(keyspace)
-            return found if isinstance(found, FlatKeySpace | ParquetKeySpace) else keyspace
-    return keyspace
 
 
 def respelling(options: OpenOptions, source: str | None, url: str | None) -> Respell:

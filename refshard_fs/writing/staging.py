@@ -99,7 +99,7 @@ class Values:
         return Span(store.url_of(name), 0, sum(map(len, parts)))
 
 
-_NAME: Final = re.compile(r"[^/]+/(?P<writer>[0-9a-f]+)\.(?P<seen>\d+)/(?P<number>\d+)-(?P<kind>[wrdp])/(?P<key>.+)")
+_NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
 _ROOT: Final = "%"  # stands for the empty key: no quoted key is that
 
 
@@ -142,7 +142,8 @@ class StagedValues(Values):
         overlay = self._overlay
         worker = overlay.worker
         assert worker is not None
-        name = f"{overlay.id}/{worker.name}.{worker.seen}/{worker.next():09}-{kind}/{quote(key, safe='/') or _ROOT}"
+        writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
+        name = f"{overlay.id}/{writer}/{number:09}-{kind}/{quote(key, safe='/') or _ROOT}"
         url = self._staging.url_of(name)
         worker.staged.append((overlay.edits.number, url))
         self._staging.put(name, (data,), durable=False)
@@ -195,10 +196,8 @@ def merge(overlay: Overlay, store: Objects, options: WriteOptions, *, waits: boo
 
 def _loaded(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
     """Return ``edit`` with the bytes of the staged object that it refers to."""
-    match edit:
-        case Span() as span if (data := _bytes(span, store)) is not None:
-            return overlay.spool.keep(data)
-    return edit
+    data = _bytes(edit, store) if isinstance(edit, Span) else None
+    return edit if data is None else overlay.spool.keep(data)
 
 
 def clear(overlay: Overlay, store: Objects) -> None:
@@ -211,10 +210,9 @@ def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
     for name, facts in store.found(overlay.id).items():
         match = _NAME.fullmatch(name)
         if match is not None:
-            key = "" if match["key"] == _ROOT else unquote(match["key"])
-            yield _Staged(
-                name, match["writer"], int(match["seen"]), int(match["number"]), match["kind"], key, facts.size or 0
-            )
+            writer, seen, number, kind, quoted = match.groups()
+            key = "" if quoted == _ROOT else unquote(quoted)
+            yield _Staged(name, writer, int(seen), int(number), kind, key, facts.size or 0)
 
 
 def _is_small(staged: _Staged, options: WriteOptions) -> bool:
@@ -264,9 +262,8 @@ def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Obje
 
 
 def _same(one: Edit, other: Edit, store: Objects) -> bool:
-    match one, other:
-        case Span() as a, Span() as b:
-            return a == b or (a.size == b.size and _bytes(a, store) == _bytes(b, store))
+    if one != other and isinstance(one, Span) and isinstance(other, Span):
+        return one.size == other.size and _bytes(one, store) == _bytes(other, store)
     return one == other
 
 

@@ -42,10 +42,6 @@ class Writer:
         values = self._opened_values()
         return values is not None and values.write_now(key, data)
 
-    async def write(self, key: str, data: bytes) -> None:
-        """Let ``key`` hold ``data``."""
-        await (await self._open()).write(key, data)
-
     def refer_now(self, key: str, span: Span) -> bool:
         """Let ``key`` refer to ``span``, and return True, where that takes no event loop."""
         if self.overlay.worker is not None or self.overlay.base is None:
@@ -53,13 +49,9 @@ class Writer:
         self.overlay.put(key, span)
         return True
 
-    async def refer(self, key: str, span: Span) -> None:
-        """Let ``key`` refer to ``span``."""
-        await (await self._open()).refer(key, span)
-
     async def link(self, key: str, entry: Entry) -> bool:
         """Let ``key`` refer to where ``entry`` is, and return True; False where its bytes have to be copied."""
-        values = await self._open()
+        values = await self.values()
         if values.keeps(key):
             return False
         match entry:
@@ -71,14 +63,6 @@ class Writer:
                 return False
         await values.refer(key, entry)
         return True
-
-    async def remove(self, key: str) -> None:
-        """Let there be no ``key``."""
-        await (await self._open()).remove(key)
-
-    async def remove_below(self, prefix: str) -> None:
-        """Let there be nothing at ``prefix``, nor below it."""
-        await (await self._open()).remove_below(prefix)
 
     def edit(self, key: str, edit: Edit) -> None:
         """Let ``key`` refer to a range of an object, hold data, or be gone; nothing is copied, or looked at."""
@@ -101,7 +85,7 @@ class Writer:
             if overlay.is_shared and self._options.data_url is not None:
                 does_wait = waits(session.options.source, self.base(), self._options)
                 merge(overlay, self._store(), self._options, waits=does_wait)
-            if overlay.is_empty:
+            if not overlay.edits:
                 return
             base = self.base()
             edits = overlay.savepoint()
@@ -117,7 +101,8 @@ class Writer:
                 overlay.entrust()
                 raise
             try:
-                finish()
+                if finish is not None:
+                    finish()
             finally:  # the commit is made, also where Ctrl-C ends this
                 left = overlay.settle(edits, stored)
         self._remove_objects(left)
@@ -131,12 +116,8 @@ class Writer:
             left = self.overlay.drop()
         self._remove_objects(left)
 
-    def savepoint(self) -> Edits:
-        """Return what was written and not committed so far, for `roll_back`."""
-        return self.overlay.savepoint()
-
     def roll_back(self, savepoint: Edits) -> None:
-        """Forget what was written since ``savepoint``."""
+        """Forget what was written since ``savepoint``, one of the overlay."""
         with self.overlay.lock:
             left = self.overlay.roll_back(savepoint)
         self._remove_objects(left)
@@ -210,7 +191,8 @@ class Writer:
         values.is_inner = base.keyspace.is_inner
         return values
 
-    async def _open(self) -> Values:
+    async def values(self) -> Values:
+        """Return what takes single values and removals, and may take an event loop for them."""
         while True:
             await self.session.keyspace()
             values = self._opened_values()
@@ -235,7 +217,7 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         self._begin()
 
     def _begin(self) -> None:
-        self._savepoint = self.fs._writing("begin a transaction").savepoint()
+        self._savepoint = self.fs._writing("begin a transaction").overlay.savepoint()
 
     def complete(self, commit: bool = True) -> None:
         fs, self.fs = self.fs, None
