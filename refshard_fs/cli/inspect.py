@@ -13,16 +13,7 @@ from typing import Any
 import msgspec
 from fsspec.callbacks import Callback
 
-from refshard_fs.cli.command import (
-    Command,
-    Style,
-    argument,
-    open_source,
-    positive,
-    print_json,
-    print_line,
-    print_table,
-)
+from refshard_fs.cli.command import Command, Style, argument, open_source, positive, print_json, print_line, print_table
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, redacted

@@ -72,11 +72,9 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
 
     def decode(self, data: bytes) -> Document[K]:
         try:
-            doc = zarrmeta.loads(data)
+            doc = zarrmeta.object_in(data, self.name)
         except ValueError:
             return Document(data, {}, {})  # whoever reads it sees the bytes as they are
-        if not isinstance(doc, dict):
-            return Document(data, {}, {})
         reader = _Reader(self.rewrite.over(data))
         shown = reader.consolidated(doc, self.path) if self.name == CONSOLIDATED else reader.node(doc, self.path)
         return Document(data if shown is doc else zarrmeta.dumps(shown), reader.arrays, reader.groups)

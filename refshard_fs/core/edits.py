@@ -100,8 +100,8 @@ class Spool:
     The file has no name, and goes with whoever refers to it, however the process ends.
     """
 
-    def __init__(self, memory: int = MEMORY) -> None:
-        self.memory = memory
+    def __init__(self) -> None:
+        self.memory = MEMORY
         self.in_memory = 0  # bytes
         self._lock = fork_safe(threading.Lock())
         self._file: _File | None = None  # of values

@@ -42,24 +42,17 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
         here = slice(dimension, dimension + _width(part))
         sizes, steps, weights = shape[here], chunks[here], strides[here]
         dimension = here.stop
-        match part:
-            case slice():
-                sets.append(_of_slice(part, sizes[0], steps[0]) * weights[0])
-            case np.ndarray() if part.dtype == bool:
-                if part.shape != tuple(sizes):
-                    raise IndexError(f"a boolean array of shape {part.shape} does not fit {tuple(sizes)}")
-                chosen = np.nonzero(part)
-                some = [(c.astype(np.int64), s, w) for c, s, w in zip(chosen, steps, weights, strict=True)]
-                if mode == "orthogonal" or len(some) > 1:
-                    sets.append(_combined(some))
-                else:
-                    points += some
-            case np.ndarray():
-                some = [(_within(part, sizes[0]), steps[0], weights[0])]
-                if mode == "orthogonal" or part.ndim == 0:
-                    sets.append(_combined(some))
-                else:
-                    points += some
+        if isinstance(part, slice):
+            sets.append(_of_slice(part, sizes[0], steps[0]) * weights[0])
+            continue
+        if part.dtype == bool and part.shape != tuple(sizes):
+            raise IndexError(f"a boolean array of shape {part.shape} does not fit {tuple(sizes)}")
+        chosen = np.nonzero(part) if part.dtype == bool else [_within(part, sizes[0])]
+        some = [(c.astype(np.int64), s, w) for c, s, w in zip(chosen, steps, weights, strict=True)]
+        if mode == "orthogonal" or len(some) > 1 or part.ndim == 0:
+            sets.append(_combined(some))
+        else:
+            points += some
     if points:
         sets.append(_combined(points))
     _check_count(math.prod(map(len, sets)))

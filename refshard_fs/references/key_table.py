@@ -13,17 +13,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row, UInt64s
-from refshard_fs.core.swar import (
-    PAD,
-    SEED,
-    Buffer,
-    Positions,
-    groups_of,
-    hash_of,
-    hashes,
-    join_pieces,
-    runs,
-)
+from refshard_fs.core.swar import PAD, SEED, Buffer, Positions, groups_of, hash_of, hashes, join_pieces, runs
 from refshard_fs.references.chunk_keys import Keys, pieces
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
@@ -114,24 +104,22 @@ class KeyTable(Mapping[str, Value]):
     def of_mapping(cls, members: Mapping[str, Value]) -> KeyTable:
         """Return the members of a mapping."""
         keys = [key.encode("utf-8", "surrogatepass") for key in members]
-        rows = list[tuple[int, int, int]]()
+        rows = list[Row]()
         data, end, objects = list[bytes](), 0, dict[int, Value]()
         for value in members.values():
             match value:
-                case Row(target, offset, length):
-                    rows.append((target, offset, WHOLE if length is None else length))
+                case Row():
+                    rows.append(value)
                 case str():
                     encoded = value.encode("utf-8", "surrogatepass")
-                    rows.append((ABSENT, end, len(encoded)))
+                    rows.append(Row(ABSENT, end, len(encoded)))
                     data.append(encoded)
                     end += len(encoded)
                 case _:
                     objects[len(rows)] = value
-                    rows.append((ABSENT, 0, 0))
-        targets, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
-        ranges = Ranges(np.array(targets, np.uint32), np.array(offsets, np.uint64), np.array(lengths, np.uint64))
+                    rows.append(Row(ABSENT, 0, 0))
         sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-        table = cls.of_rows(b"".join([key + b'"' for key in keys]), sizes, ranges, b"".join(data))
+        table = cls.of_rows(b"".join([key + b'"' for key in keys]), sizes, Ranges.of(rows), b"".join(data))
         table.objects = objects
         return table
 

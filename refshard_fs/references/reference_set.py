@@ -104,17 +104,15 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         small = {path: grid for path, grid in _grids_in(keys, self.where).items() if path not in self.chunks}
         if not small:
             return self.chunks, keys
-        tables = dict(self.chunks)
+        parts: dict[str, list[Part]] = {}
         spelled = keys.keys_in_rows
         rows = np.flatnonzero((keys.ranges.targets != ABSENT) & spelled.may_be_chunks())
         ranges, placed = keys.ranges.take(rows), [rows[:0]]
         for path, among, numbers in place_chunks(spelled.take(rows), small):
             placed.append(rows[among])
-            tables[path] = ChunkTable.from_parts(small[path], [Part(numbers, ranges.take(among))])
-        for path, grid in small.items():
-            if path not in tables:
-                tables[path] = ChunkTable.from_parts(grid, [])
-        return tables, keys.without_rows(np.concatenate(placed))
+            parts[path] = [Part(numbers, ranges.take(among))]
+        tables = {path: ChunkTable.from_parts(grid, parts.get(path, ())) for path, grid in small.items()}
+        return {**self.chunks, **tables}, keys.without_rows(np.concatenate(placed))
 
 
 def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:

@@ -139,36 +139,26 @@ class CostlyWrites:
 
     def __init__(self) -> None:
         self._rewritten: dict[str, int] = {}
-        self._told: set[tuple[str, str]] = set()
-        self._untold: list[str] = []
+        self._texts: dict[tuple[str, str], str] = {}  # by array and kind; empty once they were told
 
     def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
         """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
         times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
         if times >= OFTEN:
-            self._tell(
-                array,
-                "often",
-                f"shard {shard!r} was written {times} times, once for each commit: "
-                "write what belongs together within one `with fs.transaction:`",
-            )
+            often = f"shard {shard!r} was written {times} times, once for each commit: "
+            often += "write what belongs together within one `with fs.transaction:`"
+            self._texts.setdefault((array, "often"), often)
         if read:
-            self._tell(
-                array,
-                "read",
-                f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: "
-                "writing whole shards in one commit takes no reads",
-            )
-
-    def _tell(self, array: str, kind: str, text: str) -> None:
-        if (array, kind) not in self._told:
-            self._told.add((array, kind))
-            self._untold.append(told(f"array {array!r}: {text}"))
+            text = f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: "
+            text += "writing whole shards in one commit takes no reads"
+            self._texts.setdefault((array, "read"), text)
 
     def tell(self) -> None:
         """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
-        while self._untold:
-            warnings.warn(self._untold.pop(0), CostlyPattern, stacklevel=4)
+        for about, text in list(self._texts.items()):
+            self._texts[about] = ""
+            if text:
+                warnings.warn(told(f"array {about[0]!r}: {text}"), CostlyPattern, stacklevel=4)
 
 
 class Overlay:

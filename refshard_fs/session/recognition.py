@@ -108,17 +108,12 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
     """Return ``keyspace`` as the user wants to see it: manifests resolved, shards shown as inner chunks or whole."""
     if keyspace.metadata_lacks((MARK, *(mark for known in shard_formats() for mark in known.marks))):
         return keyspace
-    if keyspace.resolves_manifests:
-        return keyspace if options.shards == "whole" else (yield from _unsharded(keyspace, options))
-    mapped = ManifestView(keyspace, options)
-    yield from mapped.register_arrays(has_root=has_root)
-    base = keyspace if keyspace.holds_all_metadata and not mapped.maps_anything else mapped
+    if not keyspace.resolves_manifests:
+        mapped = ManifestView(keyspace, options)
+        yield from mapped.register_arrays(has_root=has_root)
+        keyspace = keyspace if keyspace.holds_all_metadata and not mapped.maps_anything else mapped
     if options.shards == "whole":
-        return base
-    return (yield from _unsharded(base, options))
-
-
-def _unsharded(keyspace: KeySpace, options: OpenOptions) -> Steps[KeySpace]:
+        return keyspace
     view = ShardView(keyspace, options.shard_options, options.whole)
     yield from view.register_arrays()
     return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view

@@ -249,11 +249,20 @@ class Session(Engines):
         if self.options.overlay is not None:
             self.options.overlay.reopen()  # which has every session that shares it forget
         else:
-            self._forget_source(below)
+            self.forget(below)
 
-    def forget(self) -> None:
-        """Forget the opened source, and which versions were read; indexes are used if they are of the same version."""
-        self._forget_source(None)
+    def forget(self, below: str | None = None) -> None:
+        """Forget the opened source, and which versions were read (with ``below``, of objects below that URL).
+
+        Indexes are used if they are of the same version.
+        """
+        with self._lock:
+            self._forgotten += 1
+            self._keyspace = None
+            self._arrays.clear()
+            self._opening.clear()
+            self._versions.clear(below)
+            self._drop_engines()
 
     def replaced(self, urls: Collection[str]) -> None:
         """Take note that these objects are others now: what is remembered of their content is of no use."""
@@ -262,15 +271,6 @@ class Session(Engines):
     def wrote(self, key: str) -> None:
         """Take note that metadata is not what it was."""
         self._arrays.clear()
-
-    def _forget_source(self, below: str | None) -> None:
-        with self._lock:
-            self._forgotten += 1
-            self._keyspace = None
-            self._arrays.clear()
-            self._opening.clear()
-            self._versions.clear(below)
-            self._drop_engines()
 
     def _forget_indexes(self, below: str | None = None) -> None:
         """Have the process forget the indexes that it remembers of the source, and of objects that were read here."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -52,12 +52,8 @@ def _shortened(text: str, size: float, room: float, *, bold: bool, keep_end: boo
     if width_of(text, size, bold=bold) <= room:
         return text
     left = room - width_of("…", size, bold=bold)
-    kept = 0
-    for char in reversed(text) if keep_end else text:
-        left -= width_of(char, size, bold=bold)
-        if left < 0:
-            break
-        kept += 1
+    ends = accumulate(width_of(char, size, bold=bold) for char in (reversed(text) if keep_end else text))
+    kept = sum(end <= left for end in ends)
     if not kept:
         return ""
     return "…" + text[-kept:] if keep_end else text[:kept].rstrip() + "…"
