@@ -1,12 +1,12 @@
 """A folder of small files as one cube: looked at, saved, opened, read through; beside xarray's open_mfdataset.
 
-    python -m benchmarks.cube [--quick]
+    python -m benchmarks.cube [--quick] [--writer scipy]
 
 Ten thousand files of a day each, a quarter of them by each of four writers (h5py, netCDF4, scipy's NetCDF-3, reference
 sets in JSON), on this machine's disk and behind a loopback server that delays each request by 20 ms. Each quarter is a
 cube. What the requests alone need is a GET of the first bytes of each file, 128 at a time. A cube is made by
 ``concat(lazy=True)``, saved, opened by xarray, and one point is read through all of its files; open_mfdataset does that
-with 200 of them on the disk, and its time is scaled up. ``--quick``: 100 files.
+with 200 of them on the disk, and its time is scaled up. ``--quick``: 100 files. ``--writer``: by one writer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import xarray as xr
 import refshard_fs
 from benchmarks.engine import Link, Server
 from benchmarks.measure import Goal, Row, in_turns, show
+from refshard_fs.xarray_backend import RefShardBackend
 from tests.sets.files import WRITERS
 
 FILES, QUICK = 10_000, 100
@@ -91,7 +92,7 @@ def cube(sources: list[str], saved: str) -> dict[str, float]:
         found = {"made": time.perf_counter() - began, "cpu": time.process_time() - cpu}
         found["bytes"] = os.path.getsize(url)
         began = time.perf_counter()
-        with xr.open_dataset(url, engine="refshard") as ds:
+        with xr.open_dataset(url, engine=RefShardBackend) as ds:
             found["opened"] = time.perf_counter() - began
             point = ds["t"][:, 3].values
         found["read"] = time.perf_counter() - began
@@ -133,19 +134,21 @@ def main() -> None:
     """Measure, and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cube", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} files")
+    parser.add_argument("--writer", choices=WRITERS, help="one writer of all files")
     arguments = parser.parse_args()
     total = QUICK if arguments.quick else FILES
-    count = total // len(WRITERS)
+    writers = [arguments.writer] if arguments.writer else list(WRITERS)
+    count = total // len(writers)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for writer in WRITERS:
+        for writer in writers:
             made(folder, writer, count)
         with contextlib.closing(Server(folder)) as server:
             server.pace(Link(LATENCY, None))
             for where, base in (("HTTP, 20 ms", server.url), ("disk", folder)):
-                cases = [("cube", folder, writer, str(count), base) for writer in WRITERS]
+                cases = [("cube", folder, writer, str(count), base) for writer in writers]
                 found = in_turns("benchmarks.cube", cases, 1)
-                for writer, cubes in zip(WRITERS, found, strict=True):
+                for writer, cubes in zip(writers, found, strict=True):
                     goal = Goal(ratio=0.5) if where != "disk" else Goal()
                     rows.append(
                         Row(
