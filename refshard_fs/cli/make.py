@@ -101,7 +101,8 @@ def _grid(sources: list[Any], dims: list[str], text: str | None) -> list[Any]:
 def _append(arguments: Namespace) -> None:
     options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order")
     added = append(arguments.target, arguments.source, arguments.dim, **options)
-    what = f"{arguments.dim}: {added:+,}" if added else "nothing new, left as it is"
+    is_changed = added or arguments.on_duplicate == "replace"
+    what = f"{arguments.dim}: {added:+,}" if is_changed else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")
 
 

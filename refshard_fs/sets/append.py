@@ -71,7 +71,7 @@ def append(
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
     ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last
     ones of the old set. A set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many
-    elements the set has more; 0 means that it was left as it is.
+    elements the set has more; 0 means that it was left as it is, unless some were replaced.
 
     Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
     else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
@@ -296,12 +296,16 @@ def _append_line(
         known = np.isin(coming[1], values)
         if known.all() and how.on_duplicate == "skip":
             return 0
-        if known.any():
-            raise ManifestError(
-                f"{base.url} has {dim} = {shown_value(coming[1][known][0], read[0], dim)} already"
-                + (", and not all of the new set: it cannot be taken in part" if how.on_duplicate != "error" else "")
-            )
-        if not how.any_order:
+        if known.any() and how.on_duplicate == "replace":
+            document = _without_last(document, values, coming[1], base.url)
+            values = _values_of(document, shown)
+        elif known.any():
+            advice = "on_duplicate='skip' leaves it alone, on_duplicate='replace' takes the new set"
+            if how.on_duplicate == "skip":
+                advice = "and not all of the new set: it cannot be taken in part"
+            first = shown_value(coming[1][known][0], read[0], dim)
+            raise ManifestError(f"{base.url} has {dim} = {first} already: {advice}")
+        if values is not None and not how.any_order:
             check_order(values, coming[1], new, dim)
     read = with_digests(read, lambda number: opened(urls[number], options), [dim], same, None, options)
     found, _ = concat_document(
@@ -324,6 +328,7 @@ def _append_line(
             f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
+    replaced = joined.document.starts[-1] - document.starts[-1]
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
     document = _widened(document.with_parts([line]), shown, found)
     document = msgspec.structs.replace(
@@ -333,7 +338,21 @@ def _append_line(
         bounds=found.bounds,
     )
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
-    return line.length
+    return line.length - replaced
+
+
+def _without_last(
+    document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any], name: str
+) -> ConcatDocument:
+    """Return a document without its last sets, all of whose ``values`` are ``coming`` anew; sets are taken whole."""
+    starts, count = document.starts, len(document.parts)
+    while count and np.isin(values[starts[count - 1] : starts[count]], coming).all():
+        count -= 1
+    if not count or np.isin(values[: starts[count]], coming).any():
+        raise ManifestError(
+            f"{name} names whole sets, and the new one replaces a part of one, or the first: make the document anew"
+        )
+    return msgspec.structs.replace(document, parts=document.parts[:count])
 
 
 def _widened(document: ConcatDocument, shown: Named, found: ConcatDocument) -> ConcatDocument:

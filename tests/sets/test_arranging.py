@@ -235,6 +235,25 @@ def test_the_last_days_are_replaced(tmp_path: Path) -> None:
         refshard_fs.append(url, days(0, 5), "time", on_duplicate="replace")
 
 
+def test_the_last_sets_of_a_document_are_replaced_whole(tmp_path: Path) -> None:
+    names = [written(tmp_path, f"{i}.json", days(2 * i, 2)) for i in range(3)]
+    url = str(tmp_path / "all.refshard")
+    refshard_fs.concat(names, "time", lazy=True).save(url)
+    better = days(4, 3)
+    better["t/0"] = ["memory://better", 0, 1]
+    new = written(tmp_path, "better.json", better)
+    assert refshard_fs.append(url, new, "time", on_duplicate="replace") == 1
+    assert times(url) == list(range(7))
+    fs = refshard_fs.RefShardFileSystem(url, skip_instance_cache=True)
+    assert [fs.resolve(f"t/{i}")[0] for i in (3, 4, 5)] == ["memory://3", "memory://better", "memory://5"]
+    before = Path(url).read_bytes()
+    for first in (1, 0):
+        part = written(tmp_path, f"part{first}.json", days(first, 7 - first))
+        with pytest.raises(ManifestError, match="names whole sets"):
+            refshard_fs.append(url, part, "time", on_duplicate="replace")
+    assert Path(url).read_bytes() == before
+
+
 def test_a_day_of_big_endian_files_is_not_taken_twice(tmp_path: Path) -> None:
     names = [written(tmp_path, f"{i}.json", days(i, 1, order=">")) for i in range(3)]
     url = str(tmp_path / "all.json")
