@@ -104,8 +104,8 @@ def _fail(reason: str) -> int:
 
 
 _OPTIONS: Final = (
-    *("any_order", "dim", "dims", "lazy", "missing", "on_duplicate", "on_error", "overlap", "overwrite"),
-    *("remote_options", "remote_protocol", "same", "sort"),
+    *("any_order", "chunks", "dim", "dims", "freq", "grid", "join", "lazy", "missing", "on_duplicate", "on_error"),
+    *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sort", "subchunks"),
 )
 _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import dtype_of, plain_document
-from refshard_fs.core.keys import join
+from refshard_fs.core.keys import join, parent
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
@@ -73,7 +73,7 @@ def _advised(path: str, one: Named, other: Named, error: ManifestError) -> Manif
         recoding_of(path, described(path, shown), described(path, other), is_recut=True)
     except ManifestError:
         return error
-    return ManifestError(f"{error}: references alone cannot say it; concat(..., lazy=True) recodes chunks when read")
+    return ManifestError(f"{error}: references alone cannot say it; lazy=True recodes chunks when they are read")
 
 
 def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
@@ -87,6 +87,9 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
             ignored = STORAGE | _ignored_of_values(path, one, other)
             check_metadata(path, described(path, one), described(path, other), ignored)
         what, is_equal = "values", same_values(mine, theirs)
+    elif isinstance(one.digests.get(path), _Values) and isinstance(other.digests.get(path), _Values):
+        check_metadata(path, described(path, one), described(path, other), STORAGE | TYPES)
+        what, is_equal = "values", one.digests[path] == other.digests[path]
     else:
         check_metadata(path, described(path, one), described(path, other))
         what, is_equal = "references", _references(path, one) == _references(path, other)
@@ -98,6 +101,28 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
             f"{one.name} and {other.name} have different {what} of {path!r}, which is not along {dim!r}: they must be "
             f"equal, or name it in same= to take the first set's"
         )
+
+
+def check_merged(path: str, one: Named, other: Named) -> None:
+    """Raise ManifestError if two sets' arrays ``path`` are not the same, where sets are merged: mostly by mistake."""
+    try:
+        check_equal(path, one, other, None)
+    except ManifestError as e:
+        dim = _differing_coordinate(one, other) or next(filter(None, one.variables[path].dims), None)
+        raise ManifestError(
+            f"{one.name} and {other.name} differ in {path!r}, and arrays are the same in all sets where none are "
+            f"joined: to join them, name a dimension (dim={'' if dim is None else repr(dim)})"
+        ) from e
+
+
+def _differing_coordinate(one: Named, other: Named) -> str | None:
+    """Return the name of the first coordinate, or scalar, whose values two sets have, and not the same ones."""
+    for path, variable in one.variables.items():
+        if path in other.variables and (variable.is_coordinate or not variable.dims):
+            mine, theirs = one.values(path), other.values(path)
+            if mine is not None and theirs is not None and not same_values(mine, theirs):
+                return parent(path)[1]
+    return None
 
 
 # What may differ where the values are known: these are stored anew.
@@ -163,6 +188,7 @@ def with_digests(
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
+    marks: dict[str, list[float]] = {}  # of arrays that are stored in several ways: what is missing in some of them
     for path in dict.fromkeys(path for part in parts for path in part.variables if path not in same):
         having = [number for number, part in enumerate(parts) if path in part.variables]
         along = parts[having[0]].variables[path].dims
@@ -175,11 +201,18 @@ def with_digests(
                 if all(_is_small(path, parts[each]) for each in having):
                     for each in having:
                         wanted.setdefault(each, []).append(path)
+                    stored = list({id(v): v for v in (parts[each].variables[path] for each in having)}.values())
+                    if any(v.meta.raw != stored[0].meta.raw for v in stored):
+                        every = [_marks(v) for v in stored]
+                        marks[path] = list(every[0].union(*every) - every[0].intersection(*every))
                 break
 
     out = list(parts)
     for number, chunks in chunks_read(parts, wanted, opened, options):
-        digests = {path: _digest(of_array) for path, of_array in chunks.items()}
+        digests: dict[str, Hashable] = {}
+        for path, of_array in chunks.items():
+            values = None if path not in marks else _Values.of(parts[number].decoded(path, of_array), marks[path])
+            digests[path] = _digest(of_array) if values is None else values
         out[number] = msgspec.structs.replace(parts[number], digests=digests)
     return out
 
@@ -279,6 +312,28 @@ def _with_inline(
         else:
             chunks.pop(path, None)
     return chunks
+
+
+class _Values(NamedTuple):
+    """What stands for the numbers of an array, however they are stored."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any] | None, marks: Sequence[float]) -> _Values | None:
+        """Return it; None for other values than numbers, or where one of ``marks``, of missing ones, is among them."""
+        if values is None or values.dtype.kind not in "iuf" or np.isin(values, marks).any():
+            return None
+        plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        return cls(plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest())
+
+
+def _marks(variable: Variable) -> set[float]:
+    """Return the numbers that stand for missing ones, one way or another."""
+    marks = [variable.attributes.get(name) for name in ("_FillValue", "missing_value")]
+    return {mark for mark in (*marks, variable.meta.raw.get("fill_value")) if isinstance(mark, int | float)}
 
 
 def _digest(chunks: Mapping[int, bytes]) -> bytes:

@@ -27,7 +27,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.common_units import times_along
-from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable
+from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged
 from refshard_fs.sets.variables import Named, Variable, VariableReader, grid_of, with_type
 
 
@@ -94,7 +94,11 @@ class _Concatenation:
         variable = first.variables[path]
         if self.dim is None or self.dim not in variable.dims:
             for number in having[1:]:
-                if path not in self.same and self.sets[number].refs is not first.refs:
+                if path in self.same or self.sets[number].refs is first.refs:
+                    continue
+                if self.dim is None:
+                    check_merged(path, first, self.sets[number])
+                else:
                     check_equal(path, first, self.sets[number], self.dim)
             self._take(path, having[0])
             return
@@ -198,7 +202,7 @@ class _Concatenation:
             if size and length % size:
                 raise ManifestError(
                     f"{part.name} has {length} elements of {path!r} along {self.dim!r}, no multiple of its chunks of "
-                    f"{size}: only the last set may. concat(..., lazy=True) joins chunks when they are read"
+                    f"{size}: only the last set may. lazy=True joins chunks when they are read"
                 )
         doc = {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
         if len(set(sizes)) > 1:

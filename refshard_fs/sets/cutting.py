@@ -113,7 +113,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     if any(size % n for size, n in zip(chunks, shape, strict=True)):
         raise ManifestError(
             f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, no multiple of {list(shape)}: "
-            "concat(..., lazy=True) takes pieces of any length"
+            "lazy=True takes pieces of any length"
         )
     doc = dict(meta.raw)
     if meta.zarr_format == 2:

@@ -100,18 +100,22 @@ class Named(msgspec.Struct, frozen=True, dict=True):
         None where they are not all inline, not readable, or with what chunks hold beyond the array's end more than
         `MOST`.
         """
-        meta = self.variables[path].meta
         table = self.refs.tables.get(path)
-        if table is None or len(table) or meta.chunks is None:
+        return None if table is None or len(table) else self.decoded(path, self.inline.get(path, {}))
+
+    def decoded(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
+        """Return the values of an array that has these ``chunks``; None where they are not readable, or too many."""
+        meta = self.variables[path].meta
+        if meta.chunks is None:
             return None
         dtype = dtype_of(meta)
-        counts = table.grid.counts
+        counts = self.refs.tables[path].grid.counts
         room = [count * size for count, size in zip(counts, meta.chunks, strict=True)]
         if dtype is None or math.prod(room) > MOST:
             return None
         try:
             out = np.full(room, fill_of(meta, dtype), dtype)
-            for number, data in self.inline.get(path, {}).items():
+            for number, data in chunks.items():
                 values = decode_chunk(meta, data)
                 if values is None:
                     return None

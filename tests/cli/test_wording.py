@@ -16,6 +16,8 @@ from refshard_fs.cli.program import as_options
         ("overwrite=True replaces a parquet set", "--overwrite replaces a parquet set"),
         ("name it in same= to take the first set's", "name it in --same to take the first set's"),
         ("only format='chunk-manifest' can", "only --format chunk-manifest can"),
+        ("join='outer' takes it for missing there", "--join outer takes it for missing there"),
+        ("no whole number of steps (freq=) behind", "no whole number of steps (--freq) behind"),
         ("Name one with format=", "Name one with --option format=..."),
         ("Pass allow='any' if you trust it", "Pass --option allow=any if you trust it"),
         ("Add 'http://h/' to allow= if", "Add 'http://h/' to --option allow=[...] if"),

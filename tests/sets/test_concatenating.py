@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 from pathlib import Path
@@ -218,6 +219,24 @@ def test_what_each_file_has_a_copy_of_is_compared_by_its_bytes(version: int, way
     assert fs.resolve("crs/0" if version == 2 else "crs/c") == first.resolve("crs/0" if version == 2 else "crs/c")
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_copies_that_are_stored_otherwise_are_compared_by_value(tmp_path: Path, lazy: bool) -> None:
+    bounds = np.arange(10.0).reshape(5, 2)
+    urls = [str(tmp_path / f"{number}.json") for number in range(4)]
+    for number, copy in enumerate((bounds, bounds.astype(">f8"), bounds + 1, np.where(bounds > 8, np.nan, bounds))):
+        RefShardFileSystem(own(day(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
+    fs = RefShardFileSystem(refshard_fs.concat(urls[:2], "time", lazy=lazy))  # type: ignore[call-overload]
+    np.testing.assert_array_equal(np.frombuffer(fs.cat_file("x_bnds/0.0")).reshape(5, 2), bounds)
+    for other in urls[2:]:
+        with pytest.raises(ManifestError, match="different values of 'x_bnds'"):
+            refshard_fs.concat([urls[1], urls[0], other], "time", lazy=lazy)  # type: ignore[call-overload]
+    missing = own(day(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
+    missing["x_bnds/.zattrs"] = json.dumps({**json.loads(missing["x_bnds/.zattrs"]), "missing_value": 3.0})
+    RefShardFileSystem(missing).save(urls[1])
+    with pytest.raises(ManifestError, match="'x_bnds' has the"):
+        refshard_fs.concat(urls[:2], "time", lazy=lazy)  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dims", [("time", "x"), ("x", "time")])
 def test_copies_along_one_of_two_dimensions_are_compared_along_the_other(version: int, dims: tuple[str, str]) -> None:
@@ -303,6 +322,28 @@ def test_disjoint_variables_are_merged() -> None:
     merged = refshard_fs.concat([one, two])
     assert merged.references["wind/0.0"] == two["wind/0.0"]
     assert merged.references["air/0.1"] == one["air/0.1"]
+
+
+@pytest.mark.parametrize("is_scalar", [False, True])
+def test_what_differs_where_nothing_is_joined_needs_a_dimension_and_no_set_of_it_is_taken(is_scalar: bool) -> None:
+    one, two = day(0, 2), day(2, 2)
+    if is_scalar:
+        for part, number in ((one, 1), (two, 2)):
+            for key in [key for key in part if key.startswith("time")]:
+                del part[key]
+            part |= scalar("step", number)
+    with pytest.raises(ManifestError, match=rf"name a dimension \(dim='{'step' if is_scalar else 'time'}'\)") as caught:
+        refshard_fs.concat([one, two])
+    assert "same=" not in str(caught.value)
+
+
+def scalar(name: str, value: int) -> dict[str, Any]:
+    meta = {"zarr_format": 2, "shape": [], "chunks": [], "dtype": "<i4", "order": "C"}
+    return {
+        f"{name}/.zarray": json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None}),
+        f"{name}/.zattrs": json.dumps({"_ARRAY_DIMENSIONS": [], "units": "hours"}),
+        f"{name}/0": "base64:" + base64.b64encode(np.array(value, "<i4").tobytes()).decode(),
+    }
 
 
 def test_units_that_differ_are_refused() -> None:
