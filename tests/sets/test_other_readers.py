@@ -1,9 +1,12 @@
-"""Cubes of files as others read them: fsspec and zarr, VirtualiZarr, GDAL; and what is said where they cannot."""
+"""Cubes of files as others read them (fsspec, zarr, VirtualiZarr, GDAL, zarrita.js); what is said where they cannot."""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs.cli import main
+from tests.servers.http import RangeServer
 from tests.sets.files import PLACES, days
 
 COUNT = 5
@@ -62,6 +66,38 @@ def test_gdal_reads_a_cube(cube: str) -> None:
         pytest.skip("GDAL reads references from 3.11 on")
     with rasterio.open(f'ZARR:"{cube}":/t') as found:
         check(found.read(1))
+
+
+ZARRITA = """
+import * as zarr from "zarrita";
+import ReferenceStore from "@zarrita/storage/ref";
+
+const store = await ReferenceStore.fromUrl(process.argv[2]);
+const root = await zarr.open.v2(store, { kind: "group" });
+const t = await zarr.open.v2(root.resolve("t"), { kind: "array" });
+const { shape, data } = await zarr.get(t);
+console.log(JSON.stringify({ shape, data: Array.from(data) }));
+"""
+
+
+@pytest.mark.parametrize("writer", ["h5py", "scipy"])
+def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: str) -> None:
+    """REFSHARD_ZARRITA names a folder in which ``npm install zarrita @zarrita/storage`` was run."""
+    node, folder = shutil.which("node"), Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()
+    if node is None or not (folder / "@zarrita/storage").exists():
+        pytest.skip("needs node, and REFSHARD_ZARRITA: a folder with zarrita and @zarrita/storage of npm")
+    files = days(tmp_path, writer, COUNT)
+    urls = [http_server.put(f"{writer}-{Path(file).name}", Path(file).read_bytes()) for file in files]
+    path = str(tmp_path / "cube.json")
+    assert refshard_fs.concat(urls, "time").save(path) == ""
+    (tmp_path / "read.mjs").write_text(ZARRITA)
+    (tmp_path / "node_modules").symlink_to(folder)
+    cube = http_server.put("cube.json", Path(path).read_bytes())
+    done = subprocess.run([node, "read.mjs", cube], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["shape"] == [COUNT, PLACES]
+    check(np.reshape(found["data"], found["shape"]))
 
 
 # ------------------------------------------------------------------ what is said
