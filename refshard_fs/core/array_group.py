@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import msgspec
 import numpy as np
@@ -236,6 +237,12 @@ class ArrayGroup(KeySpace):
         self._documents = {**(others or {}), **_documents(arrays, {"": attributes, **between}, zarr_format)}
         for key in self._documents:
             add_to_tree(self._tree, key)
+
+    def with_chunks(self, chunks: Mapping[str, Chunks]) -> Self:
+        """Return the same arrays with the ``chunks`` of another file, which says the same of them."""
+        other = copy.copy(self)
+        other._chunks = chunks
+        return other
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
         return True  # zarr did not write it: there are no shards and no chunk manifests in it

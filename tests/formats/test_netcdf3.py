@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.formats.netcdf3 import source
+from refshard_fs.formats.netcdf3.header import parse_header
 from tests.formats.files_of_arrays import check_commands, check_damage, rounds_to_open, same
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
@@ -271,6 +273,24 @@ def test_a_header_that_cannot_be_true_is_refused_by_its_field(
     with pytest.raises(ManifestError, match=reason) as caught:
         files.open()
     assert ROOT in str(caught.value)
+
+
+def test_a_header_that_is_that_of_the_last_file_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def parse(data: bytes, size: int, where: str) -> Any:
+        parsed.append(data)
+        return parse_header(data, size, where)
+
+    monkeypatch.setattr(source, "parse_header", parse)
+    monkeypatch.setattr(source, "_layouts", {})
+    one, other, named = put(0), put(0)[:-8] + struct.pack(">2i", 7, 8), put(11, 0x77000000)
+    files = [Files({ROOT: data}) for data in (one, other, named, one + b"more")]
+    opened = [each.open() for each in files]
+    assert parsed == [one, named, one + b"more"]
+    assert [list(keyspace.grids) for keyspace in opened] == [["v"], ["v"], ["w"], ["v"]]
+    shown = [each.read(keyspace, f"{name}/0") for each, keyspace, name in zip(files, opened, "vvwv", strict=True)]
+    assert [struct.unpack(">2i", data or b"") for data in shown] == [(5, 6), (7, 8), (5, 6), (5, 6)]
 
 
 def test_names_that_are_no_keys_are_reported(tmp_path: Path) -> None:

@@ -66,12 +66,13 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Header(NamedTuple):
-    """What a header says; ``record_size`` is the bytes from one record to the next."""
+    """What a header says; ``record_size`` is the bytes from one record to the next, ``length`` those of the header."""
 
     dimensions: tuple[Dimension, ...]
     attributes: dict[str, Any]
     variables: tuple[Variable, ...]
     record_size: int
+    length: int
 
 
 class _Cursor:
@@ -201,7 +202,7 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
     whole = tuple(_with_records(variable, records) for variable in variables.values())
     for variable in whole:
         _check(variable, records, record_size, cursor.at, size, where)
-    return Header(tuple(dimensions), attributes, whole, record_size)
+    return Header(tuple(dimensions), attributes, whole, record_size, cursor.at)
 
 
 def _dimensions(cursor: _Cursor) -> list[Dimension]:

@@ -6,7 +6,9 @@ variable with records has a chunk for each, or for several where there is little
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +38,8 @@ GUESS: Final = 256 << 10  # bytes that are read of a header longer than the firs
 TIMELINE: Final = 1 << 14  # records of a chunk of their coordinate
 SMALL: Final = 4 << 10  # bytes in a record of variables that have several records in a chunk,
 BAND: Final = 256 << 10  # which lie in so many bytes of the file: what reading one value costs at most
+REMEMBERED: Final = 16  # headers of files that were opened, each of up to so many bytes:
+LONGEST: Final = 1 << 16
 MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
 
 
@@ -78,47 +82,92 @@ class Records(Chunks):
         return made(found, Taken(step, slab, size), size, "")
 
 
+class _Layout(NamedTuple):
+    """What a header says of a file: all but its URL. Files of one writer have the same header, byte by byte."""
+
+    data: bytes
+    record_size: int
+    variables: Mapping[str, tuple[Variable, ArrayDescription]]  # those that are shown
+    group: ArrayGroup
+
+
+class _FileChunks(Mapping[str, Chunks]):
+    """The chunks of a file's variables, by path; of ten thousand files, few chunks of one variable are read."""
+
+    def __init__(self, source: Span | Inline, url: str, layout: _Layout) -> None:
+        self._source = source
+        self._url = url
+        self._layout = layout
+
+    def __getitem__(self, path: str) -> Chunks:
+        variable, array = self._layout.variables[path]
+        size = self._layout.record_size
+        records = _together(variable, size)
+        if records > 1:
+            return Records(self._source, variable, size, records)
+        stride = size if variable.is_record else None
+        where = f"{self._url}, variable {path!r}"
+        return Contiguous(self._source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, where, stride)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.variables)
+
+    def __len__(self) -> int:
+        return len(self._layout.variables)
+
+
+# By size and zarr version of the files that were opened last. Without it, opening a file takes three times as long.
+_layouts: Final[dict[tuple[int, int], _Layout]] = {}
+
+
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a NetCDF-3 file."""
     source, size = probe.file("NetCDF-3")
     if probe.head[:4] not in MAGICS:
         raise ManifestError(f"{probe.url} begins with other bytes: it is no NetCDF-3 file that can be read")
-    header = yield from _header(probe, size)
-    arrays: dict[str, ArrayDescription] = {}
-    chunks: dict[str, Chunks] = {}
+    kind = size, options.zarr_format
+    layout = _layouts.get(kind)
+    if layout is None or not probe.head.startswith(layout.data):
+        header, data = yield from _header(probe, size)
+        layout = _laid_out(header, data, probe.url, options.zarr_format)
+        if len(data) <= LONGEST:
+            _layouts[kind] = layout
+            with suppress(KeyError, RuntimeError):  # other threads do the same
+                while len(_layouts) > REMEMBERED:
+                    del _layouts[next(iter(_layouts))]
+    return layout.group.with_chunks(_FileChunks(source, probe.url, layout))
+
+
+def _laid_out(header: Header, data: bytes, url: str, zarr_format: int) -> _Layout:
+    variables: dict[str, tuple[Variable, ArrayDescription]] = {}
     reports: dict[str, str] = {}
     for variable in header.variables:
-        name, where = variable.name, f"{probe.url}, variable {variable.name!r}"
+        name, where = variable.name, f"{url}, variable {variable.name!r}"
         reason = _unshown(variable)
         if reason is not None:
             reports[name] = reason
             continue
-        arrays[name] = array = _described(variable, header.record_size, where)
-        records = _together(variable, header.record_size)
-        if records > 1:
-            chunks[name] = Records(source, variable, header.record_size, records)
-            continue
-        stride = header.record_size if variable.is_record else None
-        chunks[name] = Contiguous(
-            source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, where, stride
-        )
-    keyspace = ArrayGroup(arrays, chunks, options.zarr_format, header.attributes, reports)
-    keyspace.attribute_dtypes = {v.name: v.attribute_dtypes for v in header.variables if v.attribute_dtypes}
-    keyspace.unlimited_dimensions = {"": [dimension.name for dimension in header.dimensions if dimension.is_record]}
-    return keyspace
+        variables[name] = variable, _described(variable, header.record_size, where)
+    arrays = {name: array for name, (_, array) in variables.items()}
+    group = ArrayGroup(arrays, {}, zarr_format, header.attributes, reports)
+    group.attribute_dtypes = {v.name: v.attribute_dtypes for v in header.variables if v.attribute_dtypes}
+    group.unlimited_dimensions = {"": [dimension.name for dimension in header.dimensions if dimension.is_record]}
+    return _Layout(data, header.record_size, variables, group)
 
 
-def _header(probe: Probe, size: int) -> Steps[Header]:
+def _header(probe: Probe, size: int) -> Steps[tuple[Header, bytes]]:
+    """Return the header, and its bytes."""
     data = probe.head
     pin = None if probe.facts is None else probe.facts.pin
     most = GUESS
     while True:
         try:
-            return parse_header(data, size, probe.url)
+            header = parse_header(data, size, probe.url)
         except Short:
-            pass
-        data = yield Load(Span(probe.url, 0, min(most, size), pin=pin), Raw())
-        most *= 16
+            data = yield Load(Span(probe.url, 0, min(most, size), pin=pin), Raw())
+            most *= 16
+        else:
+            return header, data[: header.length]
 
 
 def _unshown(variable: Variable) -> str | None:
