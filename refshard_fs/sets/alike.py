@@ -253,6 +253,8 @@ def _is_plain(refs: ReferenceSet) -> bool:
 T = TypeVar("T")
 # Returns the steps that find what a source refers to.
 Look = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
+# Tables without the chunks that are to be inline, and where these lie, by key.
+Inlined = tuple[Mapping[str, ChunkTable], Mapping[str, Span]]
 
 
 class FirstBytes:
@@ -314,13 +316,15 @@ class FirstBytes:
 class FileTemplate(NamedTuple):
     """A file that was looked at: its first bytes, which of them say something, and what it refers to.
 
-    ``values`` are where the bytes of coordinates lie that are inline, by key: offset and end.
+    ``values`` are where the bytes of coordinates lie that are inline, by key: offset and end. A template that is
+    ``whole`` shows all coordinates so.
     """
 
     data: npt.NDArray[np.uint8]
     says: npt.NDArray[np.bool_]
     refs: ReferenceSet
     values: Mapping[str, tuple[int, int]] = {}
+    whole: bool = False
 
     @classmethod
     def of(cls, first: FirstBytes, refs: ReferenceSet) -> FileTemplate | None:
@@ -354,6 +358,19 @@ class FileTemplate(NamedTuple):
                     break
         return self._replace(says=says, values=values)
 
+    def with_inline(self, first: FirstBytes, wanted: Inlined | None) -> FileTemplate:
+        """Return the template with chunks inline that are ``wanted`` so, if they lie in the first bytes of a file."""
+        if wanted is None:
+            return self._replace(whole=True)
+        tables, spans = wanted
+        values = dict(self.values)
+        for key, span in spans.items():
+            if span.url != first.url or span.stop is None or not 0 <= span.start <= span.stop <= len(first.data):
+                return self
+            values[key] = span.start, span.stop
+        refs = ReferenceSet(self.refs.urls, tables, self.refs.side)
+        return self._replace(refs=refs, values=values, whole=True)
+
     def fits(self, first: FirstBytes) -> bool:
         """Whether a file says the same."""
         data = np.frombuffer(first.data, np.uint8)
@@ -372,22 +389,29 @@ class FileTemplate(NamedTuple):
 
 
 class FileTemplates:
-    """The last files that were looked at, by size."""
+    """The last files that were looked at, by size. ``inlined`` says which of their chunks are to be inline."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, inlined: Callable[[str, ReferenceSet], Inlined | None] | None = None) -> None:
         self._look = look
+        self._inlined = inlined
         self._known: dict[int, FileTemplate] = {}
         self._sure: dict[int, bool] = {}  # by size, whether what a template leaves out has no say in what is found
 
-    def find(self, first: FirstBytes) -> ReferenceSet | None:
-        """Return what a file refers to that says the same as one that was looked at; None if it has to be, too."""
+    def find(self, first: FirstBytes) -> tuple[ReferenceSet, bool] | None:
+        """Return what a file refers to that says the same as one that was looked at; None if it has to be, too.
+
+        With it goes whether all chunks that are to be inline are.
+        """
         size = None if first.facts is None else first.facts.size
         template = None if size is None else self._known.get(size)
         if size is None or template is None or not template.fits(first):
             return None
         if size not in self._sure:
             self._sure[size] = all(self._finds(template, template.flipped(first, bits)) for bits in FLIPPED)
-        return template.at(first) if self._sure[size] else None
+            if self._sure[size] and self._inlined is not None:
+                template = template.with_inline(first, self._inlined(first.url, template.at(first)))
+                self._known[size] = template
+        return (template.at(first), template.whole) if self._sure[size] else None
 
     def add(self, first: FirstBytes, refs: ReferenceSet) -> None:
         """Remember a file that was looked at."""

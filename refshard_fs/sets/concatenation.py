@@ -364,16 +364,18 @@ def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Ov
             f"{one} has {dim} = {shown_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
             "overlap='last' says whose is taken"
         )
+    if keep.all() and order == list(range(len(parts))):
+        return None
     kept = []
-    for position, number in enumerate(order):
-        places = np.flatnonzero(keep[owners == position])
+    ends = np.cumsum([len(values[number]) for number in order])
+    for number, of_set in zip(order, np.split(keep, ends[:-1]), strict=True):
+        places = np.flatnonzero(of_set)
         if len(places):
             start, stop = int(places[0]), int(places[-1]) + 1
             if stop - start != len(places):
                 raise ManifestError(f"what is left of {parts[number].name} along {dim!r} is not in one piece")
             kept.append(Kept(number, start, stop))
-    is_all = [k.number for k in kept] == list(range(len(parts)))
-    return None if is_all and keep.all() else kept
+    return kept
 
 
 def coordinate_values(parts: Sequence[Named], dim: str) -> list[npt.NDArray[Any]] | None:

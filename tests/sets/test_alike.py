@@ -67,6 +67,21 @@ def test_values_of_a_file_are_its_own_where_others_have_the_same_bytes_elsewhere
         assert read == values[:, number].tolist()
 
 
+def test_coordinates_beyond_the_first_bytes_are_those_of_each_file(tmp_path: Path, opened: list[str]) -> None:
+    scipy_io = pytest.importorskip("scipy.io")
+    for day in range(20):
+        with scipy_io.netcdf_file(tmp_path / f"{day}.nc", "w") as file:
+            file.createDimension("time", 1)
+            file.createDimension("x", 40_000)
+            file.createVariable("t", "f4", ("time", "x"))[:] = day
+            time = file.createVariable("time", "i4", ("time",))
+            time[:], time.units = [day], "days since 2024-01-01"
+    cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time")
+    assert len(opened) <= 5
+    assert days_of(cube) == list(range(20))
+    assert shown(cube, 20) == list(range(20))
+
+
 URL = "memory://file"
 
 
@@ -96,5 +111,6 @@ def test_where_bytes_of_chunks_have_a_say_every_file_is_looked_at(depends: bool)
     templates.add(one, stop.value.value)
     found = templates.find(other)
     assert (found is None) == depends
+    assert found is None or found[1] is False
     assert templates.find(_first(b"\1" + bytes(11))) is None
     assert templates.find(_first(bytes(13))) is None
