@@ -28,7 +28,8 @@ from refshard_fs.references.values import METADATA, from_base64
 DEEPEST: Final = 8  # documents within documents
 
 
-class Part(msgspec.Struct, frozen=True):
+# Ten thousand are read at once: without ``gc=False``, collecting garbage then can take more time than reading them.
+class Part(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
     In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap:
