@@ -23,7 +23,7 @@ _DTYPE: Final = re.compile(r"[<>|=]?[biufcSUVmM][0-9]{1,10}(?:\[[0-9]{0,10}[a-zA
 _LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
 _UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])
 _ON_ARRAYS: Final = frozenset(["delta", "fixedscaleoffset", "quantize", "bitround", "packbits", "astype"])
-_ON_BYTES: Final = frozenset(
+ON_BYTES: Final = frozenset(
     ["shuffle", "zlib", "bz2", "lzma", "lz4", "crc32", "adler32", "fletcher32", "jenkins_lookup3"]
 )
 _SHUFFLES: Final[dict[Any, str]] = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
@@ -190,7 +190,7 @@ def _on_bytes(codec: Any, itemsize: int, where: str) -> Named:
             return _named("gzip", level=rest.get("level", 1))
         case {"id": "zstd", **rest}:
             return _named("zstd", level=rest.get("level", 0), checksum=bool(rest.get("checksum", False)))
-        case {"id": str(name)} if name in _ON_BYTES:
+        case {"id": str(name)} if name in ON_BYTES:
             return _numcodecs(codec)
     called = codec.get("id") if isinstance(codec, dict) else codec
     raise ManifestError(f"{where}: its codec {str(called)[:80]!r} has no name in version 3 of zarr")

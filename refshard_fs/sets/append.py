@@ -282,8 +282,14 @@ def _append_line(
             f"{base.url} joins sets along several dimensions, or by their names, and nothing is appended to such: make "
             "it anew (concat(..., resume=) remembers what was found of each file)"
         )
+    if document.unions:
+        raise ManifestError(
+            f"{base.url} joins sets with several values of {', '.join(map(repr, document.unions))}, and nothing is "
+            "appended to such: make it anew (concat(..., resume=) remembers what was found of each file)"
+        )
     new = url_of_set(fo, options, base.url)
-    ends = [document.parts[0], *[part for part in document.parts[1:] if part.url][-1:]]
+    ends = [part for part in document.parts if part.url]
+    ends = [ends[0], *ends[1:][-1:]]
     urls = [*(joined.resolve(part.url) for part in ends), new]
     read = [stacked_along(part, dim, document.stacked) for part in read_sets(urls, options, _ignore)]
     shown = with_metadata(read[0], document.metadata)
@@ -318,11 +324,16 @@ def _append_line(
         shown={**document.metadata, **times.shown},
         bounds={**document.bounds, **times.bounds},
     )
-    for part, now in zip(ends, found.parts, strict=False):
+    for part, now in zip(ends, found.parts, strict=False):  # the new one is the last
         if part.length != now.length:
             raise ManifestError(
                 f"{part.url!r} of {base.url} has the length {now.length} now, not {part.length}: make the document anew"
             )
+    if found.unions:
+        raise ManifestError(
+            f"{new} has other values of {', '.join(map(repr, found.unions))} than {base.url}, to which it cannot be "
+            "appended: make it anew"
+        )
     if found.axes != document.axes or found.coordinate != document.coordinate:
         raise ManifestError(
             f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import reprlib
 import warnings
@@ -19,20 +18,22 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import dtype_of, plain_document
-from refshard_fs.core.keys import join
+from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
 from refshard_fs.formats.virtual_concat.recutting import Recut
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.common_units import with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests, with_metadata
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
-from refshard_fs.sets.outer import completed, filled
+from refshard_fs.sets.outer import completed, completed_lazily, filled, gap_of
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, nested
 from refshard_fs.sets.rebase import MadeSet, made, opened
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
@@ -132,25 +133,39 @@ def concat_document(
     subchunks: Mapping[str, int] | None = None,
     known: Mapping[str, tuple[int, ...]] = {},
     is_outer: bool = False,
+    regular: Mapping[str, str | float] = {},
     shown: Mapping[str, dict[str, Any]] = {},
     bounds: Mapping[str, str] = {},
     coordinate_values: Sequence[bytes] | None = None,
 ) -> tuple[ConcatDocument, Named]:
     """Return the document that joins ``sets``, that were ``read``, and what it shows; ManifestError if they do not fit.
 
-    A set is a URL, empty for a gap, or a document itself. Arrays in ``known`` are recut already, in chunks of that
-    shape; ``shown`` and ``bounds`` are the document's already. ``coordinate_values`` are given where sets have none.
+    A set is a URL or a document itself, or empty for a gap, of which the coordinate or the length is known. Arrays in
+    ``known`` are recut already, in chunks of that shape; ``shown`` and ``bounds`` are the document's already.
+    ``regular`` says, by dimension, how far values of a coordinate are apart where sets are joined as ``is_outer``.
+    ``coordinate_values`` are given where sets have none.
     """
     bounds = dict(bounds)
-    if is_outer:
-        read = completed(read, dim, lazy=True)
-    metadata = {**shown, **roomier([with_metadata(read[0], shown), *read[1:]], dim)}
-    held = next((v.key for v in read[0].variables.values() if v.is_coordinate and v.dims == (dim,)), None)
-    # The values of the coordinate are held by the set as it is.
-    parts = [with_metadata(read[0], {key: doc for key, doc in metadata.items() if key != held}), *read[1:]]
-    recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}), **known}
+    gaps = [number for number, of in enumerate(sets) if isinstance(of, str) and not of]
+    real = [part for number, part in enumerate(read) if number not in set(gaps)]
+    own = next((v.key for v in real[0].variables.values() if v.is_coordinate and v.dims == (dim,)), None)
+
+    def shown_as(part: Named, documents: Mapping[str, dict[str, Any]]) -> Named:
+        # The values of the coordinate are held by the set as it is.
+        return with_metadata(part, {key: doc for key, doc in documents.items() if key != own})
+
+    stored, real[0] = real[0], shown_as(real[0], shown)
+    aligned, fills = completed_lazily(real, dim, regular, has_gaps=bool(gaps), is_outer=is_outer)
+    parts = [shown_as(aligned.parts[0], fills), *aligned.parts[1:]]
+    parts[0] = shown_as(parts[0], roomier(parts, dim))
+    metadata = {**shown, **_documents(parts[0], stored)}
+    lead = parts[0]
+    for number in gaps:
+        parts.insert(number, gap_of(lead, dim, length_along(read[number], dim), read[number]))
+    places = dict(zip((n for n in range(len(sets)) if n not in set(gaps)), aligned.places, strict=True))
+    recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}, places), **known}
     whole = concatenate(parts, dim, same, recut=recut)
-    first = parts[0].variables
+    first = lead.variables
     axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
     lengths = [length_along(part, dim) for part in parts]
     coordinate = next((path for path in axes if first[path].is_coordinate), None)
@@ -164,17 +179,32 @@ def concat_document(
         values = [data[start:stop] for start, stop in pairwise(ends)]
     elif coordinate_values is None:
         coordinate = None
-    lines = [
-        Part("", length, value, of) if isinstance(of, ConcatDocument) else Part(of, length, value)
-        for of, length, value in zip(sets, lengths, values, strict=True)
-    ]
+    lines = []
+    for number, (of, length, value) in enumerate(zip(sets, lengths, values, strict=True)):
+        url, within = ("", of) if isinstance(of, ConcatDocument) else (of, None)
+        lines.append(Part(url, length, value, within, places.get(number, {})))
     recut_documents = {}
     for path, shape in recut.items():
         full = list(first[path].meta.shape)
         full[axes[path]] = sum(lengths)
         recut_documents[first[path].key] = dict(Recut.of(first[path].meta, full, shape, repr(path)).meta.raw)
-    whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=parts[0].units)
-    return ConcatDocument(dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds), whole
+    whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
+    document = ConcatDocument(dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds)
+    unions = {name: {p: first[p].dims.index(name) for p in axes if name in first[p].dims} for name in aligned.unions}
+    held = {path: lead.inline[path][0] for path, v in first.items() if v.is_coordinate and v.dims[0] in unions}
+    metadata |= {first[path].key: dict(first[path].meta.raw) for path in held}
+    return msgspec.structs.replace(document, unions=unions, held=held), whole
+
+
+def _documents(part: Named, stored: Named) -> dict[str, dict[str, Any]]:
+    """Return the metadata documents of arrays, by key, that a set has otherwise than it is ``stored``."""
+    keys = [key for v in part.variables.values() for key in (v.key, join(v.path, ".zattrs"))]
+    side, known = part.refs.side, stored.refs.side
+    return {
+        key: object_in(side[key], f"{key!r} of {part.name}")
+        for key in keys
+        if key in side and known.get(key) is not side[key] and known.get(key) != side[key]
+    }
 
 
 def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMeta, bytes] | None:
@@ -301,8 +331,8 @@ def concat(
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
     With ``join="outer"`` a set need not have all variables along the dimension, nor all values of the coordinates of
     other dimensions: chunks that it lacks are missing. ``freq`` (``"1D"``, ``"6h"``, ``"MS"``, or a number where the
-    coordinate is none of times) puts values between those that are further apart, with missing chunks. Arrays need a
-    fill value then that means so.
+    coordinate is none of times) puts values between those that are further apart, with missing chunks; of ``dims``,
+    along the first that is of times. Arrays need a fill value then that means so.
     ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each.
 
     Files and documents are looked at together, and each takes few requests. ``executor`` (any of `concurrent.futures`,
@@ -312,7 +342,7 @@ def concat(
 
     With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
     values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
-    With ``dims`` a line of it joins the parts of the next dimension; such a cube has no holes, and does not grow.
+    With ``dims`` a line of it joins the parts of the next dimension; such a cube does not grow.
     Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, type, scale_factor, add_offset, fill
     value): their chunks are recoded when they are read, exactly, or reading one is an error that says why. Where
     scale_factor or add_offset differ, the numbers that are meant are shown, as 64-bit floating-point ones.
@@ -373,8 +403,12 @@ def concat(
         read = read_sets(leaves, options, shown.relative_update, failed, executor, resume)
     leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
     places = tuple(place for number, place in enumerate(places) if not failed or number not in failed)
-    if failed and by_name is not None and join == "exact":
-        by_name._replace(files={at: by_name.files[at] for at in places}).check_whole()
+    if failed and by_name is not None:
+        left_files = by_name._replace(files={at: by_name.files[at] for at in places})
+        if join == "exact":
+            left_files.check_whole()
+        by_name = left_files.without_empty()
+        places, sets = tuple(sorted(by_name.files)), nested(by_name.shape)
     skipped(failed or {}, any_left=bool(leaves))
     alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     stored = read
@@ -393,9 +427,22 @@ def concat(
             if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
                 raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
             read, stored = chosen, [stored[number] for number, _, _ in kept]
+    regular = {} if freq is None else {_regular_dimension(order, by_name, read): freq}
     if lazy:
+        units = {
+            path: variable.attributes.get("units")
+            for path, variable in (read[0].variables.items() if len(order) > 1 else ())
+            if not set(order).isdisjoint(variable.dims)
+        }
         joining = _LazyJoin(
-            [str(name) for name in order], by_name, unchecked, chunks, subchunks, freq, is_outer=join == "outer"
+            [str(name) for name in order],
+            by_name,
+            unchecked,
+            chunks,
+            subchunks,
+            regular,
+            units,
+            is_outer=join == "outer",
         )
         along_dim = unchecked.union(stacking.paths if stacking is not None else ())
         read = with_digests(stored, lambda number: opened(leaves[number], options), order, along_dim, places, options)
@@ -420,13 +467,13 @@ def concat(
         if depth == len(order):
             return next(left)
         found = [joined(member, depth + 1) for member in members]
-        along = order[depth]
+        along = str(order[depth]) if order[depth] is not None else None
         stacking = None if along is None else Stacking.by_scalar(along, found)
         found = found if stacking is None else stacking.parts
         if join == "outer":
-            found = completed(found, order[depth])
-        if freq is not None and depth == 0:
-            found = [piece.part for piece in filled(found, str(order[0]), freq)]
+            found = completed(found, order[depth], regular)
+        if along in regular:
+            found = [piece.part for piece in filled(found, along, regular[along])]
         return (
             found[0]
             if len(found) == 1
@@ -444,7 +491,8 @@ class _LazyJoin(msgspec.Struct, frozen=True):
     same: frozenset[str]
     chunks: Mapping[str, int] | None
     subchunks: Mapping[str, int] | None
-    freq: str | float | None
+    regular: Mapping[str, str | float]
+    units: Mapping[str, Any]  # of coordinates of the first set, by path, in which all are
     is_outer: bool
     made: list[tuple[ConcatDocument, Sequence[Named]]] = []
 
@@ -453,11 +501,6 @@ class _LazyJoin(msgspec.Struct, frozen=True):
         for _, part in leaves.values() if self.subchunks else ():
             for path in part.variables:
                 smaller_chunks(part, path, self.subchunks or {})
-        if self.grid is not None:
-            shape = self.grid.shape
-            if len(leaves) < math.prod(shape):
-                grid = self.grid._replace(files={at: url for at, (url, _) in leaves.items()})
-                raise ManifestError(f"{grid.holes_said()}, and lazy=True has no holes: leave lazy=True out")
         known = {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}
         inside = [name for name in self.dims if name in known]
         document, _ = self._level((), sorted(leaves), leaves, inside)
@@ -476,10 +519,11 @@ class _LazyJoin(msgspec.Struct, frozen=True):
 
         ``known`` are the dimensions that sets have; those that were made within are added.
         """
-        dim = self.dims[len(place)]
+        axis = len(place)
+        dim = self.dims[axis]
         by_number: dict[int, list[tuple[int, ...]]] = {}
         for each in below:
-            by_number.setdefault(each[len(place)], []).append(each)
+            by_number.setdefault(each[axis], []).append(each)
         numbers = sorted(by_number)
         found: list[tuple[str | ConcatDocument, Named]] = []
         inside = list(known)
@@ -498,9 +542,15 @@ class _LazyJoin(msgspec.Struct, frozen=True):
                 stacking = Stacking.by_scalar(dim, parts)
             parts = parts if stacking is None else stacking.parts
             known.append(dim)
-        times = with_common_units(parts, dim, _not_read, None, lazy=True)
-        parts = times.parts
-        if self.freq is not None and not place:
+        holes = self._holes(place, numbers, leaves, parts[0])
+        # Sets of nothing come last, for the first one says what others are recoded to.
+        times = with_common_units([*parts, *holes.values()], dim, _not_read, None, lazy=True, fixed=self.units)
+        real, gaps = times.parts[: len(parts)], times.parts[len(parts) :]
+        parts = list(real)
+        for number, gap in zip(holes, gaps, strict=True):
+            sets.insert(number, "")
+            parts.insert(number, gap)
+        if dim in self.regular:
             sets, parts = self._filled(sets, parts, dim)
         document, whole = concat_document(
             sets,
@@ -510,28 +560,57 @@ class _LazyJoin(msgspec.Struct, frozen=True):
             self.chunks,
             self.subchunks,
             is_outer=self.is_outer,
+            regular=self.regular,
             shown={**times.shown, **(stacking.shown if stacking else {})},
             bounds=times.bounds,
             coordinate_values=stacking.values if stacking else None,
         )
         if stacking is not None:
             document = msgspec.structs.replace(document, stacked=stacking.paths)
-        self.made.append((document, parts))
+        self.made.append((document, real))
         return document, whole
+
+    def _holes(
+        self, place: tuple[int, ...], numbers: Sequence[int], leaves: Mapping[tuple[int, ...], Any], like: Named
+    ) -> dict[int, Named]:
+        """Return what stands where a grid has no file, by number: sets that say no more than how long they are."""
+        if self.grid is None:
+            return {}
+        axis, dim = len(place), self.dims[len(place)]
+        found: dict[int, Named] = {}
+        for number in sorted(set(range(self.grid.shape[axis])).difference(numbers)):
+            said = f"what is missing at {self.grid.said((*place, number))}"
+            if dim not in {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}:
+                found[number] = self.grid.coordinate(dim, number, like, said)
+                continue
+            beside = next(part for at, (_, part) in leaves.items() if at[axis] == number)
+            along = {path: v for path, v in beside.variables.items() if dim in v.dims}
+            coordinates = {path: v for path, v in along.items() if v.is_coordinate}
+            found[number] = Named(said, beside.refs, coordinates or dict(list(along.items())[:1]))
+        return found
 
     def _filled(
         self, sets: Sequence[str | ConcatDocument], parts: Sequence[Named], dim: str
     ) -> tuple[list[str | ConcatDocument], list[Named]]:
         """Return the sets with gaps between them, where values of a regular coordinate are missing."""
-        pieces = filled(parts, dim, self.freq or 0, lazy=True)
+        pieces = filled(parts, dim, self.regular[dim], lazy=True)
         numbers = [piece.number for piece in pieces if piece.number is not None]
         if numbers != list(range(len(parts))):
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise ManifestError(
                 f"{parts[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"
             )
-        gap: str | ConcatDocument = ""
-        return [gap if p.number is None else sets[p.number] for p in pieces], [piece.part for piece in pieces]
+        return ["" if p.number is None else sets[p.number] for p in pieces], [piece.part for piece in pieces]
+
+
+def _regular_dimension(dims: Sequence[str | None], grid: FileGrid | None, parts: Sequence[Named]) -> str:
+    """Return along which of ``dims`` values are regular: the first whose coordinate is of times, else the first."""
+    first = parts[0].variables
+    for dim in dims:
+        coordinates = (v for v in first.values() if v.dims in ((dim,), ()) and parent(v.path)[1] == dim)
+        if (grid is not None and grid.is_of_times(str(dim))) or any(is_time(v.attributes) for v in coordinates):
+            return str(dim)
+    return str(dims[0])
 
 
 def _not_read(number: int) -> Any:

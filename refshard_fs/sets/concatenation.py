@@ -21,7 +21,7 @@ from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recutting import check_recut, commonest
+from refshard_fs.formats.virtual_concat.recutting import Placement, check_recut, commonest
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -281,14 +281,20 @@ def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]])
 
 
 def recut_shapes(
-    sets: Sequence[Named], dim: str, chunks: Mapping[str, int], subchunks: Mapping[str, int]
+    sets: Sequence[Named],
+    dim: str,
+    chunks: Mapping[str, int],
+    subchunks: Mapping[str, int],
+    places: Mapping[int, Mapping[str, Placement]] = {},
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of chunks in which arrays are shown whose chunks do not meet along ``dim``.
 
     That of most elements is taken, along each dimension, unless ``chunks`` has a length for it; it is no longer than
-    ``subchunks`` says. Arrays whose chunks meet, and are as long as that, are not among them.
+    ``subchunks`` says. Arrays whose chunks meet, and are as long as that, are not among them. ``places`` say of sets,
+    by number, where their elements lie along other dimensions.
     """
     found = {}
+    placed = {item for of in places.values() for item in of.items()}
     for path, first in sets[0].variables.items():
         if dim not in first.dims or first.is_coordinate:
             continue
@@ -304,6 +310,10 @@ def recut_shapes(
 
         whole = wanted(shapes[0][0])
         meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
+        for name, placement in placed:
+            if name in first.dims:
+                k = first.dims.index(name)
+                meet = meet and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
         if not meet or any(theirs != whole for theirs, _ in shapes):
             found[path] = wanted(commonest(shapes, axis))
     return found

@@ -14,7 +14,7 @@ from datetime import datetime
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,142 +26,213 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calendar_of, instant, parsed_units
+from refshard_fs.formats.virtual_concat.document import difference
+from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.compatibility import with_metadata
 from refshard_fs.sets.concatenation import coordinate_values, shown_value
 from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of
+from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of, with_type
 
 # ----------------------------------------------------------------------------------------------------
 # Sets with all arrays, and the same coordinates.
 
 
-def completed(parts: Sequence[Named], dim: str | None, *, lazy: bool = False) -> list[Named]:
+class Aligned(NamedTuple):
+    """Sets with the same coordinates, ``unions`` by the name of the dimension, where they differed.
+
+    ``places`` say of each set where its elements lie along these.
+    """
+
+    parts: list[Named]
+    places: list[dict[str, Placement]]
+    unions: Mapping[str, npt.NDArray[Any]] = {}
+
+
+Regular = Mapping[str, str | float]  # how far values of a coordinate are apart, by dimension
+
+
+def completed(parts: Sequence[Named], dim: str | None, regular: Regular) -> list[Named]:
     """Return ``parts``, each with all arrays along ``dim``, and with the union of coordinates along other dimensions.
 
     ManifestError where that takes more than references can say, or where an array has no value that means "missing".
-    With ``lazy`` the metadata of the first set are shown as they are.
     """
-    parts = list(parts) if lazy else _aligned(parts, dim)
-    first = _first_with(parts, dim)
-    lacking = {path for path in first if any(path not in part.variables for part in parts)}
-    for path in lacking:
-        if lazy and path not in parts[0].variables:
-            raise ManifestError(
-                f"{parts[0].name} has no variable {path!r}, and lazy=True shows what the first set has: give "
-                f"{first[path].name} first, or leave lazy=True out"
-            )
-    parts = with_missing(parts, lacking, lazy=lazy)
-    first = _first_with(parts, dim)
-    return [_with_all(part, first, lacking, dim) for part in parts]
+    aligned = _aligned(parts, dim, regular).parts
+    lacking = _lacking(aligned, dim)
+    return _with_all(with_missing(aligned, lacking), dim, lacking)
 
 
-def _first_with(parts: Sequence[Named], dim: str | None) -> dict[str, Named]:
-    """Return the first set that has it, for each array along ``dim``."""
-    first: dict[str, Named] = {}
+def completed_lazily(
+    parts: Sequence[Named], dim: str, regular: Regular, *, has_gaps: bool, is_outer: bool
+) -> tuple[Aligned, dict[str, dict[str, Any]]]:
+    """Do as `completed`, for sets whose chunks are found when they are read: only what arrays are like is told here.
+
+    Returns with the sets the metadata documents (by key) of fill values that arrays are shown with. If it ``has_gaps``,
+    sets of nothing are put between the ``parts``, which need not all be complete unless it ``is_outer``.
+    """
+    aligned = _aligned(parts, dim, regular, lazy=True) if is_outer else Aligned(list(parts), [{} for _ in parts])
+    lacking = _lacking(aligned.parts, dim) if is_outer else set()
+    whole = aligned._replace(parts=_with_all(aligned.parts, dim, lacking))
+    incomplete = lacking | _incomplete(parts, aligned.unions) if is_outer else set()
+    variables = whole.parts[0].variables
+    if has_gaps:
+        incomplete |= {path for path, v in variables.items() if dim in v.dims and not v.is_coordinate}
+    fills = {path: fill for path in sorted(incomplete) if (fill := _fill(path, parts, lazy=True)) is not None}
+    return whole, {v.key: {**v.meta.raw, "fill_value": fills[p]} for p, v in variables.items() if p in fills}
+
+
+def _lacking(parts: Sequence[Named], dim: str | None) -> set[str]:
+    """Return the arrays along ``dim`` that not all sets have."""
+    along = {path for part in parts for path, v in part.variables.items() if dim in v.dims}
+    return {path for path in along if any(path not in part.variables for part in parts)}
+
+
+def _with_all(parts: Sequence[Named], dim: str | None, lacking: set[str]) -> list[Named]:
+    """Return sets each of which has the arrays that are ``lacking`` in some, those that it lacked without chunks."""
+    first = {path: next(part for part in parts if path in part.variables) for path in sorted(lacking)}
+    found = []
     for part in parts:
-        for path, variable in part.variables.items():
-            if dim in variable.dims:
-                first.setdefault(path, part)
-    return first
+        missing = [path for path in first if path not in part.variables]
+        lengths = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
+        if missing and len(lengths) != 1:
+            raise ManifestError(f"{part.name} has nothing along {dim!r} that says how long it is: {sorted(lengths)}")
+        changing = ChangedSet(part)
+        for path in missing:
+            variable = first[path].variables[path]
+            shape = list(variable.meta.shape)
+            shape[variable.dims.index(dim)] = next(iter(lengths))
+            attributes = first[path].refs.side.get(join(path, ".zattrs"))
+            changing.put(variable, {**variable.meta.raw, "shape": shape}, attributes)
+        found.append(changing.named() if missing else part)
+    return found
 
 
-def _with_all(part: Named, first: Mapping[str, Named], lacking: set[str], dim: str | None) -> Named:
-    missing = [path for path in first if path in lacking and path not in part.variables]
-    if not missing:
-        return part
-    found = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
-    if len(found) != 1:
-        raise ManifestError(f"{part.name} has nothing along {dim!r} that says how long it is: {sorted(found)}")
-    changing = ChangedSet(part)
-    for path in missing:
-        variable = first[path].variables[path]
-        shape = list(variable.meta.shape)
-        shape[variable.dims.index(dim)] = next(iter(found))
-        attributes = first[path].refs.side.get(join(path, ".zattrs"))
-        changing.put(variable, {**variable.meta.raw, "shape": shape}, attributes)
-    return changing.named()
-
-
-def _aligned(parts: Sequence[Named], dim: str | None) -> list[Named]:
+def _aligned(parts: Sequence[Named], dim: str | None, regular: Regular, *, lazy: bool = False) -> Aligned:
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
     unions: dict[str, npt.NDArray[Any]] = {}  # by the name of a dimension, where sets differ
     own: dict[str, list[npt.NDArray[Any] | None]] = {}
     for path in dict.fromkeys(path for part in parts for path, v in part.variables.items() if v.is_coordinate):
-        name = next(part.variables[path].dims[0] for part in parts if path in part.variables)
+        first = next(part for part in parts if path in part.variables)
+        name = first.variables[path].dims[0]
         if name is None or name == dim or name in own:
             continue
         values = [part.values(path) if path in part.variables else None for part in parts]
         known = [found for found in values if found is not None]
         if len(known) < 2 or all(np.array_equal(found, known[0]) for found in known):
             continue
-        if any(path in part.variables and found is None for part, found in zip(parts, values, strict=True)):
-            raise ManifestError(f"the values of {path!r} are not the same in all sets, and not all can be read")
+        for part, found in zip(parts, values, strict=True):
+            if path in part.variables and found is None:
+                raise ManifestError(
+                    f"the values of {path!r} are not the same in all sets, and those of {part.name} cannot be read"
+                )
+            if found is not None and len(np.unique(found)) < len(found):
+                raise ManifestError(f"{part.name} has a value of {path!r} twice: nothing says which lies where")
+            if found is not None:
+                _check_units(path, first, part)
         union = np.unique(np.concatenate(known))
-        if any(len(found) > 1 and found[0] > found[-1] for found in known):
+        if all(found[0] > found[-1] for found in known if len(found) > 1) and any(len(found) > 1 for found in known):
             union = union[::-1]
+        if name in regular and len(union):
+            union = _Steps.of(regular[name], first.variables[path], union[0], first.name).all_of(union, first, name)
         own[name], unions[name] = values, union
     if not unions:
-        return list(parts)
-    incomplete = {
+        return Aligned(list(parts), [{} for _ in parts])
+    moved, places = [], []
+    for number, part in enumerate(parts if lazy else with_missing(parts, _incomplete(parts, unions))):
+        offsets: dict[str, Placement] = {}
+        for name, union in unions.items():
+            values_here = own[name][number]
+            if values_here is not None:
+                order = np.argsort(union)
+                offsets[name] = Placement.of(order[np.searchsorted(union, values_here, sorter=order)])
+        moved.append(_placed(part, dim, offsets, unions, lazy=lazy))
+        places.append({d: p for d, p in offsets.items() if p.runs != ((0, len(unions[d])),)})
+    return Aligned(moved, places, unions)
+
+
+def _check_units(path: str, one: Named, other: Named) -> None:
+    """Raise ManifestError unless the values of a coordinate mean the same in two sets."""
+    for name in ("units", "calendar"):
+        mine, theirs = (part.variables[path].attributes.get(name) for part in (one, other))
+        if mine != theirs:
+            raise difference(path, f"attribute {name}", one.name, mine, other.name, theirs)
+
+
+def _incomplete(parts: Sequence[Named], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+    """Return the arrays that have not all values of ``unions`` in some set."""
+    return {
         path
         for part in parts
         for path, v in part.variables.items()
-        for d in v.dims
-        if d in unions and not v.is_coordinate and len(unions[d]) > v.meta.shape[v.dims.index(d)]
+        for axis, d in enumerate(v.dims)
+        if d is not None and d in unions and not v.is_coordinate and len(unions[d]) > v.meta.shape[axis]
     }
-    moved = []
-    for number, part in enumerate(with_missing(parts, incomplete)):
-        offsets = {}
-        for name, union in unions.items():
-            values_here = own[name][number]
-            if values_here is None:
-                continue
-            places = np.flatnonzero(np.isin(union, values_here))
-            start = int(places[0]) if len(places) else 0
-            if not np.array_equal(union[start : start + len(values_here)], values_here):
-                raise ManifestError(
-                    f"the values of {name!r} of {part.name} are not in one piece of those of all sets, in their order: "
-                    "references cannot say that"
-                )
-            offsets[name] = (start, union)
-        moved.append(_placed(part, offsets))
-    return moved
 
 
-def _placed(part: Named, offsets: Mapping[str, tuple[int, npt.NDArray[Any]]]) -> Named:
-    """Return a set whose arrays lie within longer ones: by dimension, where they begin, and its values."""
+def _placed(
+    part: Named,
+    dim: str | None,
+    offsets: Mapping[str, Placement],
+    unions: Mapping[str, npt.NDArray[Any]],
+    *,
+    lazy: bool,
+) -> Named:
+    """Return a set whose arrays lie within longer ones: by dimension, where its elements lie, and all values of that.
+
+    If ``lazy``, without chunks: these are found when they are read.
+    """
     changing = ChangedSet(part)
     for path, variable in part.variables.items():
         within = {axis: offsets[d] for axis, d in enumerate(variable.dims) if d is not None and d in offsets}
         if not within:
             continue
-        meta, counts = variable.meta, part.refs.tables[path].grid.counts
         if variable.is_coordinate:
-            changing.put_values(variable, within[0][1])
+            union = unions[str(variable.dims[0])]
+            changing.put_values(variable._replace(meta=with_type(variable.meta, union.dtype)), union)
             continue
-        shape, first = list(meta.shape), [0] * len(meta.shape)
-        for axis, (start, union) in within.items():
-            size = meta.chunks[axis] if meta.chunks else 0
-            length = shape[axis]
-            if not size or start % size or (length % size and start + length < len(union)):
+        meta, shape = variable.meta, list(variable.meta.shape)
+        totals = {axis: len(unions[str(variable.dims[axis])]) for axis in within}
+        for axis, placement in within.items():
+            if placement.length != shape[axis]:
+                name = variable.dims[axis]
                 raise ManifestError(
-                    f"{path!r} of {part.name} has {length} elements along {variable.dims[axis]!r} in chunks of {size}, "
-                    f"and begins at {start} of the {len(union)} of all sets: its chunks do not meet theirs"
+                    f"{path!r} of {part.name} has {shape[axis]} elements along {name!r}, which has {placement.length}"
                 )
-            shape[axis], first[axis] = len(union), start // size
+            shape[axis] = totals[axis]
         doc = {**meta.raw, "shape": shape}
-        new = grid_of(doc, f"{path!r} of {part.name}").counts
-        changing.put_moved(variable, doc, partial(_moved, old=counts, new=new, first=first))
+        if lazy:
+            if dim not in variable.dims:
+                names = ", ".join(repr(variable.dims[axis]) for axis in within)
+                raise ManifestError(
+                    f"{path!r} of {part.name} is not along {dim!r}, and not all sets have the same values of {names}, "
+                    "along which it is: nothing says which set's values it has"
+                )
+            changing.put(variable, doc)
+            continue
+        chunks: dict[int, Placement] = {}
+        for axis, placement in within.items():
+            size = meta.chunks[axis] if meta.chunks else 0
+            found = placement.in_chunks(size, totals[axis])
+            if found is None:
+                start = placement.runs[0][0] if placement.runs else 0
+                raise ManifestError(
+                    f"{path!r} of {part.name} has {placement.length} elements along {variable.dims[axis]!r} in chunks "
+                    f"of {size}, and begins at {start} of the {totals[axis]} of all sets: its chunks do not meet "
+                    "theirs, which references alone cannot say. concat(..., lazy=True) joins pieces of them when they "
+                    "are read"
+                )
+            chunks[axis] = found
+        old, new = part.refs.tables[path].grid.counts, grid_of(doc, f"{path!r} of {part.name}").counts
+        changing.put_moved(variable, doc, partial(_moved, old=old, new=new, places=chunks))
     return changing.named()
 
 
-def _moved(numbers: Numbers, old: Sequence[int], new: Sequence[int], first: Sequence[int]) -> Moved:
-    """Return the numbers of chunks in a larger grid, in which the old one begins at ``first``."""
+def _moved(numbers: Numbers, old: Sequence[int], new: Sequence[int], places: Mapping[int, Placement]) -> Moved:
+    """Return the numbers of chunks in a larger grid, in which those of the old one lie at ``places``, by axis."""
     coords = np.unravel_index(numbers, old)
     found = np.zeros(len(numbers), np.int64)
-    for coord, count, start in zip(coords, new, first, strict=True):
-        found = found * count + coord + start
+    for axis, (coord, count) in enumerate(zip(coords, new, strict=True)):
+        found = found * count + (places[axis].places(coord) if axis in places else coord)
     return found, np.ones(len(numbers), np.bool_)
 
 
@@ -169,16 +240,15 @@ def _moved(numbers: Numbers, old: Sequence[int], new: Sequence[int], first: Sequ
 # What readers take for missing.
 
 
-def with_missing(parts: Sequence[Named], paths: set[str], *, lazy: bool = False) -> list[Named]:
+def with_missing(parts: Sequence[Named], paths: set[str]) -> list[Named]:
     """Return ``parts`` whose arrays ``paths`` have a fill value that readers take for missing values.
 
     Where an array has none, and all chunks of the sets exist, it gets one: that of ``missing_value``, or of floating
     point numbers NaN. ManifestError where there is none.
     """
     fills = {}
-    for path in paths:
-        having = [part for part in parts if path in part.variables]
-        fill = _fill(path, having, lazy=lazy)
+    for path in sorted(paths):
+        fill = _fill(path, parts)
         if fill is not None:
             fills[path] = fill
     if not fills:
@@ -190,8 +260,12 @@ def with_missing(parts: Sequence[Named], paths: set[str], *, lazy: bool = False)
     return found
 
 
-def _fill(path: str, parts: Sequence[Named], *, lazy: bool) -> Any:
-    """Return the fill value that an array is to have; None where it has one already."""
+def _fill(path: str, parts: Sequence[Named], *, lazy: bool = False) -> Any:
+    """Return the fill value that an array is to have; None where it has one already.
+
+    If ``lazy``, chunks of sets that have another one are recoded when they are read.
+    """
+    parts = [part for part in parts if path in part.variables]
     first = parts[0].variables[path]
     meta, dtype = first.meta, dtype_of(first.meta)
     fill, marked = meta.raw.get("fill_value"), first.attributes.get("_FillValue")
@@ -203,8 +277,8 @@ def _fill(path: str, parts: Sequence[Named], *, lazy: bool) -> Any:
         return None
     value = first.attributes.get("missing_value")
     wanted = value if isinstance(value, int | float) else "NaN" if dtype is not None and dtype.kind == "f" else None
-    if wanted is None or lazy or any(_has_gaps(part, path) for part in parts):
-        what = "and chunks that do not exist already" if wanted is not None and not lazy else "as missing values need"
+    if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
+        what = "and chunks that do not exist already" if wanted is not None else "as missing values need"
         raise ManifestError(
             f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value that stands for missing ones, {what}: its "
             "gaps would be read as numbers. Give it a _FillValue"
@@ -243,6 +317,7 @@ class Filled(msgspec.Struct, frozen=True):
 def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = False) -> list[Filled]:
     """Return ``parts`` with sets of nothing where values of the coordinate ``dim`` are missing, one every ``freq``.
 
+    If ``lazy``, nobody reads of these more than their coordinate.
     ManifestError where values are not at that distance from the first one, or where an array has no value that means
     "missing".
     """
@@ -258,7 +333,7 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = 
     if (np.diff(np.concatenate(places_of)) == 1).all():
         return [Filled(number, part) for number, part in enumerate(parts)]
     along = {path for part in parts for path, v in part.variables.items() if dim in v.dims and not v.is_coordinate}
-    parts = with_missing(parts, along, lazy=lazy)
+    parts = parts if lazy else with_missing(parts, along)
     found: list[Filled] = []
     at = 0  # the step that comes next
     total = sum(map(len, values))
@@ -284,19 +359,39 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = 
 
 def nothing(like: Named, dim: str, values: npt.NDArray[Any], name: str) -> Named:
     """Return a set without chunks that has the arrays along ``dim`` of another one, and ``values`` there."""
-    empty = Named(name, ReferenceSet(Texts.of([]), {}, {}), {})
-    changing = ChangedSet(empty)
+    changing = _without_chunks(like, dim, len(values), name)
     for path, variable in like.variables.items():
-        if dim not in variable.dims:
-            continue
-        attributes = like.refs.side.get(join(path, ".zattrs"))
-        if variable.is_coordinate:
-            changing.put_values(variable, values, attributes)
-        else:
-            shape = list(variable.meta.shape)
-            shape[variable.dims.index(dim)] = len(values)
-            changing.put(variable, {**variable.meta.raw, "shape": shape}, attributes)
+        if variable.is_coordinate and variable.dims == (dim,):
+            own = variable._replace(meta=with_type(variable.meta, values.dtype))
+            changing.put_values(own, values, like.refs.side.get(join(path, ".zattrs")))
     return changing.named()
+
+
+def gap_of(like: Named, dim: str, length: int, coordinate: Named) -> Named:
+    """Return a set without chunks that has another one's arrays along ``dim``, and the ``coordinate`` of a third."""
+    path = next((path for path, v in coordinate.variables.items() if v.is_coordinate and v.dims == (dim,)), None)
+    values = None if path is None else coordinate.values(path)
+    if values is not None:
+        return nothing(like, dim, values, coordinate.name)
+    changing = _without_chunks(like, dim, length, coordinate.name)
+    if path is not None:  # text: chunks are what they are
+        variable = coordinate.variables[path]
+        grid = changing.put(variable, variable.meta.raw, coordinate.refs.side.get(join(path, ".zattrs")))
+        changing.members |= {join(path, grid.tail(n)): data for n, data in coordinate.inline.get(path, {}).items()}
+        if len(coordinate.refs.tables[path]):
+            raise ManifestError(f"the values of {path!r} at {coordinate.name} are not known: other sets refer to them")
+    return changing.named()
+
+
+def _without_chunks(like: Named, dim: str, length: int, name: str) -> ChangedSet:
+    changing = ChangedSet(Named(name, ReferenceSet(Texts.of([]), {}, {}), {}))
+    for path, variable in like.variables.items():
+        if dim in variable.dims and not variable.is_coordinate:
+            shape = list(variable.meta.shape)
+            shape[variable.dims.index(dim)] = length
+            attributes = like.refs.side.get(join(path, ".zattrs"))
+            changing.put(variable, {**variable.meta.raw, "shape": shape}, attributes)
+    return changing
 
 
 class _Steps(msgspec.Struct, frozen=True):
@@ -359,6 +454,14 @@ class _Steps(msgspec.Struct, frozen=True):
                 f"first value, {self.first}"
             )
         return places
+
+    def all_of(self, values: npt.NDArray[Any], part: Named, dim: str) -> npt.NDArray[Any]:
+        """Return ``values``, the first of which is that of the steps, with those between them."""
+        last = int(self.places(values[-1:], part, dim)[0])
+        if not 0 <= last < MOST:
+            raise ManifestError(f"{dim!r} would have {last + 1:,} values, of {MOST:,} at most")
+        self.places(values, part, dim)
+        return self.values(np.arange(last + 1))
 
     def values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the values that many steps behind the first."""

@@ -157,13 +157,32 @@ class FileGrid(NamedTuple):
     def check_whole(self) -> None:
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
-            raise ManifestError(f"{self.holes_said()}: join='outer' takes what is not there for missing")
+            holes = self.holes
+            shown = "; ".join(map(self.said, holes[:3])) + (f" and {len(holes) - 3:,} others" if len(holes) > 3 else "")
+            raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
 
-    def holes_said(self) -> str:
-        """Return which files are missing, as an error says it."""
-        holes = [_said(self.dims, [self.places[d][i] for d, i in zip(self.dims, at, strict=True)]) for at in self.holes]
-        shown = "; ".join(holes[:3]) + (f" and {len(holes) - 3:,} others" if len(holes) > 3 else "")
-        return f"there is no file of {shown}"
+    def said(self, at: Sequence[int]) -> str:
+        """Return a place, or the first dimensions of several, as an error says it."""
+        dims = self.dims[: len(at)]
+        return _said(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
+
+    def without_empty(self) -> FileGrid:
+        """Return the grid without places along a dimension at which there is no file at all."""
+        numbers = [sorted({at[axis] for at in self.files}) for axis in range(len(self.dims))]
+        places = {dim: [self.places[dim][n] for n in some] for dim, some in zip(self.dims, numbers, strict=True)}
+        moved = [{number: now for now, number in enumerate(some)} for some in numbers]
+        files = {tuple(m[n] for m, n in zip(moved, at, strict=True)): url for at, url in self.files.items()}
+        return FileGrid(self.dims, places, files)
+
+    def is_of_times(self, dim: str) -> bool:
+        return isinstance(self.places[dim][0], datetime)
+
+    def coordinate(self, dim: str, number: int, like: Named, name: str) -> Named:
+        """Return a set of nothing but one value of a coordinate that is made, in the version of another set."""
+        empty = ChangedSet(Named(name, ReferenceSet(like.refs.urls, {}, {}), {}))
+        version = next(variable.meta.zarr_format for variable in like.variables.values())
+        _put_coordinate(empty, dim, _coordinate(self.places[dim]), number, version)
+        return empty.named()
 
 
 def _order(place: Place) -> Any:
@@ -319,12 +338,16 @@ def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _C
     paths = [path for path, variable in part.variables.items() if is_meant(variable)]
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)
     changed = _with_axis(part, dim, paths)
+    _put_coordinate(changed, dim, coordinate, number, version)
+    return _named(changed)
+
+
+def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, number: int, version: int) -> None:
     own = ArrayDescription(dim, (1,), (1,), coordinate.values.dtype, "C", None, [dim], coordinate.attributes)
     changed.members |= {join(dim, name): doc for name, doc in own.metadata(version)}
     grid = own.grid(version)
     changed.tables[dim] = ChunkTable.from_parts(grid, [])
     changed.members[join(dim, grid.tail(0))] = coordinate.values[number : number + 1].tobytes()
-    return _named(changed)
 
 
 def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> ChangedSet:
@@ -370,9 +393,8 @@ def _hole(grid: FileGrid, parts: Mapping[tuple[int, ...], Named], at: tuple[int,
     for axis, dim in enumerate(grid.dims):
         beside[dim] = next(part for other, part in parts.items() if other[axis] == at[axis])
     some = next(iter(beside.values()))
-    place = _said(grid.dims, [grid.places[dim][i] for dim, i in zip(grid.dims, at, strict=True)])
     hole = ChangedSet(
-        Named(f"what is missing at {place}", ReferenceSet(some.refs.urls, {}, {}, pins=some.refs.pins), {})
+        Named(f"what is missing at {grid.said(at)}", ReferenceSet(some.refs.urls, {}, {}, pins=some.refs.pins), {})
     )
     for path, variable in some.variables.items():
         of = next((dim for dim in grid.dims if variable.dims == (dim,) and variable.is_coordinate), None)

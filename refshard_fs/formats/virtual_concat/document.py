@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -15,6 +16,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
+from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace, View, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin, together
@@ -23,6 +25,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
 from refshard_fs.formats.virtual_concat.cf_times import calendar_of, is_time
 from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
+from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.values import METADATA, from_base64
 
 DEEPEST: Final = 8  # documents within documents
@@ -33,13 +36,15 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
     In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap:
-    nothing is there, along that length.
+    nothing is there, along that length. ``places`` say, by dimension, where its elements lie along others of which it
+    has not all.
     """
 
     url: str
     length: int
     values: bytes | None = None
     document: ConcatDocument | None = None
+    places: dict[str, Placement] = {}
 
     @property
     def is_gap(self) -> bool:
@@ -63,6 +68,8 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, dict[str, Any]] = {}
     bounds: dict[str, str] = {}
     stacked: list[str] = []
+    unions: dict[str, dict[str, int]] = {}
+    held: dict[str, str] = {}
 
 
 class ConcatDocument(msgspec.Struct, frozen=True):
@@ -73,7 +80,9 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     chunks of an array that a part lacks do not exist. ``metadata`` are documents (by key) that are shown in place
     of the first part's: of arrays that are shown otherwise than that part stores them. Arrays in ``bounds`` have the
     units of another one, by path, in each part. Arrays that are ``stacked`` lack the dimension in the parts, each of
-    which has one place along it: it is their first one here.
+    which has one place along it: it is their first one here. Of dimensions in ``unions`` parts may have some elements
+    only, of arrays that have them as the axis that is given there by path; arrays that are ``held`` are one chunk
+    without codecs, which the document has: the coordinates of such dimensions.
     """
 
     dim: str
@@ -85,12 +94,20 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     metadata: dict[str, dict[str, Any]] = {}
     bounds: dict[str, str] = {}
     stacked: tuple[str, ...] = ()
+    unions: dict[str, dict[str, int]] = {}
+    held: dict[str, bytes] = {}
+
+    @property
+    def first(self) -> int:
+        """The number of the part that gives all that is not joined: the first one that is no gap."""
+        return next(number for number, part in enumerate(self.parts) if not part.is_gap)
 
     @property
     def zarr_format(self) -> int | None:
         """The version of zarr's metadata that it was made of; None if nothing in it tells."""
         names = {parent(key)[1] for key in self.metadata}
-        return 3 if "zarr.json" in names else 2 if names else None
+        within = {part.document.zarr_format for part in self.parts if part.document is not None}
+        return 3 if "zarr.json" in names or 3 in within else 2 if names or 2 in within else None
 
     @property
     def count(self) -> int:
@@ -117,7 +134,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             raise ValueError(f"documents lie in documents, more than {DEEPEST} deep")
         given = msgspec.convert(decoded, _Members)
         parts = tuple(_part(entry, given, where, depth) for entry in given.sets)
-        if given.refshard != NAME or not parts or parts[0].is_gap:
+        if given.refshard != NAME or all(part.is_gap for part in parts):
             raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
         if any(axis < 0 for axis in given.axes.values()):
             raise ManifestError(f"{where}: an axis is less than 0")
@@ -135,8 +152,12 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         stacked = tuple(given.stacked)
         if any(given.axes.get(path) != 0 for path in stacked) or (stacked and any(part.length != 1 for part in parts)):
             raise ManifestError(f"{where}: what is stacked is not in axes, with axis 0, or a set is longer than 1")
+        strange = next((d for part in parts for d in part.places if d not in given.unions or d == given.dim), None)
+        if strange is not None or any(axis < 0 for union in given.unions.values() for axis in union.values()):
+            raise ManifestError(f"{where}: its unions have no dimension {strange!r}, or an axis that is less than 0")
+        held = {path: from_base64(data) for path, data in given.held.items()}
         found = cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata)
-        return msgspec.structs.replace(found, bounds=given.bounds, stacked=stacked)
+        return msgspec.structs.replace(found, bounds=given.bounds, stacked=stacked, unions=given.unions, held=held)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -158,6 +179,10 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             head["bounds"] = self.bounds
         if self.stacked:
             head["stacked"] = self.stacked
+        if self.unions:
+            head["unions"] = self.unions
+        if self.held:
+            head["held"] = {path: "base64:" + base64.b64encode(data).decode() for path, data in self.held.items()}
         return head
 
     def with_parts(self, more: Sequence[Part]) -> ConcatDocument:
@@ -171,6 +196,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             line[0] = {**within._head(), "sets": [within._line(each, respell) for each in within.parts]}
         if self.coordinate is not None and part.values is not None:
             line.append("base64:" + base64.b64encode(part.values).decode())
+        if part.places:
+            line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in part.places.items()}]
         return line
 
 
@@ -181,36 +208,31 @@ def with_marker_first(document: Mapping[str, Any]) -> bytes:
 
 def _part(entry: Any, given: _Members, where: str, depth: int) -> Part:
     document: ConcatDocument | None = None
-    length: int | None = None
-    values: str | None = None
+    of, length, values, places = (
+        [*entry, None, None, None, None][:4] if isinstance(entry, list) else (entry, *[None] * 3)
+    )
     match entry:
-        case str(url) | [str(url)]:
+        case str() | [str()] | [str(), int()] | [str(), int(), str()] | [str(), int(), str() | None, {}]:
             pass
-        case [str(url), int(length)]:
-            pass
-        case [str(url), int(length), str(values)]:
-            pass
-        case [None, int(length), *rest]:
-            url, values = "", rest[0] if len(rest) == 1 and isinstance(rest[0], str) else None
-            if rest and values is None:
-                raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
-        case [{}, int(length), *rest]:
-            url, document = "", ConcatDocument.of(entry[0], where, depth + 1)
-            values = rest[0] if rest and isinstance(rest[0], str) else None
+        case [None, int()] | [None, int(), str()]:
+            of = ""
+        case [None, *_]:
+            raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
+        case [{}, int()] | [{}, int(), str()] | [{}, int(), str() | None, {}]:
+            of, document = "", ConcatDocument.of(of, where, depth + 1)
         case _:
             raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]")
-    if length is None:
-        length = given.length
+    length = given.length if length is None else length
     if isinstance(length, bool) or length is None or length < 1:
-        raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
+        raise ValueError(f"the set {of!r} has no length along {given.dim!r}: give [url, length], or a length for all")
     if given.coordinate is not None and values is None:
-        raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
-    if values is None:
-        return Part(url, length, None, document)
+        raise ValueError(f"the set {of!r} lacks the values of the coordinate {given.coordinate!r}")
+    runs = msgspec.convert(places or {}, dict[str, tuple[tuple[int, int], ...]])
     try:
-        return Part(url, length, from_base64(values), document)
+        data = None if values is None else from_base64(values)
     except ValueError as e:
-        raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
+        raise ValueError(f"the coordinate of the set {of!r}: {e}") from e
+    return Part(of, length, data, document, {dim: Placement(some) for dim, some in runs.items()})
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -334,12 +356,25 @@ class Nothing(KeySpace):
 
 
 class Overlaid(View):
-    """The keys of a part, ``metadata`` (by key) in place of its own."""
+    """The keys of a part, ``metadata`` (by key) in place of its own, and arrays ``held`` (by path) with their bytes."""
 
-    def __init__(self, base: KeySpace, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, base: KeySpace, metadata: Mapping[str, Any], held: Mapping[str, bytes], where: str) -> None:
         super().__init__(base)
         self._metadata = metadata
         self._inline = {key: Inline(zarrmeta.dumps(doc)) for key, doc in metadata.items()}
+        self._held = held
+        for path, data in held.items():
+            docs = [metadata[key] for key in (join(path, "zarr.json"), join(path, ".zarray")) if key in metadata]
+            meta = zarrmeta.array_meta(docs[0], f"{path!r} of {where}") if docs else None
+            if meta is None or meta.grid is None or meta.grid.size != 1:
+                raise ManifestError(
+                    f"{where}: it holds {path!r}, which its metadata do not show as an array of one chunk"
+                )
+            if len(data) != math.prod(meta.chunks or ()) * (itemsize_of(meta) or 0):
+                raise ManifestError(
+                    f"{where}: it holds {len(data)} bytes of {path!r}, which has the shape {meta.shape}"
+                )
+            self._inline[join(path, meta.grid.tail(0))] = Inline(data)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         found = self._inline.get(key)
@@ -347,7 +382,11 @@ class Overlaid(View):
             return found
         if key == zarrmeta.CONSOLIDATED or key == "zarr.json":
             return (yield from self._consolidated(key))
-        return (yield from self.base.lookup(key))
+        return None if self._is_hidden(key) else (yield from self.base.lookup(key))
+
+    def _is_hidden(self, key: str) -> bool:
+        """Whether a key of the part is a chunk of an array that is held, or a directory of such."""
+        return any(key.startswith(path + "/") for path in self._held) and not zarrmeta.is_metadata(key)
 
     def _consolidated(self, key: str) -> Steps[Entry | None]:
         """Return the root's document: what it tells of all arrays is what is shown of them."""
@@ -365,8 +404,8 @@ class Overlaid(View):
         return (yield from self.base.lookup(key))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        names = yield from self.base.children(prefix)
-        found = {listed.name: listed for listed in names or ()}
+        names = None if self._is_hidden(prefix) else (yield from self.base.children(prefix))
+        found = {listed.name: listed for listed in names or () if not self._is_hidden(join(prefix, listed.name))}
         for key, entry in self._inline.items():
             directory, name = parent(key)
             if directory == prefix:

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
@@ -40,6 +41,7 @@ from refshard_fs.formats.virtual_concat.document import (
 from refshard_fs.formats.virtual_concat.recoding import Recoding
 from refshard_fs.formats.virtual_concat.recutting import (
     PIECES,
+    Placement,
     Recut,
     Source,
     check_pieces,
@@ -132,7 +134,8 @@ class ConcatKeySpace(KeySpace):
         resolve: Callable[[str], str],
         keep: int,
     ) -> None:
-        self.first: KeySpace = Overlaid(first, document.metadata) if document.metadata else first
+        is_shown_otherwise = document.metadata or document.held
+        self.first = Overlaid(first, document.metadata, document.held, where) if is_shown_otherwise else first
         self.attribute_dtypes = first.attribute_dtypes
         self.unlimited_dimensions = first.unlimited_dimensions
         self.document = document
@@ -146,12 +149,15 @@ class ConcatKeySpace(KeySpace):
         self._values = b"".join(part.values or b"" for part in document.parts)  # of the coordinate
         self._open_part = open_part
         self._keep = max(keep, 1)
+        self._first = document.first
         self._stored_first = first
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
         # Of arrays that have been seen to fit the first part's, by part and array: how its chunks become that one's
         # (None: they are such), or those of an array that is recut.
         self._recodings: dict[tuple[int, str], Recoding | None] = {}
         self._sources: dict[tuple[int, str], Source] = {}
+        # Where chunks lie along axes of which a part has not all, by part and array.
+        self._places: dict[tuple[int, str], dict[int, Placement]] = {}
         # By array: length, documents and units of the last part whose chunks are such. Others that say the same fit,
         # too.
         self._plain: dict[str, tuple[Any, ...]] = {}
@@ -190,8 +196,11 @@ class ConcatKeySpace(KeySpace):
             return Inline(self._values)
         if array.recut is not None:
             return (yield from self._joined(path, array, array.recut, coords))
-        number, local = array.locate(coords)
+        number, placed = array.locate(coords)
         part = yield from self._part(number, path, array)
+        local = self._stored_at(number, path, placed)
+        if local is None:
+            return None
         found = yield from part.lookup(join(path, grid.encoding.encode(local)))
         recoding = self._recodings.get((number, path))
         return found if recoding is None else recoding.entry(found)
@@ -210,7 +219,8 @@ class ConcatKeySpace(KeySpace):
                 source = self._sources.get((number, path))
                 if source is not None:  # else the part has no such array
                     last = number == len(starts) - 2
-                    pieces = wanted(recut, coords, starts[number], array.axis, source.meta, is_last=last)
+                    places = self._places[number, path]
+                    pieces = wanted(recut, coords, starts[number], array.axis, source.meta, places, is_last=last)
                     flat += [(part, source, w) for w in pieces]
             check_pieces([source.meta for _, source, _ in flat])
         except ValueError as e:
@@ -230,13 +240,13 @@ class ConcatKeySpace(KeySpace):
 
     def _part(self, number: int, path: str, array: ConcatArray) -> Steps[KeySpace]:
         """Return a part, whose array ``path`` has been seen to fit the first part's."""
-        part = self._stored_first if number == 0 else self._parts.get(number)
+        part = self._stored_first if number == self._first else self._parts.get(number)
         if part is None:
             part = self._parts[number] = yield from self._open_part(number)
             with suppress(KeyError):  # other threads do the same
                 while len(self._parts) > self._keep:
                     self._parts.popitem(last=False)
-        elif number:
+        elif number != self._first:
             with suppress(KeyError):
                 self._parts.move_to_end(number)
         if (number, path) not in self._recodings:
@@ -248,13 +258,15 @@ class ConcatKeySpace(KeySpace):
         where = f"the set {self.document.parts[number].name!r} of {self.where}"
         first = array.meta
         assert first is not None, "an array that is not along the dimension has no parts"
+        places = self._placements(number, path, first, where)
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         data = yield from part.read(join(path, name))
         attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         lead = self.document.bounds.get(path)
         units = {} if lead is None else (yield from self._units(part, lead, first.zarr_format, where))
-        spelled = self.document.parts[number].length, data, attributes, units
+        spelled = self.document.parts[number].length, data, attributes, units, self.document.parts[number].places
         if data is not None and self._plain.get(path) == spelled:
+            self._places[number, path] = self._chunk_places(places, path, first, where)
             return None
         doc = _parsed(data, join(path, name), where)
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
@@ -264,6 +276,8 @@ class ConcatKeySpace(KeySpace):
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
         expected = list(first.shape)
         expected[array.axis] = self.document.parts[number].length
+        for axis, placement in places.items():
+            expected[axis] = placement.length
         recut = array.recut
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
@@ -274,7 +288,9 @@ class ConcatKeySpace(KeySpace):
             shown = yield from self._units(self.first, lead, first.zarr_format, "the first set")
             mine = mine._replace(attributes={**shown, **mine.attributes})
             theirs = theirs._replace(attributes={**units, **theirs.attributes})
+        self._places[number, path] = places
         if recut is None:
+            self._places[number, path] = self._chunk_places(places, path, first, where)
             found = recoding_of(path, mine, theirs)
             if found is None:
                 self._plain[path] = spelled
@@ -283,6 +299,45 @@ class ConcatKeySpace(KeySpace):
         recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
         self._sources[number, path] = Source.of(meta, recut, recoding, f"{path!r} of {where}")
         return recoding
+
+    def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
+        """Return where a part's elements lie along axes of an array of which it has some only."""
+        found: dict[int, Placement] = {}
+        for dim, placement in self.document.parts[number].places.items():
+            axis = self.document.unions[dim].get(path)
+            if axis is None:
+                continue
+            try:
+                if axis >= len(first.shape) or axis == self.document.axes[path]:
+                    raise ValueError(f"{dim!r} is no other axis of it, {axis}")
+                placement.check(first.shape[axis])
+            except ValueError as e:
+                raise ManifestError(f"{path!r} of {where}: {e}") from e
+            found[axis] = placement
+        return found
+
+    def _chunk_places(
+        self, places: Mapping[int, Placement], path: str, first: ArrayMeta, where: str
+    ) -> dict[int, Placement]:
+        """Return where chunks lie whose elements lie at ``places``; ManifestError where they do not meet."""
+        found: dict[int, Placement] = {}
+        for axis, placement in places.items():
+            chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])
+            if chunks is None:
+                raise ManifestError(f"{path!r} of {where} lies at {placement.runs} of axis {axis}, within chunks")
+            found[axis] = chunks
+        return found
+
+    def _stored_at(self, number: int, path: str, leading: Sequence[int]) -> list[int] | None:
+        """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
+        found = list(leading)
+        for axis, placement in self._places.get((number, path), {}).items():
+            if axis < len(found):
+                element = placement.element(found[axis])
+                if element is None:
+                    return None
+                found[axis] = element
+        return found
 
     def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
         """Return the attributes of an array that say the units of its values, and those of its bounds."""
@@ -324,14 +379,11 @@ class ConcatKeySpace(KeySpace):
         if path == self.document.coordinate:
             return [Listed("0", len(self._values))]
         if len(leading) <= array.axis:
-            directory = join(path, grid.directory_of(leading))
-            return (yield from self._in_all_parts(path, array, grid, directory, len(leading))) or None
+            return (yield from self._in_all_parts(path, array, grid, leading)) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
             return None
-        number, local = array.locate(leading)
-        part = yield from self._part(number, path, array)
-        found = yield from part.children(join(path, grid.directory_of(local)))
-        return found if found is None or self._recodings.get((number, path)) is None else _unsized(found)
+        number, _ = array.locate(leading)
+        return (yield from self._listing(number, path, array, grid, leading)) or None
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self.first.is_directory(prefix)):
@@ -350,7 +402,7 @@ class ConcatKeySpace(KeySpace):
         elif array.recut is not None:
             chunks = self._all_chunks(path, grid, array.recut, "")
         elif not chunks:
-            chunks = yield from self._in_all_parts(path, array, grid, path, 0)
+            chunks = yield from self._in_all_parts(path, array, grid, None)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _all_chunks(self, path: str, grid: ChunkGrid, recut: Recut, directory: str) -> list[Listed]:
@@ -365,30 +417,40 @@ class ConcatKeySpace(KeySpace):
         return sorted(listed, key=by_name)
 
     def _in_all_parts(
-        self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str, depth: int
+        self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """Return the chunks, and directories of them, that all parts have in ``directory``, by their names here.
+        """Return the chunks, and directories of them, that begin with ``leading`` in all parts.
 
-        ``depth`` is how many coordinates its chunks have in common.
+        Without that, what lies in the array's own directory.
         """
         found: dict[str, Listed] = {}
         numbers = range(len(self.document.parts))
         for first in range(0, len(numbers), TOGETHER):
             some = numbers[first : first + TOGETHER]
-            listings = yield from together([self._listing(number, path, array, directory) for number in some])
-            for number, listing in zip(some, listings, strict=True):
-                for listed in listing:
-                    name = _name_here(array, grid, listed.name, array.starts[number], depth)
-                    if name is not None:
-                        found[name] = msgspec.structs.replace(listed, name=name)
+            listings = yield from together([self._listing(number, path, array, grid, leading) for number in some])
+            found |= {listed.name: listed for listing in listings for listed in listing}
             if len(found) > LISTED:
+                directory = path if leading is None else join(path, grid.directory_of(leading))
                 raise NotListable(f"{directory!r} of {self.where} has more than {LISTED} names: too many to list")
         return sorted(found.values(), key=by_name)
 
-    def _listing(self, number: int, path: str, array: ConcatArray, directory: str) -> Steps[Sequence[Listed]]:
+    def _listing(
+        self, number: int, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
+    ) -> Steps[list[Listed]]:
+        """Return what a part has in the directory of chunks that begin with ``leading``, by the names here."""
         part = yield from self._part(number, path, array)
+        start, depth, directory = array.starts[number], 0, path
+        if leading is not None:
+            depth = len(leading)
+            local = self._stored_at(number, path, array.moved(leading, -start) if depth > array.axis else leading)
+            if local is None:
+                return []
+            directory = join(path, grid.directory_of(local))
         found = (yield from part.children(directory)) or ()
-        return found if self._recodings.get((number, path)) is None else _unsized(found)
+        places = self._places.get((number, path), {})
+        here = [(_name_here(array, grid, listed.name, start, depth, places), listed) for listed in found]
+        named = [msgspec.structs.replace(listed, name=name) for name, listed in here if name is not None]
+        return named if self._recodings.get((number, path)) is None else _unsized(named)
 
 
 def _unsized(found: Sequence[Listed]) -> list[Listed]:
@@ -396,16 +458,27 @@ def _unsized(found: Sequence[Listed]) -> list[Listed]:
     return [listed if listed.is_directory else msgspec.structs.replace(listed, size=None) for listed in found]
 
 
-def _name_here(array: ConcatArray, grid: ChunkGrid, name: str, start: int, depth: int) -> str | None:
+def _name_here(
+    array: ConcatArray, grid: ChunkGrid, name: str, start: int, depth: int, places: Mapping[int, Placement]
+) -> str | None:
     """Return the name here of what a part has in a directory at ``depth``, its chunks beginning at ``start``."""
     if grid.encoding.separator == ".":
         coords = grid.encoding.decode(name, len(grid.counts))
-        return None if coords is None else grid.encoding.encode(array.moved(coords, start))
+        placed = [_placed(places, axis, c) for axis, c in enumerate(array.moved(coords, start))] if coords else [None]
+        known = [at for at in placed if at is not None]
+        return grid.encoding.encode(known) if len(known) == len(placed) else None
     if grid.encoding.name == "default" and name == "c":
         return name
-    if not is_number(name):
-        return None
-    return str(int(name) + start) if depth == array.axis else name
+    at = _placed(places, depth, int(name)) if is_number(name) else None
+    return None if at is None else str(at + (start if depth == array.axis else 0))
+
+
+def _placed(places: Mapping[int, Placement], axis: int, number: int) -> int | None:
+    """Return where a part's chunk lies along an axis; None where it has none of that number."""
+    placement = places.get(axis)
+    if placement is None:
+        return number
+    return int(placement.places(np.array([number]))[0]) if number < placement.length else None
 
 
 def _described(aside: bytes | None, path: str, meta: ArrayMeta, where: str) -> Described:
@@ -448,7 +521,8 @@ def _opened(
 
     def open_part(number: int) -> Steps[KeySpace]:
         part = yield from open_plain(document.parts[number])
-        return Stacked(part, document.stacked, document.dim) if document.stacked else part
+        is_stacked = document.stacked and not document.parts[number].is_gap
+        return Stacked(part, document.stacked, document.dim) if is_stacked else part
 
     def open_plain(part: Part) -> Steps[KeySpace]:
         if part.document is not None:
@@ -461,7 +535,7 @@ def _opened(
         origin = server_of(url)
         return PartView((yield from of_part(open_other(url, theirs), origin)), origin)
 
-    first = yield from open_part(0)
+    first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
     yield from space.register_arrays()
     return space

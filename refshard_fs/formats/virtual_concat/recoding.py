@@ -21,11 +21,13 @@ from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import check_chunk, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
+from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
 
 # Make objects, as many as four bytes say, and no numbers.
+_NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
 
 
@@ -89,6 +91,11 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
                 codecs.append(_codec({"id": name}))
             case {"name": "blosc"}:
                 codecs.append(_codec({"id": "blosc"}))
+            case {"name": str(name), "configuration": dict(members)} if order and name in _NUMCODECS:
+                try:
+                    codecs.append(_codec({**members, "id": name.removeprefix("numcodecs.")}))
+                except (ValueError, TypeError, KeyError):
+                    return None
             case _:
                 return None
     return list(reversed(codecs)), order
@@ -219,7 +226,10 @@ class Recoding(msgspec.Struct, frozen=True):
                 out[missing] = np.nan
             else:
                 raise ValueError(f"{self.where}: values are missing, and {mine.dtype} has none that stands for these")
-        if (mine.is_missing(out) & ~missing).any():
+        is_mistaken = mine.is_missing(out) & ~missing
+        if mine.dtype.kind == "f" and is_mistaken.any():
+            is_mistaken &= ~np.isnan(out)  # no number, whatever it stands for
+        if is_mistaken.any():
             raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, which stands for missing ones")
         return out
 

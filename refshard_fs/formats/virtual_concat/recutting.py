@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -96,6 +98,72 @@ class Recut(NamedTuple):
         return np.asarray(fill_of(self.meta, self.dtype), self.dtype)
 
 
+class Placement(msgspec.Struct, frozen=True, dict=True):
+    """Where a part's elements lie along a dimension of which it has some only: runs, in the part's order.
+
+    Each is the place of its first element, and its length.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, places: npt.NDArray[np.int64]) -> Placement:
+        """Return where elements lie, given the place of each."""
+        starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
+        return cls(tuple((int(places[a]), b - a) for a, b in itertools.pairwise(starts) if b > a))
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Which of the part's elements is the first of each run, and how many there are."""
+        return list(accumulate((length for _, length in self.runs), initial=0))
+
+    @property
+    def length(self) -> int:
+        return self.starts[-1]
+
+    @cached_property
+    def _ascending(self) -> list[tuple[int, int, int]]:
+        """All runs by their place: that, the first element, and the length."""
+        return sorted((at, start, length) for (at, length), start in zip(self.runs, self.starts, strict=False))
+
+    def within(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the runs that lie in the places ``[begin, stop)``, as far as they do: place, element and length."""
+        first = max(bisect_right(self._ascending, (begin, stop, 0)) - 1, 0)
+        for at, start, length in itertools.islice(self._ascending, first, None):
+            low, high = max(at, begin), min(at + length, stop)
+            if at >= stop:
+                return
+            if low < high:
+                yield low, start + low - at, high - low
+
+    def element(self, place: int) -> int | None:
+        """Return the number of the element at a place; None if the part has none there."""
+        return next((start for _, start, _ in self.within(place, place + 1)), None)
+
+    def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where elements lie."""
+        run = np.searchsorted(self.starts, elements, side="right") - 1
+        return np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
+
+    def in_chunks(self, size: int, total: int) -> Placement | None:
+        """Return the same of chunks of a length, of an array that is ``total`` long; None where they do not meet."""
+        runs: list[tuple[int, int]] = []
+        for (at, length), start in zip(self.runs, self.starts, strict=False):
+            is_end = at + length == total and start + length == self.length
+            if size < 1 or at % size or start % size or (length % size and not is_end):
+                return None
+            runs.append((at // size, -(-length // size)))
+        return Placement(tuple(runs))
+
+    def check(self, total: int) -> None:
+        """Raise ValueError unless the runs lie apart from each other, in ``total`` places."""
+        ends = [at + length for at, _, length in self._ascending]
+        begins = [at for at, _, _ in self._ascending]
+        apart = all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
+        if not apart or not begins or begins[0] < 0 or min(length for _, length in self.runs) < 1 or ends[-1] > total:
+            raise ValueError(f"{list(self.runs)!r:.100} are no places, in pieces, of {total:,}")
+
+
 class Wanted(NamedTuple):
     """A piece that is wanted: the coordinates of its chunk, the elements of that, and where they go."""
 
@@ -105,28 +173,42 @@ class Wanted(NamedTuple):
 
 
 def wanted(
-    recut: Recut, coords: Sequence[int], start: int, axis: int, part: ArrayMeta, *, is_last: bool
+    recut: Recut,
+    coords: Sequence[int],
+    start: int,
+    axis: int,
+    part: ArrayMeta,
+    placements: Mapping[int, Placement] = {},
+    *,
+    is_last: bool,
 ) -> list[Wanted]:
     """Return the pieces of a part, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
 
-    Where the array ends with the part, what is behind the end in the part's chunks is taken with them. ValueError
-    where that are too many.
+    ``placements`` say, by axis, where elements of a part lie that has some only. Where the array ends with the part,
+    what is behind the end in the part's chunks is taken with them. ValueError where that are too many.
     """
-    bounds: list[tuple[int, int, int, int]] = []  # along each dimension: where the chunk begins, low, high, theirs
+    bounds: list[tuple[int, list[tuple[int, int, int]]]] = []  # along each dimension: theirs; runs: place, low, high
     sizes = part.chunks or ()
     for k, (coord, size, theirs, extent) in enumerate(zip(coords, recut.chunks, sizes, part.shape, strict=True)):
         first = coord * size - (start if k == axis else 0)
-        end = extent if k == axis and not is_last else -(-extent // theirs) * theirs
-        bounds.append((first, max(first, 0), min(first + size, end), theirs))
-    count = math.prod(-(-high // theirs) - low // theirs for _, low, high, theirs in bounds)
+        if k in placements:
+            runs = [(at - first, low, low + n) for at, low, n in placements[k].within(first, first + size)]
+        else:
+            end = extent if k == axis and not is_last else -(-extent // theirs) * theirs
+            low, high = max(first, 0), min(first + size, end)
+            runs = [(low - first, low, high)] if low < high else []
+        bounds.append((theirs, runs))
+    count = math.prod(sum(-(-high // theirs) - low // theirs for _, low, high in runs) for theirs, runs in bounds)
     if count > PIECES:
         raise ValueError(f"a chunk takes pieces of {count:,} others, and at most of {PIECES:,}: choose smaller chunks")
     along = []
-    for first, low, high, theirs in bounds:
+    for theirs, runs in bounds:
         found = []
-        for number in range(low // theirs, -(-high // theirs)):
-            begin, stop = max(low, number * theirs), min(high, (number + 1) * theirs)
-            found.append((number, (begin - number * theirs, stop - number * theirs), (begin - first, stop - first)))
+        for place, low, high in runs:
+            for number in range(low // theirs, -(-high // theirs)):
+                begin, stop = max(low, number * theirs), min(high, (number + 1) * theirs)
+                shift = place - low
+                found.append((number, (begin - number * theirs, stop - number * theirs), (begin + shift, stop + shift)))
         along.append(found)
     return [Wanted(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
 
