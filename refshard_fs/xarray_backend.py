@@ -20,6 +20,7 @@ from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from xarray.backends.zarr import ZarrStore
 
+from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.keys import join
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
@@ -177,6 +178,10 @@ class _TypedStore(ZarrStore):
     def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
         """Give ``attributes``, of the group or of a member, the dtypes that they have in the file."""
         if self._filesystem is not None:
+            single = attributes.pop(PACKING_TYPE, None) == "float32"
+            for attribute in PACKING if single else ():
+                if isinstance(attributes.get(attribute), float | int):
+                    attributes[attribute] = np.float32(attributes[attribute])
             path = join(self.zarr_group.path, name)
             for attribute, dtype in self._filesystem.attribute_dtypes.get(path, {}).items():
                 if attribute in attributes:

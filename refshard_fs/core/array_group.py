@@ -31,6 +31,7 @@ _SHOWN: Final = 100  # characters of a path that is too long
 _TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
+PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets: that dtype, which JSON does not tell
 PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: large enough for one request
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import PACKING_TYPE
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
@@ -183,6 +184,13 @@ class _Concatenation:
         attributes = join(variable.path, ".zattrs")
         if attributes in self.sets[0].refs.side:
             self.side[attributes] = self.sets[0].refs.side[attributes]
+        mine = variable.attributes.get(PACKING_TYPE)
+        if mine is not None and any(p.variables[variable.path].attributes.get(PACKING_TYPE) != mine for p in self.sets):
+            others = {name: value for name, value in variable.attributes.items() if name != PACKING_TYPE}
+            if variable.meta.zarr_format == 2:
+                self.side[attributes] = others
+            else:
+                self.side[variable.key] = {**doc, "attributes": others}
         return grid
 
     def _part(self, path: str, number: int) -> Part:

@@ -34,7 +34,7 @@ from refshard_fs.sets.scanning import (
     spread,
     with_coordinates,
 )
-from refshard_fs.sets.variables import Named, VariableReader
+from refshard_fs.sets.variables import Named, VariableReader, with_packing_types
 
 OnError = Literal["raise", "skip"]  # what is done where a set cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
@@ -106,7 +106,7 @@ def read_sets(
     def read(number: int) -> Named | None:
         try:
             fs = opened(sets[number], options)
-            refs = fs._collect()
+            refs = with_packing_types(fs._collect(), fs.attribute_dtypes, str(fs))
             adopted.append(fs._session.adopt(refs.urls))
             part = named(number, refs)
             part = fs._session.run("", lambda: with_coordinates(part))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.dtypes import dtype_of, fill_of, plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
@@ -180,6 +181,32 @@ def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
     name = dtype.name if meta.zarr_format == 3 else dtype.newbyteorder("<").str
     field = "data_type" if meta.zarr_format == 3 else "dtype"
     return msgspec.structs.replace(meta, dtype=name, raw={**meta.raw, field: name})
+
+
+def with_packing_types(refs: ReferenceSet, dtypes: Mapping[str, Mapping[str, str]], where: str) -> ReferenceSet:
+    """Return the set whose arrays are packed by 32-bit numbers where ``dtypes`` (by path and attribute) say so.
+
+    That is an attribute: xarray decodes by the type of scale_factor and add_offset, and JSON has one kind of numbers.
+    """
+    changed: dict[str, Value] = {}
+    for path, own in dtypes.items():
+        if {np.dtype(own[name]).newbyteorder("=") for name in PACKING if name in own} != {np.dtype("f4")}:
+            continue
+        for name in ("zarr.json", ".zattrs"):
+            value = refs.side.get(join(path, name))
+            if value is None or type(value) is Row:
+                continue
+            doc = object_in(value, f"{join(path, name)!r} of {where}")
+            if name == ".zattrs":
+                doc = {**doc, PACKING_TYPE: "float32"}
+            elif doc.get("node_type") == "array":
+                doc = {**doc, "attributes": {**(doc.get("attributes") or {}), PACKING_TYPE: "float32"}}
+            else:
+                continue
+            changed[join(path, name)] = zarrmeta.dumps(doc).decode()
+    if not changed:
+        return refs
+    return msgspec.structs.replace(refs, members={**dict(refs.side.items()), **changed})
 
 
 # ----------------------------------------------------------------------------------------------------

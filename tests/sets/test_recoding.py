@@ -16,6 +16,7 @@ from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.virtual_concat.recoding import recoding
 from refshard_fs.formats.virtual_concat.recutting import check_recut
 from tests.memory import taking
+from tests.sets.test_concatenating import VERSIONS
 
 xr = pytest.importorskip("xarray")
 netCDF4 = pytest.importorskip("netCDF4")
@@ -140,6 +141,28 @@ def test_numbers_are_decoded_to_the_type_that_xarray_reads(tmp_path: Path, scale
         found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=True), engine=RefShardBackend).load()
     assert found["v"].dtype == expected["v"].dtype == np.dtype(scales[0])
     np.testing.assert_array_equal(found["v"].values, expected["v"].values)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("types", [("f4", "f4"), ("f8", "f8"), ("f4", "f8"), ("f8", "f4")])
+def test_sets_of_references_say_of_which_type_packing_is(tmp_path: Path, types: tuple[str, str], version: int) -> None:
+    files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
+    for file, dtype in zip(files, types, strict=True):
+        with netCDF4.Dataset(file, "a") as opened:
+            opened["v"].scale_factor = np.dtype(dtype).type(0.25)
+            opened["v"].add_offset = np.dtype(dtype).type(1)
+    expected = xr.concat([xr.load_dataset(file, engine="netcdf4") for file in files], "time")
+    url, grown = str(tmp_path / "cube.json"), str(tmp_path / "grown.json")
+    made = refshard_fs.concat(files, "time", zarr_format=version)
+    made.save(url)
+    refshard_fs.concat(files[:1], "time", zarr_format=version).save(grown)
+    refshard_fs.append(grown, files[1], "time", zarr_format=version)
+    for fo in (made, url, grown, refshard_fs.concat([url], "time")):
+        found = xr.open_dataset(fo, engine=RefShardBackend).load()
+        assert found["v"].dtype == expected["v"].dtype, fo
+        assert found["v"].encoding["scale_factor"] == 0.25
+        assert "_refshard_packing" not in {**found["v"].attrs, **found["v"].encoding}
+        np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
 def test_whole_numbers_that_floating_point_numbers_do_not_hold_are_an_error(tmp_path: Path) -> None:
