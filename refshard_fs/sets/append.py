@@ -227,13 +227,14 @@ class _Joined(NamedTuple):
             for number in part.numbers[chosen].tolist():
                 row = table.row(number)
                 if row is not None:
-                    yield join(path, table.grid.tail(number)), _span(whole, row)
+                    key = join(path, table.grid.tail(number))
+                    yield key, _span(whole, row, key)
         for key, value in whole.side.items():
             if key == ".zmetadata" and not self.holds_pins:
                 continue  # a parquet set has its own
             if type(value) is Row:
                 if value.target >= self.kept:
-                    yield key, _span(whole, value)
+                    yield key, _span(whole, value, key)
             elif not _is_same(before.side.get(key), value):
                 yield key, Inline(decode(value))
 
@@ -247,10 +248,10 @@ def _removed(path: str, known: ChunkTable, whole: ReferenceSet, before: Referenc
     yield from ((key, REMOVED) for key in sorted(keys) if key not in whole.side)
 
 
-def _span(refs: ReferenceSet, row: Row) -> Span:
+def _span(refs: ReferenceSet, row: Row, key: str) -> Span:
     url = refs.urls[row.target]
     if url is None:
-        raise ManifestError("a reference without a URL cannot be appended: give target=")
+        raise ManifestError(f"{key!r} is a reference without a URL, which cannot be appended: give target=")
     pin = None if refs.pins is None else refs.pins.pin(row.target)
     return Span(url, row.offset, None if row.length is None else row.offset + row.length, pin=pin)
 

@@ -368,7 +368,9 @@ def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str,
     """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
     every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
     known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
-    if len(known) < len(every) or first.meta.chunks is None:
+    packed_by = [value for variable in (first, *others) for value in _packing(variable) if value is not None]
+    are_numbers = all(isinstance(value, int | float) for value in packed_by)
+    if len(known) < len(every) or first.meta.chunks is None or not are_numbers:
         return {}  # which joining them says, where they differ
     dtype = _UNPACKED
     if all(_packing(other) == _packing(first) for other in others):

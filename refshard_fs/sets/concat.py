@@ -187,7 +187,9 @@ def concat_document(
     for path, shape in recut.items():
         full = list(first[path].meta.shape)
         full[axes[path]] = sum(lengths)
-        recut_documents[first[path].key] = dict(Recut.of(first[path].meta, full, shape, repr(path)).meta.raw)
+        recut_documents[first[path].key] = dict(
+            Recut.of(first[path].meta, full, shape, f"{path!r} of {lead.name}").meta.raw
+        )
     whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
     document = ConcatDocument(dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds)
     unions = {name: {p: first[p].dims.index(name) for p in axes if name in first[p].dims} for name in aligned.unions}
@@ -424,8 +426,12 @@ def concat(
             leaves = tuple(leaves[number] for number, _, _ in kept)
             places = tuple((place,) for place in range(len(kept)))
             chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
-            if lazy and any(part.refs is not read[k.number].refs for part, k in zip(chosen, kept, strict=True)):
-                raise ManifestError("lazy=True joins whole sets, and of some a part is taken: leave lazy=True out")
+            cut = [part.name for part, k in zip(chosen, kept, strict=True) if part.refs is not read[k.number].refs]
+            if lazy and cut:
+                raise ManifestError(
+                    f"lazy=True joins whole sets, and of {cut[0]} a part is taken along {dim!r} (overlap=): leave "
+                    "lazy=True out"
+                )
             read, stored = chosen, [stored[number] for number, _, _ in kept]
     regular = {} if freq is None else {_regular_dimension(order, by_name, read): freq}
     if lazy:

@@ -76,6 +76,7 @@ class _Concatenation:
         """Return all sets as one."""
         dims = {dim for part in self.sets for variable in part.variables.values() for dim in variable.dims}
         if self.dim is not None and self.dim not in dims:
+            self._check_scalars(self.dim)
             raise ManifestError(
                 f"no variable is along {self.dim!r} in {self.sets[0].name}, nor in the others: of dimensions there are "
                 f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'none'}. "
@@ -88,6 +89,17 @@ class _Concatenation:
         pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
         urls = Texts.joined([part.refs.urls for part in self.sets])
         return ReferenceSet(urls, self.tables, self.side, pins=pins)
+
+    def _check_scalars(self, dim: str) -> None:
+        """Raise ManifestError where ``dim`` is a scalar that is known in some sets, and not in others: with both."""
+        known = [dim in part.variables and part.values(dim) is not None for part in self.sets]
+        if any(known) and not all(known):
+            other = self.sets[known.index(False)]
+            what = "cannot be read" if dim in other.variables else "is not there"
+            raise ManifestError(
+                f"no variable is along {dim!r}: it would be made of the scalar of that name, which {what} in "
+                f"{other.name}, and is one value in {self.sets[known.index(True)].name}"
+            )
 
     def _add_variable(self, path: str) -> None:
         having = [number for number, part in enumerate(self.sets) if path in part.variables]
@@ -106,8 +118,8 @@ class _Concatenation:
         if len(having) < len(self.sets):
             lacking = next(part.name for number, part in enumerate(self.sets) if number not in having)
             raise ManifestError(
-                f"{lacking} has no variable {path!r}, which others have along {self.dim!r}: join='outer' takes it for "
-                "missing there"
+                f"{lacking} has no variable {path!r}, which others have along {self.dim!r} ({first.name}): "
+                "join='outer' takes it for missing there"
             )
         axis = variable.dims.index(self.dim)
         values = self._values(path, axis) if variable.is_coordinate or path in self.held else None
@@ -179,7 +191,7 @@ class _Concatenation:
 
     def _add_metadata(self, variable: Variable, doc: Mapping[str, Any]) -> ChunkGrid:
         """Put the metadata of an array that is joined; return its grid."""
-        grid = grid_of(doc, repr(variable.path))
+        grid = grid_of(doc, f"{variable.path!r} of {self.sets[0].name}")
         self.side[variable.key] = dict(doc)
         attributes = join(variable.path, ".zattrs")
         if attributes in self.sets[0].refs.side:
@@ -363,7 +375,8 @@ def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Ov
     values = coordinate_values(parts, dim)
     if values is None:
         if sort or overlap != "error":
-            raise ManifestError(f"there is no coordinate {dim!r} of numbers to put the sets in order by")
+            without = without_coordinate(parts, dim)
+            raise ManifestError(f"there is no coordinate {dim!r} of numbers in {without} to put the sets in order by")
         return None
     order = [number for number, found in enumerate(values) if len(found)]
     if sort:
@@ -409,6 +422,11 @@ def coordinate_values(parts: Sequence[Named], dim: str) -> list[npt.NDArray[Any]
             return None
         found.append(values)
     return found
+
+
+def without_coordinate(parts: Sequence[Named], dim: str) -> str:
+    """Return the name of the first set of which the values of a dimension's coordinate are not known."""
+    return next((part.name for part in parts if coordinate_values([part], dim) is None), parts[0].name)
 
 
 def shown_value(value: Any, part: Named, dim: str) -> str:

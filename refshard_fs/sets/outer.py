@@ -30,7 +30,7 @@ from refshard_fs.formats.virtual_concat.document import difference
 from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.compatibility import with_metadata
-from refshard_fs.sets.concatenation import coordinate_values, shown_value
+from refshard_fs.sets.concatenation import coordinate_values, shown_value, without_coordinate
 from refshard_fs.sets.cutting import trimmed
 from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of, with_type
 
@@ -323,7 +323,10 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = 
     """
     values = coordinate_values(parts, dim)
     if values is None:
-        raise ManifestError(f"there is no coordinate {dim!r} of numbers of which freq= could tell what is missing")
+        raise ManifestError(
+            f"there is no coordinate {dim!r} of numbers in {without_coordinate(parts, dim)}, of which freq= could tell "
+            "what is missing"
+        )
     first = next(v for v in parts[0].variables.values() if v.is_coordinate and v.dims == (dim,))
     every = np.concatenate(values)
     if not len(every):
@@ -348,7 +351,9 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = 
                 )
             total += place - at
             if total > MOST:
-                raise ManifestError(f"{dim!r} would have more than {MOST:,} values, one every {freq}")
+                raise ManifestError(
+                    f"{dim!r} would have more than {MOST:,} values, one every {freq}, with {own[start]} of {part.name}"
+                )
             if place > at:
                 gap = steps.values(np.arange(at, place))
                 found.append(Filled(None, nothing(parts[0], dim, gap, f"the gap before {part.name}")))
@@ -459,7 +464,9 @@ class _Steps(msgspec.Struct, frozen=True):
         """Return ``values``, the first of which is that of the steps, with those between them."""
         last = int(self.places(values[-1:], part, dim)[0])
         if not 0 <= last < MOST:
-            raise ManifestError(f"{dim!r} would have {last + 1:,} values, of {MOST:,} at most")
+            raise ManifestError(
+                f"{dim!r} would have {last + 1:,} values with those of {part.name}, of {MOST:,} at most"
+            )
         self.places(values, part, dim)
         return self.values(np.arange(last + 1))
 

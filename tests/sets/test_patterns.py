@@ -319,5 +319,8 @@ def test_a_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path
 def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
     other = tmp_path / "other.nc"
     xr.Dataset({"v": (("y", "x"), np.zeros((2, 3), "f4"))}).to_netcdf(other, engine="h5netcdf")
-    with pytest.raises(ManifestError, match=r"no variable is along 'time'.*has one value of it, a scalar"):
+    with pytest.raises(
+        ManifestError,
+        match=r"no variable is along 'time'.*is not there in set 1 .*other\.nc.*one value in set 0 .*day1",
+    ):
         refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")

@@ -213,6 +213,6 @@ def test_chunks_larger_than_any_that_are_decoded_are_refused_before_one_is_made(
     plain, packed = described(None), described({"id": "zlib", "level": 1})
     with taking(1 << 20):
         with pytest.raises(ManifestError, match="are decoded here at most"):
-            recoding("a", (plain, {}), (packed, {}), "other")
+            recoding("a", (plain, {}), (packed, {}), "one", "other")
         with pytest.raises(ManifestError, match="are decoded here at most"):
             check_recut("a", packed, "other")

@@ -278,12 +278,12 @@ def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool =
         ignored |= {"attribute units"}
         if one.attributes["units"] != other.attributes["units"]:
             check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
-            return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), other.name)
+            return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
     check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
     try:
         check_metadata(path, one, other, ignored)
     except ManifestError:
-        return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), other.name)
+        return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
     return None
 
 
@@ -428,16 +428,19 @@ class _Stacking(msgspec.Struct, frozen=True, cache_hash=True):
 
     paths: tuple[str, ...]
     dim: str
+    where: str
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[_StackedArray]]:
         return self._shown
 
     def _shown(self, doc: Mapping[str, Any], path: str) -> Shown[_StackedArray]:
-        meta = zarrmeta.array_meta(doc, repr(path)) if path in self.paths else None
+        meta = zarrmeta.array_meta(doc, f"{path!r} of {self.where}") if path in self.paths else None
         if meta is None:
             return doc, None
         if meta.grid is None or meta.chunks is None:
-            raise ManifestError(f"{path!r} cannot get the dimension {self.dim!r}: its chunks are not of one size")
+            raise ManifestError(
+                f"{path!r} of {self.where} cannot get the dimension {self.dim!r}: its chunks are not of one size"
+            )
         shown = stacked(doc, meta.chunks, self.dim)
         return shown, _StackedArray(zarrmeta.grid_of(shown), meta.grid)
 
@@ -454,10 +457,10 @@ def stacked(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str
 class Stacked(View):
     """A part whose arrays ``paths`` lie at one place along ``dim``, which the part itself has not."""
 
-    def __init__(self, base: KeySpace, paths: Sequence[str], dim: str) -> None:
+    def __init__(self, base: KeySpace, paths: Sequence[str], dim: str, where: str) -> None:
         super().__init__(base)
         self._paths = frozenset(paths)
-        self._documents = Documents(base, _Stacking(tuple(paths), dim))
+        self._documents = Documents(base, _Stacking(tuple(paths), dim, where))
         self.grids = self._documents.grids
 
     def lookup(self, key: str) -> Steps[Entry | None]:

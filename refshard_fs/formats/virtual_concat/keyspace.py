@@ -282,7 +282,7 @@ class ConcatKeySpace(KeySpace):
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
         own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
-        mine = _described(own, path, first, "the first set")
+        mine = _described(own, path, first, f"the first set, {self.document.parts[self._first].name!r}")
         theirs = _described(attributes, path, meta, where)
         if lead is not None:
             shown = yield from self._units(self.first, lead, first.zarr_format, "the first set")
@@ -522,7 +522,8 @@ def _opened(
     def open_part(number: int) -> Steps[KeySpace]:
         part = yield from open_plain(document.parts[number])
         is_stacked = document.stacked and not document.parts[number].is_gap
-        return Stacked(part, document.stacked, document.dim) if is_stacked else part
+        name = f"the set {document.parts[number].name!r} of {where}"
+        return Stacked(part, document.stacked, document.dim, name) if is_stacked else part
 
     def open_plain(part: Part) -> Steps[KeySpace]:
         if part.document is not None:

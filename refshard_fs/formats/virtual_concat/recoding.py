@@ -282,6 +282,7 @@ def recoding(
     path: str,
     mine: tuple[ArrayMeta, Mapping[str, Any]],
     theirs: tuple[ArrayMeta, Mapping[str, Any]],
+    one_name: str,
     name: str,
 ) -> Recoding:
     """Return how chunks of the array ``path`` of the set ``name`` become those of another; ``mine`` is the other one.
@@ -306,7 +307,7 @@ def recoding(
             raise ValueError("its chunks cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
-            f"{made.where} is {_described(*theirs, units)}, and that of the first set {_described(*mine, units)}: {e}"
+            f"{made.where} is {_described(*theirs, units)}, and that of {one_name} {_described(*mine, units)}: {e}"
         ) from e
     return made
 

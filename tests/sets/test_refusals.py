@@ -1,0 +1,144 @@
+"""What does not fit is refused with the file, the variable, and what both files have: never a cube that is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError
+
+h5py = pytest.importorskip("h5py")
+
+Change = Callable[[Any], None]
+
+
+def written(path: Path, number: int, change: Change | None = None) -> str:
+    """Write two days of a quantity, and an array that all files share; ``change`` makes a file another one."""
+    with h5py.File(path, "w", track_order=True) as file:
+        time = file.create_dataset("time", data=np.array([2 * number, 2 * number + 1], "<i4"))
+        time.attrs["units"] = "days since 2024-01-01"
+        time.make_scale("time")
+        x = file.create_dataset("x", data=np.arange(3, dtype="<f4"))
+        x.make_scale("x")
+        v = file.create_dataset("v", data=np.full((2, 3), number, "<f4"), chunks=(1, 3))
+        v.attrs["units"] = "K"
+        mask = file.create_dataset("mask", data=np.arange(3, dtype="<i2"))
+        for array, dims in ((v, (time, x)), (mask, (x,))):
+            for axis, scale in zip(array.dims, dims, strict=True):
+                axis.attach_scale(scale)
+        if change is not None:
+            change(file)
+    return str(path)
+
+
+def anew(name: str, **kinds: Any) -> Change:
+    """Return what writes a variable anew, of another type, shape, chunks or codecs."""
+
+    def change(file: Any) -> None:
+        old, storage = file[name], dict(kinds)
+        data = storage.pop("data", old[...])
+        scales = [axis[0] for axis in old.dims if len(axis)] if storage.pop("scales", True) else []
+        units = old.attrs.get("units")
+        del file[name]
+        new = file.create_dataset(name, data=data, **storage)
+        if units is not None:
+            new.attrs["units"] = units
+        for axis, scale in zip(new.dims, scales, strict=False):
+            axis.attach_scale(scale)
+
+    return change
+
+
+def attribute(name: str, attribute: str, value: Any) -> Change:
+    return lambda file: file[name].attrs.__setitem__(attribute, value)
+
+
+def without(name: str) -> Change:
+    return lambda file: file.__delitem__(name)
+
+
+# By name: how the second file is changed, arguments of `concat`, and what the error has to say beside both files.
+CASES: dict[str, tuple[Change, dict[str, Any], list[str]]] = {
+    "a variable less": (without("v"), {}, ["'v'"]),
+    "units": (attribute("v", "units", "degC"), {}, ["'v'", "'K'", "'degC'"]),
+    "units, lazily": (attribute("v", "units", "degC"), {"lazy": True}, ["'v'", "'K'", "'degC'"]),
+    "type": (anew("v", dtype="<f8", chunks=(1, 3)), {}, ["'v'", "<f4", "<f8", "lazy=True"]),
+    "type, lazily": (anew("v", data=np.full((2, 3), b"a"), chunks=(1, 3)), {"lazy": True}, ["'v'", "<f4", "|S1"]),
+    "codecs": (anew("v", chunks=(1, 3), compression="gzip"), {}, ["'v'", "zlib", "None"]),
+    "chunks": (anew("v", chunks=(1, 2)), {}, ["'v'", "[1, 3]", "[1, 2]"]),
+    "scale": (attribute("v", "scale_factor", 0.5), {}, ["'v'", "scale_factor", "0.5", "None"]),
+    "scale that is text, lazily": (attribute("v", "scale_factor", "x"), {"lazy": True}, ["'v'", "scale_factor"]),
+    "calendar": (attribute("time", "calendar", "noleap"), {}, ["'time'", "'noleap'", "'standard'"]),
+    "units of time": (attribute("time", "units", "months since 2024-01-01"), {}, ["'time'", "months", "days since"]),
+    "another place": (lambda file: file["x"].__setitem__(2, 9), {}, ["'x'"]),
+    "another mask": (lambda file: file["mask"].__setitem__(2, 9), {}, ["'mask'", "same="]),
+    "another mask, lazily": (lambda file: file["mask"].__setitem__(2, 9), {"lazy": True}, ["'mask'", "same="]),
+    "a time twice": (lambda file: file["time"].__setitem__(0, 1), {}, ["time = 1"]),
+    "part of a file, lazily": (
+        lambda file: file["time"].__setitem__(0, 1),
+        {"lazy": True, "overlap": "first"},
+        ["'time'"],
+    ),
+    "no coordinate to sort by": (without("time"), {"sort": True}, ["'time'"]),
+    "no coordinate to fill in": (without("time"), {"freq": "1D"}, ["'time'"]),
+    "other dimensions": (anew("v", data=np.zeros((3, 2), "<f4"), scales=False), {}, ["'v'"]),
+}
+
+
+LATER = ("a time twice", "part of a file, lazily")  # what is wrong with a file that follows another one
+
+
+@pytest.mark.parametrize(("name", "odd"), [(name, odd) for name in CASES for odd in (1, 0) if odd or name not in LATER])
+def test_an_error_names_the_files_the_variable_and_what_both_have(tmp_path: Path, name: str, odd: int) -> None:
+    change, options, said = CASES[name]
+    files = [written(tmp_path / f"file{i}.nc", i, change if i == odd else None) for i in range(2)]
+    with pytest.raises(ManifestError) as caught:
+        refshard_fs.concat(files, "time", **options)
+    text = str(caught.value)
+    assert re.search(rf"file{odd}\.nc", text), text
+    for words in said:
+        assert words in text, text
+    if not name.startswith(("no ", "part of")):
+        assert all(f"file{i}.nc" in text for i in range(2)), text
+
+
+def scalar(path: Path, number: int, change: Change | None = None) -> str:
+    with h5py.File(path, "w") as file:
+        file["time"], file["v"] = np.int32(number), np.full((2, 3), number, "f4")
+        file["time"].attrs["units"] = "days since 2024-01-01"
+        if change is not None:
+            change(file)
+    return str(path)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without("time"), "'time'.*not there in set 1 .*file1.*one value in set 0 .*file0"),
+        (without("v"), "file1.* has no variable 'v', which others have along 'time' .*file0"),
+        (anew("v", data=np.zeros((2, 4), "f4")), "'v' has the length.*3 in set 0.*file0.*4 in set 1.*file1"),
+        (anew("v", data=np.zeros(2, "f4")), "'v' has the dimensions.*file0.*file1"),
+        (attribute("v", "units", "K"), "'v' has the attribute units None in .*file0.*'K' in .*file1"),
+    ],
+)
+def test_an_error_of_files_of_one_time_each_names_the_file(
+    tmp_path: Path, change: Change, said: str, *, lazy: bool
+) -> None:
+    files = [scalar(tmp_path / f"file{i}.nc", i, change if i == 1 else None) for i in range(3)]
+    with pytest.raises(ManifestError, match=f"(?s){said}"):
+        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+
+
+def test_an_error_of_a_chunk_of_a_cube_names_the_file_that_was_replaced(tmp_path: Path) -> None:
+    files = [scalar(tmp_path / f"file{i}.nc", i) for i in range(3)]
+    fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
+    scalar(tmp_path / "file2.nc", 2, anew("v", data=np.zeros((2, 4), "f4")))
+    with pytest.raises(ManifestError, match=r"'v' of the set '.*file2\.nc'.* \[1, 2, 4\], not \[1, 2, 3\]"):
+        fs.cat_file("v/2.0.0")
