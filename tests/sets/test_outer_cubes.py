@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import json
+import pickle
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.sets.concat import LazySet
-from tests.sets.test_concatenating import VERSIONS
+from tests.sets.test_concatenating import VERSIONS, chunked
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -317,3 +321,145 @@ def test_a_cube_of_unions_does_not_grow_and_one_of_variables_does(tmp_path: Path
     refshard_fs.concat(days[:2], "time", lazy=True, join="outer").save(url)
     assert refshard_fs.append(url, days[2], "time") == 1
     xr.testing.assert_equal(of_xarray(url), xr.concat(each(days), "time", join="outer"))
+
+
+# ------------------------------------------------------------------ documents that are damaged, or somebody's
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"places": [[0, 2], [1, 2]]}, "are no places, in pieces, of 6"),
+        ({"places": [[4, 4]]}, "are no places, in pieces, of 6"),
+        ({"places": [[-2, 4]]}, "are no places, in pieces, of 6"),
+        ({"places": [[10**30, 4]]}, "are no places, in pieces, of 6"),
+        ({"places": [[0, 4], [4, 0]]}, "are no places, in pieces, of 6"),
+        ({"places": [[1, 4]]}, "lies at .*, within chunks"),
+        ({"places": [[0, 2]]}, "has the shape .*, not "),
+        ({"places": "everywhere"}, "Expected `array`"),
+        ({"unions": {"x": {"v": 0}}}, "'x' is no other axis of it, 0"),
+        ({"unions": {"x": {"v": 7}}}, "'x' is no other axis of it, 7"),
+        ({"unions": {}}, "have no dimension 'x'"),
+        ({"held": {"x": "base64:AAAA"}}, "it holds 3 bytes of 'x'"),
+        ({"held": {"y": "base64:AAAA"}}, "it holds 'y', which its metadata do not show"),
+    ],
+)
+def test_a_document_whose_places_are_not_those_of_its_sets_is_refused(change: dict[str, Any], said: str) -> None:
+    folder = f"memory://outer/{next(folders)}"
+    one, other = Piece([0], 0, [0, 1, 2, 3, 4, 5], ["v"], (1, 2)), Piece([1], 0, [0, 1, 2, 5], ["v"], (1, 2))
+    for number, piece in enumerate((one, other)):
+        RefShardFileSystem(piece.references(2)).save(f"{folder}/{number}.json", "json")
+    cube = refshard_fs.concat([f"{folder}/{i}.json" for i in range(2)], "time", lazy=True, join="outer")
+    assert np.frombuffer(RefShardFileSystem(cube).cat_file("v/1.0.0"), "<f4").tolist() == [1010, 1011]
+    document = json.loads(cube.document.dumps())
+    assert document["sets"][1][3] == {"x": [[0, 3], [5, 1]]}
+    document["sets"][1][3] = {"x": change.get("places", [[0, 4]])}
+    del document["chunks"]
+    document |= {name: value for name, value in change.items() if name != "places"}
+    with pytest.raises(ManifestError, match=said):
+        RefShardFileSystem(document, skip_instance_cache=True).cat_file("v/1.0.0")
+
+
+# ------------------------------------------------------------------ whatever is missing
+
+
+class Piece(NamedTuple):
+    """A set: its days, member, places along x, variables, and the lengths of its chunks along time and x."""
+
+    days: list[int]
+    member: int
+    xs: list[int]
+    names: list[str]
+    chunks: tuple[int, int]
+
+    def dataset(self) -> Any:
+        shape = (len(self.days), 1, len(self.xs))
+        fields = {}
+        for k, name in enumerate(self.names):
+            data = np.add.outer(np.array(self.days) * 10, np.array(self.xs)).reshape(shape)
+            fields[name] = (("time", "member", "x"), (data + 1000 * (k + 1) + 100 * self.member).astype("f4"))
+        return xr.Dataset(fields, coords={"time": self.days, "member": [self.member], "x": self.xs})
+
+    def references(self, version: int) -> dict[str, Any]:
+        ds = self.dataset()
+        group = {"zarr.json": '{"zarr_format": 3, "node_type": "group"}'} if version == 3 else {}
+        refs: dict[str, Any] = group or {".zgroup": '{"zarr_format": 2}'}
+        for name, variable in ds.variables.items():
+            shape = (self.chunks[0], 1, self.chunks[1]) if variable.ndim == 3 else variable.shape
+            extra = {"fill_value": "NaN" if variable.ndim == 3 else -1}
+            dims = list(variable.dims)
+            refs |= chunked(name, variable.values, shape, dims, version=version, inline=True, **extra)
+        return refs
+
+
+@st.composite
+def cubes(draw: st.DrawFn) -> tuple[list[list[Piece | None]], int]:
+    """A grid of sets along time and member, some of which are not there."""
+    version = draw(st.sampled_from(VERSIONS))
+    size = draw(st.integers(1, 2))
+    lengths = [size * draw(st.integers(1, 2)) for _ in range(draw(st.integers(1, 3)))]
+    rows: list[list[Piece | None]] = []
+    members = draw(st.integers(1, 3))
+    for number, length in enumerate(lengths):
+        start = sum(lengths[:number])
+        row: list[Piece | None] = []
+        for member in range(members):
+            xs = draw(st.lists(st.integers(0, 7), min_size=1, max_size=5, unique=True))
+            names = draw(st.lists(st.sampled_from("vw"), min_size=1, max_size=2, unique=True))
+            xs = draw(st.sampled_from([xs, sorted(xs), sorted(xs, reverse=True)]))
+            chunks = (draw(st.sampled_from([1, size])), draw(st.integers(1, 3)))
+            piece = Piece(list(range(start, start + length)), member, xs, names, chunks)
+            row.append(piece if draw(st.integers(0, 3)) or not member or not number else None)
+        rows.append(row)
+    return rows, version
+
+
+@settings(max_examples=15, deadline=None)
+@given(cubes())
+def test_whatever_is_missing_a_lazy_cube_has_the_values_of_xarray(cube: tuple[list[list[Piece | None]], int]) -> None:
+    rows, version = cube
+    folder = f"memory://outer/{next(folders)}"
+    expected_rows = []
+    for number, row in enumerate(rows):
+        expected_rows.append([])
+        for member, piece in enumerate(row):
+            if piece is None:
+                days = next(p.days for p in row if p is not None)
+                expected_rows[-1].append(xr.Dataset(coords={"time": days, "member": [member]}))
+                continue
+            url = f"{folder}/{member}/{number + 1:02d}.json"
+            RefShardFileSystem(piece.references(version)).save(url, "json")
+            expected_rows[-1].append(piece.dataset())
+    expected = xr.combine_nested(expected_rows, ["time", "member"], join="outer", coords="minimal", compat="override")
+    pattern = f"{folder}/{{member:d}}/{{time:%d}}.json"
+    for dims in (DIMS, DIMS[::-1]):
+        lazy = refshard_fs.concat(pattern, dims=dims, lazy=True, join="outer")
+        found = of_xarray(pickle.loads(pickle.dumps(lazy)))
+        assert set(found.variables) == set(expected.variables)
+        for name, variable in expected.sortby("x").variables.items():
+            mine = found.sortby("x")[name].transpose(*variable.dims)
+            np.testing.assert_array_equal(mine.values, variable.values, err_msg=str(name))
+        fs = RefShardFileSystem(lazy)
+        keys = fs.find("")
+        assert len(fs.cat(keys)) == len(keys) == len(set(keys))
+        chunk_keys = {key for name in "vw" for key in keys if key.startswith(name + "/") and "z" not in key}
+        assert all(fs.exists(key) for key in chunk_keys)
+        assert {key for key in every_chunk(fs, keys) if fs.exists(key)} == chunk_keys
+
+
+def every_chunk(fs: RefShardFileSystem, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the keys of all chunks that arrays of three dimensions may have."""
+    for name in "vw":
+        if f"{name}/zarr.json" in keys:
+            doc = json.loads(fs.cat_file(f"{name}/zarr.json"))
+            counts = [
+                -(-n // c) for n, c in zip(doc["shape"], doc["chunk_grid"]["configuration"]["chunk_shape"], strict=True)
+            ]
+            yield from (f"{name}/c/" + "/".join(map(str, at)) for at in np.ndindex(*counts))
+        elif f"{name}/.zarray" in keys:
+            doc = json.loads(fs.cat_file(f"{name}/.zarray"))
+            counts = [-(-n // c) for n, c in zip(doc["shape"], doc["chunks"], strict=True)]
+            yield from (f"{name}/" + ".".join(map(str, at)) for at in np.ndindex(*counts))
+
+
+folders = itertools.count()

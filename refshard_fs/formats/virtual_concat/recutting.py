@@ -157,10 +157,10 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     def check(self, total: int) -> None:
         """Raise ValueError unless the runs lie apart from each other, in ``total`` places."""
-        ends = [at + length for at, _, length in self._ascending]
-        begins = [at for at, _, _ in self._ascending]
-        apart = all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
-        if not apart or not begins or begins[0] < 0 or min(length for _, length in self.runs) < 1 or ends[-1] > total:
+        ends = [0, *(at + length for at, _, length in self._ascending)]
+        begins = [*(at for at, _, _ in self._ascending), total]
+        are_apart = all(end <= begin for end, begin in zip(ends, begins, strict=True))
+        if not are_apart or min((length for _, length in self.runs), default=1) < 1:
             raise ValueError(f"{list(self.runs)!r:.100} are no places, in pieces, of {total:,}")
 
 
