@@ -501,6 +501,7 @@ class _LazyJoin(msgspec.Struct, frozen=True):
     units: Mapping[str, Any]  # of coordinates of the first set, by path, in which all are
     is_outer: bool
     made: list[tuple[ConcatDocument, Sequence[Named]]] = []
+    beside: dict[tuple[str, int], Named] = {}  # a set at each place along dimensions that sets have themselves
 
     def joined(self, sets: Any, leaves: Mapping[tuple[int, ...], tuple[str, Named]]) -> LazySet:
         """Return the document that joins ``leaves``, URLs and sets by their places; ``sets`` are nested as these."""
@@ -509,6 +510,10 @@ class _LazyJoin(msgspec.Struct, frozen=True):
                 smaller_chunks(part, path, self.subchunks or {})
         known = {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}
         inside = [name for name in self.dims if name in known]
+        for place, (_, part) in leaves.items() if self.grid is not None else ():
+            for dim, number in zip(self.dims, place, strict=True):
+                if dim in known:
+                    self.beside.setdefault((dim, number), part)
         document, _ = self._level((), sorted(leaves), leaves, inside)
         data = document.dumps()
         title = f"{count_text(document.count, 'set')} joined along {' and '.join(self.dims)}"
@@ -548,7 +553,7 @@ class _LazyJoin(msgspec.Struct, frozen=True):
                 stacking = Stacking.by_scalar(dim, parts)
             parts = parts if stacking is None else stacking.parts
             known.append(dim)
-        holes = self._holes(place, numbers, leaves, parts[0])
+        holes = self._holes(place, numbers, parts[0])
         # Sets of nothing come last, for the first one says what others are recoded to.
         times = with_common_units([*parts, *holes.values()], dim, _not_read, None, lazy=True, fixed=self.units)
         real, gaps = times.parts[: len(parts)], times.parts[len(parts) :]
@@ -576,9 +581,7 @@ class _LazyJoin(msgspec.Struct, frozen=True):
         self.made.append((document, real))
         return document, whole
 
-    def _holes(
-        self, place: tuple[int, ...], numbers: Sequence[int], leaves: Mapping[tuple[int, ...], Any], like: Named
-    ) -> dict[int, Named]:
+    def _holes(self, place: tuple[int, ...], numbers: Sequence[int], like: Named) -> dict[int, Named]:
         """Return what stands where a grid has no file, by number: sets that say no more than how long they are."""
         if self.grid is None:
             return {}
@@ -586,10 +589,10 @@ class _LazyJoin(msgspec.Struct, frozen=True):
         found: dict[int, Named] = {}
         for number in sorted(set(range(self.grid.shape[axis])).difference(numbers)):
             said = f"what is missing at {self.grid.said((*place, number))}"
-            if dim not in {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}:
+            beside = self.beside.get((dim, number))
+            if beside is None:
                 found[number] = self.grid.coordinate(dim, number, like, said)
                 continue
-            beside = next(part for at, (_, part) in leaves.items() if at[axis] == number)
             along = {path: v for path, v in beside.variables.items() if dim in v.dims}
             coordinates = {path: v for path, v in along.items() if v.is_coordinate}
             found[number] = Named(said, beside.refs, coordinates or dict(list(along.items())[:1]))
