@@ -146,7 +146,8 @@ def test_a_variable_that_a_file_lacks_is_named_with_the_option_that_helps(tmp_pa
         more[:], more._FillValue = 5, np.float32(-9)
     arguments = ["concat", "day*.nc", "-o", "cube.json", "--dim", "time"]
     said = refshard(*arguments, folder=tmp_path, status=2)
-    assert "day1.nc) has no variable 'wind', which others have along 'time': --join outer takes" in said
+    assert "day1.nc) has no variable 'wind', which others have along 'time' (" in said
+    assert "day0.nc)): --join outer takes it for missing there" in said
     refshard(*arguments, "--join", "outer", folder=tmp_path)
     fs = RefShardFileSystem(str(tmp_path / "cube.json"))
     assert (fs.exists("wind/0.0"), fs.exists("wind/1.0")) == (True, False)
