@@ -18,7 +18,7 @@ from refshard_fs.core.keys import normalise
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, redacted
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.tools.check import check
+from refshard_fs.tools.check import CheckMode, check
 from refshard_fs.tools.diff import compare
 from refshard_fs.tools.info import ArraySummary, Node, summarise, tree
 from refshard_fs.tools.views import progress
@@ -123,7 +123,8 @@ def _label(node: Node, name: str) -> str:
 
 def _check(arguments: Namespace) -> int:
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
-    report = check(fs, "full" if arguments.full else "read" if arguments.read else "head", sample=arguments.read or 1)
+    mode: CheckMode = "full" if arguments.full else "read" if arguments.read else "head"
+    report = check(fs, mode, sample=arguments.read or 1)
     source = redacted(arguments.source)
     status = 2 if "source" in report.counts else int(report.has_errors)
     if arguments.json:

@@ -169,9 +169,6 @@ class Edits:
         """Number of edited keys and removed prefixes."""
         return len(self._changes) + len(self._prefixes)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._changes
-
     def get(self, key: str) -> Edit | None:
         """Return what is known of ``key``; None if it was not edited: the source knows it."""
         change = self._changes.get(key)
@@ -343,11 +340,11 @@ class EditedKeySpace(View):
             if (yield from self._is_left(prefix, listed)):
                 found[listed.name] = listed
         for name, is_directory in written.items():
-            match edits.get(join(prefix, name)):
-                case Inline() | Spooled() | Span() as entry if not is_directory:
-                    found[name] = Listed(name, entry.size)
-                case _ if is_directory:
-                    found[name] = Listed(name, None, True)
+            edit = edits.get(join(prefix, name))
+            if is_directory:
+                found[name] = Listed(name, None, True)
+            elif edit is not None and edit is not REMOVED:
+                found[name] = Listed(name, edit.size)
         if not found and prefix:
             return None
         return sorted(found.values(), key=lambda listed: listed.name)
@@ -359,7 +356,8 @@ class EditedKeySpace(View):
             return False
         if not self.edits.touches(prefix):
             return (yield from self.base.is_directory(prefix))
-        return (yield from self._is_left(*_listed(prefix)))
+        directory, name = parent(prefix)
+        return (yield from self._is_left(directory, Listed(name, None, True)))
 
     def _is_left(self, prefix: str, listed: Listed) -> Steps[bool]:
         """Return whether anything is left of what the base has directly below ``prefix``."""
@@ -379,11 +377,6 @@ class EditedKeySpace(View):
 def unedited(keyspace: KeySpace) -> KeySpace:
     """Return ``keyspace`` without its edits, if there are none."""
     return keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace
-
-
-def _listed(path: str) -> tuple[str, Listed]:
-    directory, name = parent(path)
-    return directory, Listed(name, None, True)
 
 
 class _Grids(Grids):

@@ -260,7 +260,7 @@ def _rectilinear(edges: object, extent: int, where: str) -> int:
         case [_, *_]:
             covered = chunks = 0
             for entry in edges:
-                edge, repeats = entry if isinstance(entry, list) and len(entry) == 2 else (entry, 1)
+                edge, repeats = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, 1)
                 size, times = integer(edge, "chunk_shapes", where), integer(repeats, "chunk_shapes", where)
                 if not size or not times:
                     raise ManifestError(f"{where}: its chunk_shapes hold a 0: {shown(entry)}")
@@ -375,8 +375,9 @@ def lost(path: str) -> dict[str, Any]:
 
 def names_codecs(codecs: object) -> bool:
     """Whether ``codecs`` are what version 3 of zarr calls so; null, or what version 2 calls filters, is not."""
-    names = [codec.get("name") if isinstance(codec, dict) else codec for codec in _listed(codecs)]
-    return isinstance(codecs, list) and bool(codecs) and all(isinstance(name, str) for name in names)
+    if not isinstance(codecs, list | tuple) or not codecs:
+        return False
+    return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
 
 
 def undecodable(meta: ArrayMeta, path: str) -> str | None:

@@ -230,9 +230,7 @@ class ReferenceBuilder:
             item.is_read = True
             keys = item.members.keys_in_rows
             for row in keys.named(METADATA).tolist():
-                value = item.members.value(row)
-                if type(value) is not Row:
-                    self._learn(keys.key(row), value)
+                self._learn(keys.key(row), item.members.value(row))
 
     def _learn(self, key: str, value: Value) -> None:
         """Take note of the array that the metadata ``key`` is about. If it had another grid, its chunks go by key."""

@@ -72,10 +72,6 @@ class Urls:
         self._blocks: list[_Block] = []  # of all others
         self._count = 0
 
-    def __len__(self) -> int:
-        """How many numbers there are."""
-        return self._count
-
     def number(self, url: bytes | None) -> int:
         """Return the number of one URL."""
         found = self._by_text.get(url)

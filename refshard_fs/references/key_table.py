@@ -343,9 +343,6 @@ class DirectoryRows(Mapping[str, Positions]):
         place = self._places[name]
         return self._order[self._bounds[place] : self._bounds[place + 1]]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

@@ -121,8 +121,7 @@ def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
     documents = keys.keys_in_rows.named(METADATA)
     found = {}
     for key, row in zip(keys.keys_of(documents), documents.tolist(), strict=True):
-        value = keys.value(row)
-        grid = None if type(value) is Row else read(key, value)
+        grid = read(key, keys.value(row))
         if grid is not None:
             found[key.rpartition("/")[0]] = grid
     return found
@@ -150,8 +149,7 @@ class _Grids(Grids):
     def _find(self, path: str) -> ChunkGrid | None:
         keys = self._refs.keys
         for row in sorted(keys.rows_of([join(path, name) for name in METADATA]), reverse=True):
-            value = keys.value(row)
-            grid = None if type(value) is Row else self._read(keys.key(row), value)
+            grid = self._read(keys.key(row), keys.value(row))
             if grid is not None:
                 return grid
         return None
@@ -290,7 +288,7 @@ class _Editing:
         grid = None
         for name in sorted(METADATA):  # that of version 2 first
             value = self._side.get(join(path, name))
-            if value is not None and not isinstance(value, Row):
+            if value is not None:
                 grid = grid or grid_of(join(path, name), value, self._where)
         table = self._tables.pop(path, None)
         parts: list[Part] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Row
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.errors import ManifestError
@@ -18,8 +19,13 @@ METADATA: Final = zarrmeta.ARRAY_DOCUMENTS
 
 
 def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
-    """Return the grid that the metadata document ``key`` of ``where`` gives its array, if it is one and has one."""
-    doc = value if isinstance(value, dict) else _json(value)
+    """Return the grid that the document ``key`` of ``where`` gives its array; None where it gives or holds none."""
+    if type(value) is Row:
+        return None
+    try:
+        doc = value if isinstance(value, dict) else zarrmeta.loads(decode(value))
+    except ValueError:
+        return None  # not our business: whoever reads the key sees the bytes as they are
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
     return None if meta is None else meta.grid
 
@@ -41,13 +47,6 @@ class GridReader:
             grid = grid or grid_of(key, value, self._where)
             self._by_text[value] = None if grid is None else self._grids.setdefault(grid, grid)
         return self._by_text[value]
-
-
-def _json(value: Value) -> object:
-    try:
-        return zarrmeta.loads(decode(value))
-    except ValueError:
-        return None  # not our business: whoever reads the key sees the bytes as they are
 
 
 def decode(value: Value) -> bytes:

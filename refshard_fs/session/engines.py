@@ -56,13 +56,11 @@ class Engines:
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)
         engine = self._engines.get(loop)
-        if engine is None:
+        if engine is None:  # nobody but this loop's own thread makes one for it
             with self._lock:
-                engine = self._engines.get(loop)
-                if engine is None:
-                    for ended in [known for known in self._engines if known.is_closed()]:
-                        del self._engines[ended]
-                    engine = self._engines[loop] = self._made(loop)
+                for ended in [known for known in self._engines if known.is_closed()]:
+                    del self._engines[ended]
+                engine = self._engines[loop] = self._made(loop)
         return engine
 
     @property

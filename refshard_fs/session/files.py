@@ -133,9 +133,8 @@ def _facts(need: Stat) -> Steps[Facts | None]:
 async def ukey(session: Session, key: str) -> str:
     """Return a hash of where the bytes of ``key`` lie and of what their targets say of their version now."""
     entry = await _entry(session, key)
-    if entry is None:
-        return sha256(repr(await info(session, key)).encode()).hexdigest()
-    return sha256(repr((entry, await _versions(session, key, entry))).encode()).hexdigest()
+    said: object = await info(session, key) if entry is None else (entry, await _versions(session, key, entry))
+    return sha256(repr(said).encode()).hexdigest()
 
 
 async def modified(session: Session, key: str) -> datetime:

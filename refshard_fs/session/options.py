@@ -246,12 +246,8 @@ def configured(conf: Mapping[str, Any], constructor: Callable[..., Any]) -> dict
     as JSON, an object or a list. ValueError if it cannot be that.
     """
     parameters = inspect.signature(constructor).parameters
-    return {
-        name: _typed(name, value, parameters[name].annotation)
-        if name in parameters and isinstance(value, str)
-        else value
-        for name, value in conf.items()
-    }
+    texts = {name: value for name, value in conf.items() if name in parameters and isinstance(value, str)}
+    return {**conf, **{name: _typed(name, text, parameters[name].annotation) for name, text in texts.items()}}
 
 
 def _typed(name: str, text: str, annotation: str) -> Any:

@@ -446,7 +446,9 @@ def _outline(
     x, y, wide, high = corner
     level = np.argwhere(labels[:-1, 1:-1] != labels[1:, 1:-1]).tolist()
     upright = np.argwhere(labels[1:-1, :-1] != labels[1:-1, 1:]).tolist()
-    for colour, width in (("paper", border), (fill, line)) if level or upright else ():
+    if not level and not upright:
+        return
+    for colour, width in (("paper", border), (fill, line)):
         left, top = x - width / 2, y - width / 2
         boxes = [Box(left + column * wide, top + row * high, wide + width, width) for row, column in level]
         boxes += [Box(left + column * wide, top + row * high, width, high + width) for row, column in upright]

@@ -20,24 +20,21 @@ from refshard_fs.core.model import Inline, Steps
 from refshard_fs.errors import ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
-from refshard_fs.formats.chunk_manifest.view import ManifestView, root_with
+from refshard_fs.formats.chunk_manifest.view import root_with
 from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import gather
 from refshard_fs.session.recognition import manifests_of
-from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
+from refshard_fs.writing.committer import Committing, DirectoryCommit
 from refshard_fs.writing.save import absolute, manifest_of
 
 _ROOT = "zarr.json"
 Nodes = dict[str, dict[str, Any]]
 
 
-def commit_manifests(committing: Committing) -> Finish:
-    """Make the edits part of the hierarchy at the source's URL, which is made if there is none."""
-    return _Commit(committing).run()
+class ManifestCommit(DirectoryCommit):
+    """One commit to the hierarchy at the source's URL, which is made if there is none."""
 
-
-class _Commit(DirectoryCommit):
     def __init__(self, committing: Committing) -> None:
         super().__init__(committing, _ROOT)
         self._nodes_after: Nodes = {}
@@ -46,12 +43,10 @@ class _Commit(DirectoryCommit):
         self._done: list[str] = []  # manifests that this commit replaces: the next one removes them
         self._useless: list[str] = []  # manifests of nodes that are gone
         self._replaced: list[str] = []  # manifests that the commit before replaced
-        self._view: ManifestView | None = None
-        match view := manifests_of(committing.base.keyspace):
-            case ManifestView(base=Hierarchy() | EditedKeySpace()) if committing.base.facts is not None:
-                self._view = view
-            case _ if committing.base.facts is not None:
-                raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
+        is_new = committing.base.facts is None
+        self._view = None if is_new else manifests_of(committing.base.keyspace)
+        if not is_new and not (self._view and isinstance(self._view.base, Hierarchy | EditedKeySpace)):
+            raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
 
     def _put_objects(self) -> bytes:
         nodes: Nodes = self._nodes()
@@ -96,11 +91,10 @@ class _Commit(DirectoryCommit):
         for key, (edit, _) in edits.changes().items():
             if not zarrmeta.is_metadata(key):
                 continue
-            match edit:
-                case Inline(data):
-                    shown[key] = data
-                case _:
-                    shown.pop(key, None)
+            if isinstance(edit, Inline):
+                shown[key] = edit.data
+            else:
+                shown.pop(key, None)
         arrays = {key: zarrmeta.object_in(shown[key], repr(key)) for key in shown if zarrmeta.is_array_document(key)}
         found = ((parent(key)[0], _grid(parent(key)[0], doc)) for key, doc in arrays.items())
         grids = {path: grid for path, grid in found if grid is not None}

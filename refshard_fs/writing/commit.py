@@ -25,10 +25,10 @@ from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.targets.document import Document
-from refshard_fs.writing.chunk_manifests import commit_manifests
+from refshard_fs.writing.chunk_manifests import ManifestCommit
 from refshard_fs.writing.committer import Committing, Finish
-from refshard_fs.writing.hierarchy import commit_hierarchy
-from refshard_fs.writing.parquet import commit_parquet
+from refshard_fs.writing.hierarchy import HierarchyCommit
+from refshard_fs.writing.parquet import ParquetCommit
 from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.shards import shard_edits
 
@@ -130,7 +130,7 @@ def _commit_json(committing: Committing) -> None:
 
 _COMMITTERS: Final[dict[str, Callable[[Committing], Finish | None]]] = {
     "kerchunk-json": _commit_json,
-    "kerchunk-parquet": commit_parquet,
-    MANIFESTS: commit_manifests,
-    HIERARCHY: commit_hierarchy,
+    "kerchunk-parquet": lambda committing: ParquetCommit(committing).run(),
+    MANIFESTS: lambda committing: ManifestCommit(committing).run(),
+    HIERARCHY: lambda committing: HierarchyCommit(committing).make(),
 }

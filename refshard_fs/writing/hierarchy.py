@@ -17,16 +17,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from refshard_fs.core.edits import Edits, Spooled, buffers
+from refshard_fs.core.edits import Spooled, buffers
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent, splits
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.reading.cache import Cache
-from refshard_fs.session.collect import Run
-from refshard_fs.session.overlay import Overlay
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sharding.layout import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
@@ -70,27 +67,18 @@ class MemoryGate:
 written_versions: Final = Cache(REMEMBERED)
 
 
-def commit_hierarchy(committing: Committing) -> None:
-    """Put the edits into the hierarchy that is the source, or into a new one."""
-    found = beneath(committing.base.keyspace)
-    url = found.url if isinstance(found, Hierarchy) else str(committing.source)
-    objects = Objects(url, committing.given(url))
-    HierarchyCommit(committing.base.keyspace, committing.edits, objects, committing.run, committing.overlay).make()
-
-
 class HierarchyCommit:
-    """One commit of ``edits`` of the keys of ``keyspace`` to ``objects``.
+    """One commit to the hierarchy that is the source, or to a new one.
 
-    ``run`` meets what look-ups need; ``overlay`` knows which version of an object was read here before, if one was.
+    The overlay knows which version of an object was read here before, if one was.
     """
 
-    def __init__(self, keyspace: KeySpace, edits: Edits, objects: Objects, run: Run, overlay: Overlay) -> None:
-        self._keyspace = keyspace
-        self._edits = edits
-        self._objects = objects
-        self._run = run
-        self._overlay = overlay
-        self._costs = overlay.costs
+    def __init__(self, committing: Committing) -> None:
+        found = beneath(committing.base.keyspace)
+        url = found.url if isinstance(found, Hierarchy) else str(committing.source)
+        self._committing = committing
+        self._objects = Objects(url, committing.given(url))
+        self._overlay = committing.overlay
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._conflicting_shards: dict[str, None] = {}
@@ -116,7 +104,7 @@ class HierarchyCommit:
         finally:
             self._overlay.replaced({self._objects.url_of(name) for name in self._touched})
         for shard, read in self._rewritten:
-            self._costs.put(shard.key, shard.array, len(shard.changes), read=read)
+            self._overlay.costs.put(shard.key, shard.array, len(shard.changes), read=read)
 
     def _give_up(self, error: BaseException) -> None:
         """Let readers see what is there now, and the next try read conflicting shards again; note what was put."""
@@ -128,10 +116,10 @@ class HierarchyCommit:
             error.add_note(f"{what} were put before that. All edits are kept: commit() makes all of them again")
 
     def _planned(self) -> Plan:
+        made = self._committing
+        steps = partial(planned, made.base.keyspace, made.edits, made.overlay.spool, loads_all=True)
         try:
-            plan: Plan = self._run(
-                "", partial(planned, self._keyspace, self._edits, self._overlay.spool, loads_all=True)
-            )
+            plan: Plan = made.run("", steps)
         except TargetChanged as e:
             raise ConflictError(f"{e.target} {_SINCE}") from e
         return plan

@@ -28,7 +28,7 @@ from refshard_fs.references.reference_set import ReferenceSet, with_edits, withi
 from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of
 from refshard_fs.session.recognition import beneath
-from refshard_fs.writing.committer import Committing, DirectoryCommit, Finish
+from refshard_fs.writing.committer import Committing, DirectoryCommit
 from refshard_fs.writing.save import as_written
 
 ABANDONED: Final = 900  # seconds after which an earlier commit is not renaming partitions any more
@@ -37,25 +37,17 @@ TIDYING: Final = 300  # seconds that one takes for that at most
 Renamed = dict[str, dict[int, str | None]]
 
 
-def commit_parquet(committing: Committing) -> Finish:
-    """Make the edits part of the set at the source's URL, which is made if there is none."""
-    require_pyarrow()
-    return _Commit(committing).run()
+class ParquetCommit(DirectoryCommit):
+    """One commit to the set at the source's URL, which is made if there is none."""
 
-
-class _Commit(DirectoryCommit):
     def __init__(self, committing: Committing) -> None:
+        require_pyarrow()
         super().__init__(committing, PARQUET)
-        match beneath(committing.base.keyspace):
-            case ParquetKeySpace() as keyspace if committing.base.facts is not None:
-                self._old: ParquetKeySpace | None = keyspace
-                self._layout = keyspace.layout
-                self._before = zarrmeta.loads(keyspace.document)
-            case _:
-                self._old = None
-                empty = {"metadata": {}, "record_size": committing.options.record_size}
-                self._layout = Layout(zarrmeta.dumps(empty), self._url)
-                self._before = empty
+        found = beneath(committing.base.keyspace)
+        self._old = found if isinstance(found, ParquetKeySpace) and committing.base.facts is not None else None
+        empty = zarrmeta.dumps({"metadata": {}, "record_size": committing.options.record_size})
+        self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
+        self._before = zarrmeta.loads(empty if self._old is None else self._old.document)
         self._now = 0  # seconds since 1970, when the commit is made
         self._last = b""  # the document when all partitions have their usual names
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}

@@ -252,13 +252,12 @@ def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Obje
             later = here is not None and here.number > writer.seen.get(key, 0)
             if here is not None and later and not _same(here.edit, edit, store):
                 refuse(key, "another process and by this one after that had begun")
-    for name, writer in writers.items():
+    for writer in writers.values():
+        others = [key for theirs in writers.values() if theirs is not writer for key in theirs.edits.changes()]
         for prefix in writer.edits.prefixes():
-            for other, theirs in writers.items():
-                if other != name:
-                    for key in theirs.edits.changes():
-                        if is_within(key, prefix):
-                            refuse(key, "one process and removed by another")
+            for key in others:
+                if is_within(key, prefix):
+                    refuse(key, "one process and removed by another")
 
 
 def _same(one: Edit, other: Edit, store: Objects) -> bool:

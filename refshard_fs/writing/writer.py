@@ -54,13 +54,10 @@ class Writer:
         values = await self.values()
         if values.keeps(key):
             return False
-        match entry:
-            case Span(start=0, stop=None, optional=False, pin=None):
-                pass
-            case Span(optional=False, pin=None) if entry.size is not None:
-                pass
-            case _:
-                return False
+        if not isinstance(entry, Span) or entry.optional or entry.pin is not None:
+            return False
+        if entry.size is None and (entry.start, entry.stop) != (0, None):
+            return False
         await values.refer(key, entry)
         return True
 
@@ -121,14 +118,6 @@ class Writer:
         with self.overlay.lock:
             left = self.overlay.roll_back(savepoint)
         self._remove_objects(left)
-
-    def end_transaction(self) -> None:
-        """Commit, if there is something to commit to here.
-
-        A process that writes for another one leaves it to that, and a source in memory has what was written.
-        """
-        if self.overlay.worker is None and isinstance(self.session.options.source, str):
-            self.commit()
 
     # ------------------------------------------------------------------ the source and the overlay
 
@@ -224,7 +213,8 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         fs._intrans = False
         fs._transaction = None
         writer = fs._writing("commit")
-        if commit:
-            writer.end_transaction()
-        else:
+        if not commit:
             writer.roll_back(self._savepoint)
+        elif writer.overlay.worker is None and isinstance(writer.session.options.source, str):
+            # A process that writes for another one leaves it to that, and a source in memory has what was written.
+            writer.commit()
