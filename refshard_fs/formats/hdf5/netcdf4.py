@@ -308,10 +308,8 @@ def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
     dtypes: dict[str, str] = {}
     for name, attribute in found.attributes.items():
         shown = attribute.datatype.shown
-        if name in attributes and shown is not None and shown.kind == "c":
+        if name in attributes and shown is not None and shown.kind in ("iufc" if name in PACKING else "c"):
             dtypes[name] = shown.name
-        elif name in PACKING and name in attributes:
-            dtypes[name] = shown.name if shown is not None and shown.kind in "iuf" else "float64"
     return dtypes
 
 

@@ -112,6 +112,14 @@ def test_complex_attributes_of_variables_and_groups_are_h5netcdfs(tmp_path: Path
                 assert attributes["some"].tolist() == [1 - 1j, 2]
 
 
+def test_a_scale_that_is_text_stays_text(tmp_path: Path) -> None:
+    with h5py.File(path := tmp_path / "text.nc", "w") as file:
+        for name, text in {"a": "2", "b": np.bytes_("2"), "c": "unknown"}.items():
+            file.create_dataset(name, data=np.arange(3, dtype="i2")).attrs["scale_factor"] = text
+    with xr.open_dataset(path, engine="refshard", decode_cf=False) as ds:
+        assert {name: ds[name].attrs["scale_factor"] for name in ds} == {"a": "2", "b": "2", "c": "unknown"}
+
+
 def test_files_that_h5py_is_tested_with() -> None:
     folder = Path(h5py.__file__).parent / "tests" / "data_files"
     found = sorted(folder.glob("*.h5"))
