@@ -441,10 +441,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
             ):
                 raise value
-        if is_one and keys == [self._key(path)]:
-            return out[0]
-        found = zip(keys, out, strict=True)
-        return {key: value for key, value in found if on_error != "omit" or not isinstance(value, BaseException)}
+        pairs = zip(keys, out, strict=True)
+        found = {key: value for key, value in pairs if on_error != "omit" or not isinstance(value, BaseException)}
+        return out[0] if found and is_one and keys == [self._key(path)] else found
 
     async def _matching(self, path: Any) -> list[str]:
         """Return the key that ``path`` is; if there is none, and it is a pattern, the keys that match it."""

@@ -92,6 +92,9 @@ def test_missing_keys_and_unreachable_targets_are_told_apart(make: type[Any], me
         assert error.value.__cause__ is not None
         assert "unknown" in str(error.value)
     assert isinstance(fs.cat("d", on_error="return"), ReferenceNotReachable)
+    assert isinstance(fs.cat("notone", on_error="return"), FileNotFoundError)
+    assert fs.cat("notone", on_error="omit") == {}
+    assert fs.cat("c", on_error="omit") == DATA
     found = fs.cat(["notone", "c", "d"], on_error="return")
     assert isinstance(found["notone"], FileNotFoundError)
     assert found["c"] == DATA
