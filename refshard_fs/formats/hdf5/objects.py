@@ -179,10 +179,10 @@ class _Reader:
         node = self._nodes[address]
         contents = yield from self._contents(node.messages)
         by_type: dict[int, bytes] = {}
-        raw: list[bytes] = []
+        raw: list[tuple[int, bytes]] = []
         for message, content in zip(node.messages, contents, strict=True):
             if message.type == structure.ATTRIBUTE:
-                raw.append(content)
+                raw.append((message.order, content))
             else:
                 by_type[message.type] = content
         if structure.ATTRIBUTE_INFO in by_type:
@@ -243,7 +243,7 @@ class _Reader:
 
     # ------------------------------------------------------------------ attributes
 
-    def _dense_attributes(self, info: bytes) -> Steps[list[bytes]]:
+    def _dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
         dense = yield from read_dense(self._file, info, 2)
         if dense is None:  # they are messages
             return []
@@ -265,11 +265,16 @@ class _Reader:
             others = yield from together([self._from_table(structure.ATTRIBUTE, raw) for raw in shared.values()])
             for place, data in zip(shared, others, strict=True):
                 found[place] = data
-        return found
+        orders = [int.from_bytes(record[9:13], "little") for record in records]
+        return list(zip(orders, found, strict=True))
 
-    def _attributes(self, messages: Sequence[bytes]) -> Steps[dict[str, Attribute]]:
-        """Return attributes by their names; what they refer to in the global heap is read together."""
-        parts = [parse_attribute(data) for data in messages]
+    def _attributes(self, messages: Sequence[tuple[int, bytes]]) -> Steps[dict[str, Attribute]]:
+        """Return attributes by their names; what they refer to in the global heap is read together.
+
+        They come in the order in which they were made, where the file tells it, and else by name: as h5py has them.
+        """
+        ordered = sorted([(order, parse_attribute(data)) for order, data in messages], key=lambda p: (p[0], p[1].name))
+        parts = [part for _, part in ordered]
         contents = yield from self._contents([part.datatype for part in parts] + [part.dataspace for part in parts])
         found: list[tuple[str, Datatype, tuple[int, ...] | None, bytes, list[HeapID]]] = []
         for part, datatype_data, space_data in zip(parts, contents[: len(parts)], contents[len(parts) :], strict=True):

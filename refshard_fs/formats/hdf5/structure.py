@@ -48,7 +48,7 @@ _IS_SHARED: Final = 0x02
 _MUST_BE_KNOWN: Final = 0x80
 _LAST_KNOWN: Final = 0x18
 _ATTRIBUTE_HEAD = struct.Struct("<BBHHH")
-_OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHB2x")
+_OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHBH")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -133,11 +133,15 @@ def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superbl
 
 
 class Message(NamedTuple):
-    """One message of an object header; ``is_shared``: ``data`` say where its content lies."""
+    """One message of an object header; ``is_shared``: ``data`` say where its content lies.
+
+    ``order`` counts an object's attributes as they were made, where its header tells.
+    """
 
     type: int
     data: bytes
     is_shared: bool
+    order: int = 0
 
 
 class HeaderStart(NamedTuple):
@@ -204,13 +208,13 @@ def _sort(
     """Add the messages of a block to ``messages``, and where the header continues to ``continued``."""
     at, prefix = 0, start.prefix
     while at + prefix.size <= len(block):  # what is shorter is a gap
-        kind, size, flags = prefix.unpack_from(block, at)
+        kind, size, flags, *order = prefix.unpack_from(block, at)
         at += prefix.size + size
         if at > len(block):
             raise ValueError(f"a message of type {kind:#06x} ends beyond its object header's block")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
             raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
-        message = Message(kind, block[at - size : at], bool(flags & _IS_SHARED))
+        message = Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
         if kind == CONTINUATION:
             continued.append(_continuation(file, message, start.seen))
         else:

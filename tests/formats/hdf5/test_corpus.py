@@ -112,6 +112,19 @@ def test_complex_attributes_of_variables_and_groups_are_h5netcdfs(tmp_path: Path
                 assert attributes["some"].tolist() == [1 - 1j, 2]
 
 
+@pytest.mark.parametrize("number", [7, 12])  # in the object's header, and in a heap
+@pytest.mark.parametrize("tracked", [False, True])
+def test_attributes_come_in_the_order_that_h5netcdf_has_them_in(number: int, tracked: bool, tmp_path: Path) -> None:
+    with h5py.File(path := tmp_path / "ordered.nc", "w", libver="v110", track_order=tracked) as file:
+        for owner in (file, file.create_dataset("a", data=1.0, track_order=tracked)):
+            for name in "zyxwvutsrqpo"[:number]:
+                owner.attrs[name] = len(owner.attrs)
+            owner.attrs["y"] = "again, and longer than it was"  # its message moves
+    with xr.open_dataset(path, engine="refshard") as ours, xr.open_dataset(path, engine="h5netcdf") as theirs:
+        assert list(ours.attrs.items()) == list(theirs.attrs.items())
+        assert list(ours["a"].attrs.items()) == list(theirs["a"].attrs.items())
+
+
 def test_a_scale_that_is_text_stays_text(tmp_path: Path) -> None:
     with h5py.File(path := tmp_path / "text.nc", "w") as file:
         for name, text in {"a": "2", "b": np.bytes_("2"), "c": "unknown"}.items():
