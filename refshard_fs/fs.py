@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY, Edits
 from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
-from refshard_fs.core.keys import normalise
+from refshard_fs.core.keys import is_within, normalise
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Span
 from refshard_fs.core.selection import Mode
@@ -806,6 +806,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return
         if not await writer.link(key, await self._session.find(source)):
             await self._pipe_file(key, await self._cat_file(source))
+
+    def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Move ``path1`` to ``path2``, as fsspec does; nothing happens where the two are one key, however spelled."""
+        source, target = self._key(path1), self._key(path2)
+        if source == target:
+            return
+        if recursive and is_within(target, source):
+            raise ValueError(f"{source!r} cannot be moved into itself, as {target!r}")
+        self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
+        self.rm(path1, recursive=recursive, maxdepth=maxdepth)
 
     async def _rm(
         self,

@@ -194,9 +194,11 @@ class Overlay:
 
     # ------------------------------------------------------------------ edits
 
-    def put(self, key: str, edit: Edit) -> None:
-        """Let ``key`` hold ``edit``, or be removed."""
+    def put(self, key: str, edit: Edit, made: str | None = None) -> None:
+        """Let ``key`` hold ``edit``, or be removed; ``made`` is the URL of the object that was put for it."""
         with self._guard:
+            if made is not None:  # not before the key refers to it: a commit meanwhile would take it for left over
+                self._objects[made] = None
             self.edits.put(key, edit)
             self._uncommitted.count += self.worker is None
             if self.mirror is not None:

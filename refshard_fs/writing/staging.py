@@ -47,13 +47,17 @@ class Values:
     def stored(self, parts: Sequence[Buffer]) -> Inline | Span:
         """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
         if self._is_large(sum(map(len, parts))):
-            return self._as_object(parts, durable=True)
+            span = self._as_object(parts, durable=True)
+            if (made := self._made(span)) is not None:
+                self._overlay.made(made)
+            return span
         return Inline(b"".join(parts))
 
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
         if not self.write_now(key, data):
-            self._overlay.put(key, await in_thread(lambda: self._as_object([data])))
+            span = await in_thread(lambda: self._as_object([data]))
+            self._overlay.put(key, span, self._made(span))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Do the same at once, and return True, where that needs no network."""
@@ -63,7 +67,8 @@ class Values:
         elif self.waits or is_metadata(key) or not self._is_large(len(data)):
             overlay.put(key, Inline(data))
         elif self._store is not None and self._store.is_immediate:
-            overlay.put(key, self._as_object([data]))
+            span = self._as_object([data])
+            overlay.put(key, span, self._made(span))
         else:
             return False
         return True
@@ -84,6 +89,10 @@ class Values:
         """Whether so many bytes are to be an object."""
         return self._store is not None and size > self._options.inline_threshold
 
+    def _made(self, span: Span) -> str | None:
+        """Return the URL of an object that may be removed; not one named by its content: others may refer to it."""
+        return None if self._options.content_addressed else span.url
+
     def _as_object(self, parts: Sequence[Buffer], *, durable: bool = False) -> Span:
         """Put an object of ``parts``, and return where it is. One named by its content may be there already."""
         overlay, store, by_content = self._overlay, self._store, self._options.content_addressed
@@ -93,9 +102,7 @@ class Values:
         if not (by_content and (name in overlay.names or store.facts(name) is not None)):
             store.put(name, parts, durable=durable)
         if by_content:
-            overlay.names.add(name)  # and never removed: others may have found it, and refer to it
-        else:
-            overlay.made(store.url_of(name))
+            overlay.names.add(name)
         return Span(store.url_of(name), 0, sum(map(len, parts)))
 
 

@@ -16,6 +16,7 @@ import pytest
 from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 
 from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
+from refshard_fs.session.overlay import Overlay
 from tests.writing.model import array_document, group_document, writable
 
 LARGE = b"0123456789" * 60
@@ -194,6 +195,22 @@ def test_copies_refer_to_the_same_bytes_and_moves_leave_nothing(path: Path) -> N
     assert again.resolve("copy")[1:] == again.resolve("range")[1:] == (10, 30)
 
 
+@pytest.mark.parametrize("same", ["/d/0", "d/0/", "refshard://d/0"])
+def test_a_key_that_is_moved_to_itself_stays(same: str) -> None:
+    fs = RefShardFileSystem({"d/0": "x", "d/1": "y"}, mode="a")
+    fs.mv("d/0", same)
+    fs.mv("/d", "d/", recursive=True)
+    assert fs.find("") == ["d/0", "d/1"]
+
+
+def test_a_directory_is_not_moved_into_itself_and_of_a_deep_one_only_what_was_moved_is_gone() -> None:
+    fs = RefShardFileSystem({"d/0": "x", "d/1": "y", "d/e/2": "z"}, mode="a")
+    with pytest.raises(ValueError, match="into itself"):
+        fs.mv("d", "d/e", recursive=True)
+    fs.mv("d", "new", recursive=True, maxdepth=1)
+    assert fs.find("") == ["d/e/2", "new/0", "new/1"]
+
+
 def test_mode_w_begins_with_nothing_and_replaces_the_source_at_the_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="w")
     assert fs.find("") == []
@@ -288,6 +305,22 @@ def test_values_that_were_written_over_leave_no_objects(path: Path) -> None:
     fs.rm("b")
     fs.commit()
     assert [file.read_bytes() for file in objects(path)] == [LARGE + b"\x04"]
+
+
+def test_a_commit_while_a_value_is_written_leaves_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", b"first")
+    put = Overlay.put
+
+    def put_after_a_commit(overlay: Overlay, key: str, *args: Any) -> None:
+        fs.commit()
+        put(overlay, key, *args)
+
+    monkeypatch.setattr(Overlay, "put", put_after_a_commit)
+    fs.pipe_file("b", LARGE)
+    assert fs.cat_file("b") == LARGE
+    fs.discard()
+    assert not objects(path)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
