@@ -241,8 +241,9 @@ def _take(writer: _Writer, staged: _Staged, store: Objects, data: bytes | None) 
 
 
 def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Objects) -> None:
-    """Raise ConflictError if a key was written by two of the writers, or by one and, later, here, and differs."""
+    """Raise ConflictError if two of the writers, or one and, later, this process, differ on a key."""
     known: dict[str, Edit] = {}
+    ours, removed = overlay.edits.changes(), overlay.edits.prefixes()
 
     def refuse(key: str, who: str) -> None:
         raise ConflictError(
@@ -255,13 +256,19 @@ def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Obje
             before = known.setdefault(key, edit)
             if before is not edit and not _same(before, edit, store):
                 refuse(key, "two processes")
-            here = overlay.edits.change(key)
+            here = ours.get(key)
             later = here is not None and here.number > writer.seen.get(key, 0)
             if here is not None and later and not _same(here.edit, edit, store):
                 refuse(key, "another process and by this one after that had begun")
+            removals = [number for prefix, number in removed.items() if here is None and is_within(key, prefix)]
+            if edit is not REMOVED and max(removals, default=0) > writer.seen.get(key, 0):
+                refuse(key, "another process and removed by this one after that had begun")
     for writer in writers.values():
         others = [key for theirs in writers.values() if theirs is not writer for key in theirs.edits.changes()]
         for prefix in writer.edits.prefixes():
+            for key, (edit, number) in ours.items():
+                if edit is not REMOVED and is_within(key, prefix) and number > writer.seen[prefix]:
+                    refuse(key, "this process and removed by another, which had begun before")
             for key in others:
                 if is_within(key, prefix):
                     refuse(key, "one process and removed by another")

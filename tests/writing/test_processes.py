@@ -93,6 +93,23 @@ def test_what_a_worker_wrote_before_this_process_wrote_the_same_key_is_a_conflic
     fs.discard()
 
 
+def test_a_directory_that_one_process_removed_while_another_wrote_in_it_is_a_conflict(fs: RefShardFileSystem) -> None:
+    fs.pipe_file("a/c/0", b"before")
+    elsewhere(fs, "fs.rm('a/c', recursive=True)")
+    fs.pipe_file("a/c/1", b"after")
+    with pytest.raises(ConflictError, match="'a/c/1'"):
+        fs.commit()
+    assert fs.cat_file("a/c/1") == b"after"
+    fs.discard()
+
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": b"before"})
+    elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
+    fs.rm("a/c", recursive=True)
+    with pytest.raises(ConflictError, match="'a/c/1'"):
+        fs.commit()
+    fs.discard()
+
+
 def test_a_worker_cannot_commit_and_takes_a_failed_transaction_back(fs: RefShardFileSystem) -> None:
     elsewhere(
         fs,
