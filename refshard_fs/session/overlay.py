@@ -184,6 +184,7 @@ class Overlay:
         self.costs = CostlyWrites()
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened anew since
+        self._settled = 0  # number of the last edit that was committed or dropped
         self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # which have opened the source
@@ -336,10 +337,14 @@ class Overlay:
         return self.edits.copy()
 
     def roll_back(self, edits: Edits) -> list[str]:
-        """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more."""
+        """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more.
+
+        Those of them that were committed or dropped since do not come back.
+        """
         with self._guard:
-            self._remember_versions(edits)
-            left = self._replace(edits.copy())
+            kept = edits.since(self._settled)
+            self._remember_versions(kept)
+            left = self._replace(kept)
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
                 self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
@@ -350,6 +355,7 @@ class Overlay:
     def drop(self) -> list[str]:
         """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
         with self._guard:
+            self._settled = self.edits.number
             left = self._replace(Edits())
             self._edited_base = None
             self._versions.clear()
@@ -362,6 +368,7 @@ class Overlay:
         with self._guard:
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
+            self._settled = committed.number
             left = self._replace(self.edits.since(committed.number))
             self._remember_versions(self.edits)
             self.sent.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import pickle
@@ -507,6 +508,24 @@ def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
     asyncio.run(twin._pipe_file("a", LARGE))
     fs.end_transaction()
     assert RefShardFileSystem(str(path)).find("") == ["a", "before", "range", "text"]
+
+
+@pytest.mark.parametrize("settle", ["commit", "discard"])
+def test_what_was_committed_or_discarded_in_a_transaction_does_not_come_back_when_that_fails(
+    path: Path, settle: str
+) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", LARGE)
+    with contextlib.suppress(ZeroDivisionError), fs.transaction:
+        fs.pipe_file("a", LARGE + b"new")
+        getattr(fs, settle)()
+        fs.pipe_file("b", LARGE)
+        raise ZeroDivisionError
+    seen = fs.cat("", recursive=True)
+    assert seen.get("a") == {"commit": LARGE + b"new", "discard": None}[settle]
+    assert "b" not in seen
+    fs.commit()
+    assert RefShardFileSystem(str(path)).cat("", recursive=True) == seen
 
 
 def test_what_a_symbolic_link_leads_to_is_replaced_and_not_the_link(tmp_path: Path) -> None:
