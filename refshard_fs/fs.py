@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY, Edits
 from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
-from refshard_fs.core.keys import is_within, normalise
+from refshard_fs.core.keys import is_within, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Span
 from refshard_fs.core.selection import Mode
@@ -807,12 +807,23 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if not await writer.link(key, await self._session.find(source)):
             await self._pipe_file(key, await self._cat_file(source))
 
-    def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move ``path1`` to ``path2``, as fsspec does; nothing happens where the two are one key, however spelled."""
+    def mv(
+        self,
+        path1: str | list[str],
+        path2: str | list[str],
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Move ``path1`` to ``path2``, as fsspec does; nothing happens where it is there already, however spelled."""
         source, target = self._key(path1), self._key(path2)
         if source == target:
             return
-        if recursive and is_within(target, source):
+        if isinstance(path1, str) and not path1.endswith("/") and parent(source)[0] == target:
+            for key in self._session.wait(self._matching, path1):
+                self.info(key)  # FileNotFoundError if there is none
+            return
+        if isinstance(path1, str) and isinstance(path2, str) and recursive and is_within(target, source):
             raise ValueError(f"{source!r} cannot be moved into itself, as {target!r}")
         self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
         self.rm(path1, recursive=recursive, maxdepth=maxdepth)

@@ -201,7 +201,12 @@ def test_a_key_that_is_moved_to_itself_stays(same: str) -> None:
     fs = RefShardFileSystem({"d/0": "x", "d/1": "y"}, mode="a")
     fs.mv("d/0", same)
     fs.mv("/d", "d/", recursive=True)
+    fs.mv("d/0", "d")
+    fs.mv("d/*", "d/")
+    fs.mv(["d/0"], ["d/0"])
     assert fs.find("") == ["d/0", "d/1"]
+    with pytest.raises(FileNotFoundError):
+        fs.mv("d/2", "d")
 
 
 def test_a_directory_is_not_moved_into_itself_and_of_a_deep_one_only_what_was_moved_is_gone() -> None:
