@@ -292,6 +292,9 @@ class Edits:
 # A key space with edits over it: what was written is seen at once, what was removed is not. No I/O here.
 
 
+ROOT: Final = "zarr.json"
+
+
 class EditedKeySpace(View):
     """The keys of ``base``, edited. The edits may grow while this is in use, and are seen as they do."""
 
@@ -303,18 +306,37 @@ class EditedKeySpace(View):
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         edit = self.edits.get(key)
-        return (yield from self.base.lookup(key)) if edit is None else entry_of(edit)
+        if edit is not None:
+            return entry_of(edit)
+        entry = yield from self.base.lookup(key)
+        return self._root(entry) if key == ROOT else entry
 
     def find(self, key: str) -> Entry | None:
         edit = self.edits.get(key)
-        return self.base.find(key) if edit is None else entry_of(edit)
+        if edit is not None:
+            return entry_of(edit)
+        entry = self.base.find(key)
+        return self._root(entry) if key == ROOT else entry
+
+    def _root(self, entry: Entry | None) -> Entry | None:
+        """Return the root's document without consolidated metadata that are no longer those of the nodes."""
+        if not isinstance(entry, Inline) or b'"consolidated_metadata"' not in entry.data:
+            return entry
+        match _parsed(entry.data):
+            case {"consolidated_metadata": {"metadata": dict(members)}, **rest}:
+                edited = {path for key in self.edits.changes() for path, name in [parent(key)] if name == ROOT and path}
+                for path in edited.union(members):
+                    edit = self.edits.get(join(path, ROOT))
+                    if edit is not None and not _is_document(edit, members.get(path)):
+                        return Inline(zarrmeta.dumps(rest))
+        return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``."""
         left: list[int] = []
         edited: list[int] = []
         for place, key in enumerate(keys):
-            (left if self.edits.get(key) is None else edited).append(place)
+            (left if self.edits.get(key) is None and key != ROOT else edited).append(place)
         found = [
             LookUp([left[place] for place in places], steps)
             for places, steps in self.base.lookups([keys[place] for place in left])
@@ -339,6 +361,9 @@ class EditedKeySpace(View):
         for listed in below or ():
             if (yield from self._is_left(prefix, listed)):
                 found[listed.name] = listed
+        if not prefix and ROOT in found:
+            root = yield from self.lookup(ROOT)
+            found[ROOT] = Listed(ROOT, None if root is None else root.size)
         for name, is_directory in written.items():
             edit = edits.get(join(prefix, name))
             if is_directory:
@@ -372,6 +397,24 @@ class EditedKeySpace(View):
             if (yield from self._is_left(key, child)):
                 return True
         return False
+
+
+def _is_document(edit: Edit, document: object) -> bool:
+    """Whether ``edit`` is the ``document`` of a node; None: it has none."""
+    if not isinstance(edit, Inline):
+        return edit is REMOVED and document is None
+    found = _parsed(edit.data)
+    if isinstance(found, dict):
+        found.pop("consolidated_metadata", None)  # which a group has for itself
+    return bool(found == document)
+
+
+def _parsed(data: bytes) -> Any:
+    """Return what a JSON text holds; ``data`` itself where it is none."""
+    try:
+        return zarrmeta.loads(data)
+    except ValueError:
+        return data
 
 
 def unedited(keyspace: KeySpace) -> KeySpace:

@@ -495,6 +495,33 @@ def test_metadata_that_is_none_is_refused_by_name_where_all_of_it_becomes_one_do
     fs.discard()
 
 
+@pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole"])
+def test_consolidated_metadata_are_not_shown_once_they_are_no_longer_true(tmp_path: Path, change: str) -> None:
+    fs = writable(tmp_path / "manifests", "chunk-manifest")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/c/0": b"1"})
+    fs.commit()
+    assert "a" in json.loads(fs.cat_file("zarr.json"))["consolidated_metadata"]["metadata"]
+    fs.pipe({"a/zarr.json": fs.cat_file("a/zarr.json"), "a/c/1": b"2"})
+    assert "consolidated_metadata" in json.loads(fs.cat_file("zarr.json"))  # it says the same
+    match change:
+        case "resized":
+            fs.pipe_file("a/zarr.json", array_document((5,)))
+        case "added":
+            fs.pipe_file("b/zarr.json", array_document((5,)))
+        case "removed":
+            fs.rm_file("a/zarr.json")
+        case _:
+            fs.rm("a", recursive=True)
+    for data in (fs.cat_file("zarr.json"), fs.cat(["zarr.json", *fs.find("a")])["zarr.json"]):
+        assert data == json.dumps(json.loads(group_document()), separators=(",", ":")).encode()
+    assert {row["name"]: row["size"] for row in fs.ls("")}["zarr.json"] == fs.info("zarr.json")["size"] == len(data)
+    fs.commit()
+    members = json.loads(fs.cat_file("zarr.json")).get("consolidated_metadata", {}).get("metadata", {})
+    assert {path: doc["shape"] for path, doc in members.items()} == {
+        path: json.loads(fs.cat_file(f"{path}/zarr.json"))["shape"] for path in ("a", "b") if fs.isdir(path)
+    }
+
+
 def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
