@@ -146,7 +146,7 @@ def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsy
 def test_opening_takes_few_rounds_and_a_piece_one_request(
     http_server: RangeServer, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
-    large = np.arange(400_000, dtype="i4").reshape(500, 800)
+    large = np.arange(360_000, dtype="i4").reshape(450, 800)
     path = write(
         tmp_path / "a.fits", *(fits.ImageHDU((large + i).astype(k), name=f"I{i}") for i, k in enumerate(kinds))
     )
