@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -70,8 +71,9 @@ def append(
 
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
     ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last
-    ones of the old set. A set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many
-    elements the set has more; 0 means that it was left as it is, unless some were replaced.
+    ones of the old set. What comes late takes its place in the gap that a document has there (``freq=`` of `concat`). A
+    set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many elements the set has more, or
+    a gap has less; 0 means that it was left as it is, unless some were replaced.
 
     Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
     else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
@@ -299,8 +301,16 @@ def _append_line(
     times = with_common_units(read, dim, lambda number: opened(urls[number], options), options, lazy=True, fixed=units)
     read = times.parts
     coming = coordinate_values([read[0], read[-1]], dim)
-    if values is not None and coming is not None:
+    gap = None if values is None or coming is None else _gap_for(document, values, coming[1])
+    if gap is not None:
+        _check_chunks(document, read[-1], gap, base.url)
+    elif values is not None and coming is not None:
         known = np.isin(coming[1], values)
+        if np.isin(coming[1], _missing(document, values)).any():
+            raise ManifestError(
+                f"{new} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: append "
+                "one set for each gap"
+            )
         if known.all() and how.on_duplicate == "skip":
             return 0
         if known.any() and how.on_duplicate == "replace":
@@ -343,6 +353,8 @@ def _append_line(
     replaced = joined.document.starts[-1] - document.starts[-1]
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
     document = _widened(document.with_parts([line]), shown, found)
+    if gap is not None:
+        document = _filled(document, gap)
     document = msgspec.structs.replace(
         document,
         chunks={**found.chunks, **document.chunks},
@@ -351,6 +363,53 @@ def _append_line(
     )
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length - replaced
+
+
+def _missing(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return those of the coordinate's ``values`` that lie in gaps."""
+    pieces = np.split(values, document.starts[1:-1])
+    return np.concatenate([values[:0], *(v for v, part in zip(pieces, document.parts, strict=True) if part.is_gap)])
+
+
+def _gap_for(document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any]) -> tuple[int, int] | None:
+    """Return the number of the gap that has the values ``coming`` in a row, and where they begin in it."""
+    first = np.flatnonzero(np.isin(values, coming[:1]))
+    if len(first) != 1:
+        return None
+    start, stop = int(first[0]), int(first[0]) + len(coming)
+    number = bisect_right(document.starts, start) - 1
+    begin, end = document.starts[number], document.starts[number + 1]
+    is_in_gap = document.parts[number].is_gap and stop <= end and np.array_equal(values[start:stop], coming)
+    return (number, start - begin) if is_in_gap else None
+
+
+def _check_chunks(document: ConcatDocument, new: Named, gap: tuple[int, int], name: str) -> None:
+    """Refuse by name what begins or ends within a chunk of the document."""
+    start, length = gap[1], length_along(new, document.dim)
+    for path, axis in document.axes.items():
+        variable = new.variables.get(path)
+        size = None if variable is None or variable.meta.chunks is None else variable.meta.chunks[axis]
+        if size and path not in (document.coordinate, *document.chunks) and (start % size or length % size):
+            raise ManifestError(
+                f"{new.name} fills elements {start} to {start + length} of a gap of {name}, and {path!r} has chunks of "
+                f"{size} along {document.dim!r}: make the document anew, with chunks="
+            )
+
+
+def _filled(document: ConcatDocument, gap: tuple[int, int]) -> ConcatDocument:
+    """Return a document whose last part lies in a gap instead, of which what is left lies before and after it."""
+    number, start = gap
+    *parts, new = document.parts
+    old = parts[number]
+    values = np.frombuffer(old.values or b"", np.uint8).reshape(old.length, -1)
+    ends = [(0, start), (start + new.length, old.length)]
+    left = [
+        msgspec.structs.replace(old, length=stop - first, values=values[first:stop].tobytes())
+        for first, stop in ends
+        if first < stop
+    ]
+    parts[number : number + 1] = [*left[: bool(start)], new, *left[bool(start) :]]
+    return msgspec.structs.replace(document, parts=tuple(parts))
 
 
 def _without_last(

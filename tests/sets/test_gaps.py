@@ -86,6 +86,53 @@ def test_files_that_are_recut_have_gaps_too(tmp_path: Path) -> None:
     xr.testing.assert_equal(of_xarray(cube), xr.concat(each(files), "time").resample(time="1D").asfreq())
 
 
+@pytest.mark.parametrize("chunks", [None, {"time": 3}])
+def test_a_day_that_comes_late_takes_its_place_in_the_gap(tmp_path: Path, chunks: dict[str, int] | None) -> None:
+    files = [written(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
+    url = str(tmp_path / "cube.refshard")
+    refshard_fs.concat(files, "time", lazy=True, freq="1D", chunks=chunks).save(url)  # type: ignore[attr-defined]
+    for day in (3, 2, 4, 7):
+        files.append(written(tmp_path / f"{day}.nc", [day]))
+        assert refshard_fs.append(url, files[-1], "time") == 1
+        expected = xr.concat(each(files), "time").sortby("time").resample(time="1D").asfreq()
+        xr.testing.assert_equal(of_xarray(url), expected)
+    for day in (2, 4, 5):
+        with pytest.raises(ManifestError, match=f"has time = {day} days .* already"):
+            refshard_fs.append(url, files[files.index(str(tmp_path / f"{day}.nc"))], "time")
+
+
+@pytest.mark.parametrize("how", ["error", "skip", "replace"])
+@pytest.mark.parametrize("days", [[1, 2], [4, 5], [3, 2], [2, 4], [6, 7, 2]])
+def test_what_does_not_lie_within_one_gap_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
+    files = [written(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
+    url = tmp_path / "cube.refshard"
+    refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
+    before = url.read_bytes()
+    with pytest.raises(ManifestError, match=r"new\.nc.* has values in gaps of .*: append one set for each gap"):
+        refshard_fs.append(url, written(tmp_path / "new.nc", days), "time", on_duplicate=how)
+    assert url.read_bytes() == before
+
+
+def test_what_fills_a_gap_has_whole_chunks(tmp_path: Path) -> None:
+    def two(name: str, first: int) -> str:
+        path = tmp_path / name
+        days = [first, first + 1]
+        data = xr.DataArray(np.add.outer(days, [0.0, 0.5]), dims=("time", "x"))
+        ds = xr.Dataset({"v": data}, coords={"time": ("time", days, {"units": UNITS}), "x": [0, 1]})
+        ds.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (2, 2), "_FillValue": np.nan}})
+        return str(path)
+
+    files = [two("0.nc", 0), two("6.nc", 6)]
+    url = str(tmp_path / "cube.refshard")
+    refshard_fs.concat(files, "time", lazy=True, freq="1D").save(url)
+    with pytest.raises(ManifestError, match="'v'.* chunks of 2"):
+        refshard_fs.append(url, two("3.nc", 3), "time")
+    files.append(two("4.nc", 4))
+    refshard_fs.append(url, files[-1], "time")
+    expected = xr.concat(each(files), "time").sortby("time").resample(time="1D").asfreq()
+    xr.testing.assert_equal(of_xarray(url), expected)
+
+
 def test_a_gap_within_a_file_is_filled_in_and_needs_references(tmp_path: Path) -> None:
     files = [written(tmp_path / f"{i}.nc", days) for i, days in enumerate(([0, 1, 4], [5]))]
     made = refshard_fs.concat(files, "time", freq="D")
