@@ -24,7 +24,7 @@ from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, begun_collection
 from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
 
-MOST_FILL: Final = 1 << 30  # bytes of a chunk that was never written, where one has to be made
+MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
 TEXT: Final = {"id": "vlen-utf8"}
 
 

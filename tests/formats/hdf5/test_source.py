@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ManifestError, NotListable, RefShardFileSystem
+from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.session.collect import collected
@@ -251,6 +251,18 @@ def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: st
                 expected = file[name][tuple(slice(int(n) * size, (int(n) + 1) * size) for n, size in steps)]
                 chunk = np.frombuffer(fs.cat_file(f"{name}/{key}"), "<i4").reshape(chunks)
                 assert (chunk[tuple(map(slice, expected.shape))] == expected).all(), (name, key)
+
+
+def test_a_huge_chunk_that_was_never_written_is_not_made(tmp_path: Path) -> None:
+    """Its bytes would be made of nothing: few of the file claim any number of them."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):
+            made = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")
+            made.attrs["_FillValue"] = np.uint8(7)  # which readers of zarr would take a missing chunk for
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"), skip_instance_cache=True)
+    assert len(fs.cat_file("large/0")) < 1 << 16
+    with pytest.raises(RefShardError, match="'huge/0'.* never written: they are too many to make"):
+        fs.cat_file("huge/0")
 
 
 def test_files_are_concatenated_and_appended_as_sets_are(tmp_path: Path) -> None:
