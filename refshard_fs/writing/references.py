@@ -60,7 +60,7 @@ class WritableReferences(MutableMapping[str, Any]):
                 self._fs.pipe_file(key, from_base64(value.decode("latin-1")))
             case str() | bytes() | dict():
                 self._fs.pipe_file(key, decode(value))
-            case _ if hasattr(value, "to_bytes") and type(value) is not int:  # zarr 3's buffers, of kerchunk
+            case _ if hasattr(value, "to_bytes") and not isinstance(value, int):  # zarr 3's buffers, of kerchunk
                 self._fs.pipe_file(key, value.to_bytes())
             case _:
                 raise TypeError(

@@ -367,8 +367,9 @@ def test_references_are_a_mapping_to_write_to(path: Path, tmp_path: Path) -> Non
     del refs["text"]
     with pytest.raises(KeyError):
         del refs["text"]
-    with pytest.raises(TypeError, match="'wrong'"):
-        refs["wrong"] = 5
+    for value in (5, True):
+        with pytest.raises(TypeError, match="'wrong'"):
+            refs["wrong"] = value
     assert "text" not in refs
     assert len(refs) == 5
     assert refs["part"] == [str(tmp_path / "data"), 5, 3]
