@@ -149,8 +149,8 @@ def _changes(path: str | None, a: Extents, b: Extents, targets: Positions, diffe
         moved = (ours.targets != renumbered) | (ours.starts != theirs.starts) | (ours.stops != theirs.stops)
         inline = {a.key(i): i for i in at_a[~moved & (renumbered == INLINE)].tolist()}
         changed = sorted([*at_a[moved].tolist(), *(inline[key] for key in differing(list(inline)))])
-        added = np.setdiff1d(np.arange(len(b)), at_b).tolist()
-        removed = np.setdiff1d(np.arange(len(a)), at_a).tolist()
+        added = np.delete(np.arange(len(b)), at_b).tolist()
+        removed = np.delete(np.arange(len(a)), at_a).tolist()
     some = b.keys(added[:NAMED]), a.keys(removed[:NAMED]), a.keys(changed[:NAMED])
     return Changes(path, len(added), len(removed), len(changed), *some)
 

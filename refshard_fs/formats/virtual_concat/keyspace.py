@@ -14,7 +14,6 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
@@ -476,9 +475,7 @@ def _name_here(
 def _placed(places: Mapping[int, Placement], axis: int, number: int) -> int | None:
     """Return where a part's chunk lies along an axis; None where it has none of that number."""
     placement = places.get(axis)
-    if placement is None:
-        return number
-    return int(placement.places(np.array([number]))[0]) if number < placement.length else None
+    return number if placement is None else placement.place(number)
 
 
 def _described(aside: bytes | None, path: str, meta: ArrayMeta, where: str) -> Described:

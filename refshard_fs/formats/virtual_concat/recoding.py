@@ -26,8 +26,8 @@ from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsaf
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
 
-# Make objects, as many as four bytes say, and no numbers.
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
+# Make objects, as many as four bytes say, and no numbers.
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
 
 

@@ -129,7 +129,8 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
     def within(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield the runs that lie in the places ``[begin, stop)``, as far as they do: place, element and length."""
         first = max(bisect_right(self._ascending, (begin, stop, 0)) - 1, 0)
-        for at, start, length in itertools.islice(self._ascending, first, None):
+        for number in range(first, len(self._ascending)):
+            at, start, length = self._ascending[number]
             low, high = max(at, begin), min(at + length, stop)
             if at >= stop:
                 return
@@ -139,6 +140,11 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
     def element(self, place: int) -> int | None:
         """Return the number of the element at a place; None if the part has none there."""
         return next((start for _, start, _ in self.within(place, place + 1)), None)
+
+    def place(self, element: int) -> int | None:
+        """Return where an element lies; None if the part has not so many."""
+        run = bisect_right(self.starts, element) - 1
+        return self.runs[run][0] + element - self.starts[run] if element < self.length else None
 
     def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return where elements lie."""
