@@ -322,9 +322,11 @@ class EditedKeySpace(View):
         """Return the root's document without consolidated metadata that are no longer those of the nodes."""
         if not isinstance(entry, Inline) or b'"consolidated_metadata"' not in entry.data:
             return entry
+        edited = {path for key in self.edits.changes() for path, name in [parent(key)] if name == ROOT and path}
+        if not edited and not self.edits.prefixes():
+            return entry
         match _parsed(entry.data):
             case {"consolidated_metadata": {"metadata": dict(members)}, **rest}:
-                edited = {path for key in self.edits.changes() for path, name in [parent(key)] if name == ROOT and path}
                 for path in edited.union(members):
                     edit = self.edits.get(join(path, ROOT))
                     if edit is not None and not _is_document(edit, members.get(path)):
