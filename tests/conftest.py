@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -20,6 +21,10 @@ from tests.servers.models import share_models
 from tests.servers.nginx import NginxServer, nginx_binary
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer, weed_binary
+
+# Jobs that a script has in the background ignore it, as would all that they start: tests of interrupts would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
