@@ -1,7 +1,7 @@
-"""What was written and removed since a source was opened, by key: an overlay that knows no I/O. Any thread may use it.
+"""Edits: what was written and removed since a source was opened, by key. Any thread may use them.
 
-An edit is what a key holds now (bytes, as `Inline` or `Spooled`, or a `Span` of an object that has them) or
-`REMOVED`. Removing a whole prefix hides what the source has below it, at the cost of one entry.
+An edit is the new content of a key (bytes, as `Inline` or `Spooled`, or a `Span` of an object) or `REMOVED`. Removing
+a prefix hides everything that the source has below it, at the cost of one entry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -28,33 +28,31 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
 
 MEMORY: Final = 64 << 20  # bytes of edits that are held in memory
-_FILE: Final = 256 << 20  # bytes of the first file; each further one takes twice as many, so that there are few
-_AT_ONCE: Final = 1 << 30  # bytes; one call of some systems writes no more than about two of these
 
 
 class _File:
-    """A file without a name, only ever added to."""
+    """A temporary file without a name, only ever added to."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # it lives as long as this
+        self._mapped = memoryview(b"")
+        self._end = 0
         self.pid = os.getpid()
-        self.end = 0
 
-    def add(self, data: bytes | memoryview) -> int:
+    def add(self, data: bytes) -> int:
         """Write ``data`` at the end; return where it begins."""
-        start = self.end
+        start, view = self._end, memoryview(data)
         self._file.seek(start)
-        at = 0
-        while at < len(data):
-            at += self._file.write(memoryview(data)[at : at + _AT_ONCE]) or 0
-        self.end = start + len(data)
+        while view:  # one call may write a part
+            view = view[self._file.write(view) or 0 :]
+        self._end += len(data)
         return start
 
     def view(self, start: int, stop: int) -> memoryview:
-        """Return bytes mapped from the file: they take no memory."""
-        first = start - start % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(self._file.fileno(), stop - first, access=mmap.ACCESS_READ, offset=first)
-        return memoryview(mapped)[start - first :]
+        """Return bytes mapped from the file: they take no memory of their own."""
+        if stop > len(self._mapped):
+            self._mapped = memoryview(mmap.mmap(self._file.fileno(), self._end, access=mmap.ACCESS_READ))
+        return self._mapped[start:stop]
 
     def __del__(self) -> None:
         self._file.close()
@@ -67,66 +65,41 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
     offset: int
     size: int
 
-    def read(self) -> bytes:
-        """Return the bytes."""
-        return bytes(_views([self])[0])
-
-
-def _views(spooled: Sequence[Spooled]) -> list[memoryview]:
-    """Return the bytes of each of ``spooled``, mapped from the file: they take no memory."""
-    found = [memoryview(b"")] * len(spooled)
-    by_file: dict[_File, list[int]] = {}
-    for i, some in enumerate(spooled):
-        if some.size:
-            by_file.setdefault(some.file, []).append(i)
-    for file, places in by_file.items():
-        start = min(spooled[i].offset for i in places)
-        mapped = file.view(start, max(spooled[i].offset + spooled[i].size for i in places))
-        for i in places:
-            offset = spooled[i].offset - start
-            found[i] = mapped[offset : offset + spooled[i].size]
-    return found
-
-
-def buffers(edits: Sequence[Inline | Spooled]) -> list[bytes | memoryview]:
-    """Return the bytes of each of ``edits``; those in a file stay there."""
-    spooled = iter(_views([edit for edit in edits if isinstance(edit, Spooled)]))
-    return [edit.data if isinstance(edit, Inline) else next(spooled) for edit in edits]
+    @property
+    def data(self) -> memoryview:
+        """The bytes, mapped from the file."""
+        return self.file.view(self.offset, self.offset + self.size)
 
 
 class Spool:
-    """Takes the values of any thread until their commit: up to ``memory`` bytes in memory, the rest in a file.
+    """Keeps values from any thread until their commit: up to ``memory`` bytes in memory, the rest in a file.
 
-    The file has no name, and goes with whoever refers to it, however the process ends.
+    The file has no name, and disappears with the last value in it, however the process ends.
     """
 
     def __init__(self) -> None:
         self.memory = MEMORY
         self.in_memory = 0  # bytes
         self._lock = fork_safe(threading.Lock())
-        self._file: _File | None = None  # of values
-        self._room = _FILE  # bytes that it takes
+        self._file: _File | None = None
 
     def keep(self, data: bytes, instead: object = None) -> Inline | Spooled:
-        """Return an edit that has ``data``; it takes the place of ``instead``, if that is one in memory."""
+        """Return an edit that has ``data``; it replaces ``instead``, whose memory is free if it was in memory."""
         with self._lock:
             if isinstance(instead, Inline):
                 self.in_memory = max(self.in_memory - len(instead.data), 0)
             if self.in_memory + len(data) <= self.memory:
                 self.in_memory += len(data)
                 return Inline(data)
-            if self._file is not None and self._file.end >= self._room:
-                self._file, self._room = None, 2 * self._room  # the file goes with the last value that refers to it
-            if self._file is None or self._file.pid != os.getpid():  # a parent goes on writing to its own
+            if self._file is None or self._file.pid != os.getpid():  # a forked child leaves its parent's file alone
                 self._file = _File()
             return Spooled(self._file, self._file.add(data), len(data))
 
     def clear(self) -> None:
-        """Begin anew. Values that somebody still refers to stay readable."""
+        """Begin anew. Values that are still referred to stay readable."""
         with self._lock:
             self.in_memory = 0
             self._file = None
-            self._room = _FILE
 
 
 class Removed(Enum):
@@ -143,23 +116,17 @@ Edit: TypeAlias = Inline | Spooled | Span | Removed
 def entry_of(edit: Edit) -> Inline | Span | None:
     """Return what readers find at a key that holds ``edit``; None if it was removed."""
     if isinstance(edit, Spooled):
-        return Inline(edit.read())
+        return Inline(bytes(edit.data))
     return None if edit is REMOVED else edit
 
 
-class Change(NamedTuple):
-    """An edit and its number: later ones have higher numbers."""
-
-    edit: Edit
-    number: int
-
-
 class Edits:
-    """Edits by key, and the prefixes that were removed. Look-ups take no lock, changes do."""
+    """Edits by key, and the prefixes that were removed, each with a number. Look-ups take no lock, changes do."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
-        self._changes: dict[str, Change] = {}
+        self._changes: dict[str, Edit] = {}
+        self._numbers: dict[str, int] = {}  # by key: later edits have higher ones
         self._prefixes: dict[str, int] = {}  # removed as a whole, and the number of that
         self._below: dict[str, dict[str, int]] = {}  # directory → name → how many keys there or below were written
         self._removed: dict[str, int] = {}  # directory → how many keys below it were removed one by one
@@ -171,16 +138,10 @@ class Edits:
 
     def get(self, key: str) -> Edit | None:
         """Return what is known of ``key``; None if it was not edited: the source knows it."""
-        change = self._changes.get(key)
-        if change is not None:
-            return change.edit
-        return REMOVED if self._prefixes and self.hides(key) else None
+        edit = self._changes.get(key)
+        return REMOVED if edit is None and self._prefixes and self.hides(key) else edit
 
-    def change(self, key: str) -> Change | None:
-        """Return the edit of ``key`` itself and its number; None if there is none."""
-        return self._changes.get(key)
-
-    def changes(self) -> Mapping[str, Change]:
+    def changes(self) -> dict[str, Edit]:
         """Return all edits of keys, as they are now."""
         with self._lock:
             return dict(self._changes)
@@ -210,6 +171,13 @@ class Edits:
             self.number += 1
             self._prefixes[prefix] = self.number
 
+    def add(self, prefixes: Iterable[str], changes: Mapping[str, Edit]) -> None:
+        """Remove ``prefixes``, then let the keys of ``changes`` hold what these say."""
+        for prefix in prefixes:
+            self.remove_below(prefix)
+        for key, edit in changes.items():
+            self.put(key, edit)
+
     def names(self, prefix: str) -> Mapping[str, bool]:
         """Return the names directly below ``prefix`` that were written: name → whether there is a directory of it."""
         with self._lock:
@@ -227,7 +195,7 @@ class Edits:
         """Return a savepoint: the edits of now, which do not change with these."""
         new = Edits()
         with self._lock:
-            new._changes = dict(self._changes)
+            new._changes, new._numbers = dict(self._changes), dict(self._numbers)
             new._prefixes = dict(self._prefixes)
             new._below = {directory: dict(names) for directory, names in self._below.items()}
             new._removed = dict(self._removed)
@@ -237,40 +205,39 @@ class Edits:
     def loaded(self) -> Edits:
         """Return a savepoint in which all values are in memory."""
         new = self.copy()
-        for key, (edit, number) in new._changes.items():
+        for key, edit in new._changes.items():
             if isinstance(edit, Spooled):
-                new._changes[key] = Change(Inline(edit.read()), number)
+                new._changes[key] = Inline(bytes(edit.data))
         return new
 
     def since(self, earlier: int) -> Edits:
         """Return those edits that came after the change number ``earlier``."""
         new = Edits()
         with self._lock:
-            for prefix, number in sorted(self._prefixes.items(), key=lambda item: item[1]):
+            new._prefixes = {prefix: number for prefix, number in self._prefixes.items() if number > earlier}
+            for key, number in self._numbers.items():
                 if number > earlier:
-                    new._prefixes[prefix] = number
-            for key, change in self._changes.items():
-                if change.number > earlier:
-                    new._put(key, change.edit, change.number)
+                    new._put(key, self._changes[key], number)
             new.number = self.number
         return new
 
     def spans(self) -> Iterator[Span]:
         """Return every span that a key holds."""
-        return (edit for edit, _ in self.changes().values() if isinstance(edit, Span))
+        return (edit for edit in self.changes().values() if isinstance(edit, Span))
 
     # ------------------------------------------------------------------ the tree of what is there
 
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:
         self._forget(key)
         self.number = max(self.number + 1, number)
-        self._changes[key] = Change(edit, number or self.number)
+        self._changes[key], self._numbers[key] = edit, number or self.number
         self._count(key, edit, 1)
 
     def _forget(self, key: str) -> None:
-        change = self._changes.pop(key, None)
-        if change is not None:
-            self._count(key, change.edit, -1)
+        edit = self._changes.pop(key, None)
+        if edit is not None:
+            del self._numbers[key]
+            self._count(key, edit, -1)
 
     def _count(self, key: str, edit: Edit, by: int) -> None:
         path = key

@@ -208,7 +208,7 @@ def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
     editing = _Editing(refs, where)
     for prefix in edits.prefixes():
         editing.remove_below(prefix)
-    changes = {key: change.edit for key, change in edits.changes().items()}
+    changes = edits.changes()
     for key in filter(is_array_document, changes):
         editing.put(key, changes[key])
         editing.regrid(parent(key)[0])
@@ -222,7 +222,7 @@ def within(edits: Edits, array: str) -> Edits:
     for prefix in edits.prefixes():
         if is_within(prefix, array) or is_within(array, prefix):
             found.remove_below(prefix)
-    for key, (edit, _) in edits.changes().items():
+    for key, edit in edits.changes().items():
         if is_within(key, array):
             found.put(key, edit)
     return found

@@ -154,22 +154,17 @@ def _absolute(url: str, protocol: str | None) -> str:
 
 def digest_of(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
-    state = hashlib.sha256()
-    keys = refs.keys
-    for part in (keys.spelled, *keys.ranges, keys.data):
-        state.update(memoryview(part))  # type: ignore[arg-type]  # as arrays are
+    keys, pins, tables = refs.keys, refs.pins, refs.chunks
+    texts = [refs.urls] if pins is None else [refs.urls, pins.etags, pins.times]
+    columns: list[Any] = [keys.spelled, *keys.ranges, keys.data]
+    columns += [column for text in texts for column in (text.data, text.ends)]
+    columns += [] if pins is None else [pins.sizes]
+    columns += [column for table in tables.values() for column in (*table.ranges, table.numbers) if column is not None]
+    state = hashlib.sha256(repr([(path, table.grid) for path, table in tables.items()]).encode())
     try:
         state.update(msgspec.msgpack.encode(keys.objects))
     except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
         state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
-    texts = [refs.urls] if refs.pins is None else [refs.urls, refs.pins.etags, refs.pins.times]
-    for column in texts:
-        state.update(column.data.data)
-        state.update(column.ends.data)
-    if refs.pins is not None:
-        state.update(refs.pins.sizes.data)
-    for path, table in refs.chunks.items():
-        state.update(repr((path, table.grid)).encode())
-        for numbers in (*table.ranges, table.numbers):
-            state.update(b"" if numbers is None else numbers.data)
+    for column in columns:
+        state.update(memoryview(column))
     return state.hexdigest()

@@ -88,7 +88,7 @@ class ManifestCommit(DirectoryCommit):
                 entry = self._run(path, partial(self._view.read, join(path, _ROOT)))
                 if entry is not None and not edits.hides(join(path, _ROOT)):
                     shown[join(path, _ROOT)] = entry
-        for key, (edit, _) in edits.changes().items():
+        for key, edit in edits.changes().items():
             if not zarrmeta.is_metadata(key):
                 continue
             if isinstance(edit, Inline):

@@ -109,7 +109,7 @@ def _with_shards(committing: Committing) -> Committing:
 def _leave_whole(committing: Committing) -> None:
     """Take note of the arrays that were written with shards of their own: who wrote them goes on with whole shards."""
     changes = committing.edits.changes().items()
-    written = ((key, edit.data) for key, (edit, _) in changes if is_metadata(key) and isinstance(edit, Inline))
+    written = ((key, edit.data) for key, edit in changes if is_metadata(key) and isinstance(edit, Inline))
     committing.overlay.whole |= sharded_by(written)
 
 

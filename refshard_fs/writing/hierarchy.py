@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from refshard_fs.core.edits import Spooled, buffers
+from refshard_fs.core.edits import Spooled
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent, splits
 from refshard_fs.core.model import Facts, Inline, Span
@@ -226,7 +226,7 @@ class HierarchyCommit:
                 raise
 
     def _put_chunk(self, name: str, edit: Inline | Spooled, condition: Condition) -> None:
-        self._put_object(name, buffers([edit]), condition)
+        self._put_object(name, [edit.data], condition)
 
     def _put_shard(self, shard: ShardPlan) -> None:
         with self._shard(shard.key):

@@ -87,9 +87,7 @@ class WritableReferences(MutableMapping[str, Any]):
         for key in self._base():
             if edits.get(key) is None:
                 yield key
-        for key, change in edits.changes().items():
-            if change.edit is not REMOVED:
-                yield key
+        yield from (key for key, edit in edits.changes().items() if edit is not REMOVED)
 
     def __len__(self) -> int:
         return len(self._base()) if self._edits() is None else sum(1 for _ in self)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled, buffers
+from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
@@ -149,14 +149,14 @@ def planned(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) 
             return spool.keep(data)
         return edit
 
-    changes = {key: change.edit for key, change in edits.changes().items()}
+    changes = edits.changes()
     view = keyspace if isinstance(keyspace, ShardView) else None
     documents: dict[str, bytes] = {}
     layouts: dict[str, ShardLayout | None] = {}
     grown: dict[str, Growth] = {}
     for key, edit in changes.items():
         if zarrmeta.is_metadata(key) and edit is not REMOVED:
-            documents[key] = written = bytes(buffers([(yield from loaded(edit))])[0])
+            documents[key] = written = bytes((yield from loaded(edit)).data)
             if view is not None and parent(key)[1] in _NODES:
                 found = yield from restored(view, key, documents[key])
                 documents[key] = found.data
@@ -278,9 +278,7 @@ def packed(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | Non
 
     Raises DamagedIndex where the old one is damaged, ManifestError where such a shard cannot hold a chunk.
     """
-    written = {place: edit for place, edit in shard.changes.items() if edit is not None}
-    payloads: dict[tuple[int, ...], Buffer | None] = dict.fromkeys(shard.changes)
-    payloads |= dict(zip(written, buffers(list(written.values())), strict=True))
+    payloads = {place: None if edit is None else edit.data for place, edit in shard.changes.items()}
     try:
         return shard.layout.rewrite(shard.lengths, old, payloads)
     except Misfit as e:
@@ -318,7 +316,7 @@ def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, value
     for key, document in plan.documents:
         made.put(key, Inline(document))
     for key, edit in plan.data.items():
-        made.put(key, edit if isinstance(edit, Span) else values.stored(buffers([edit])))
+        made.put(key, edit if isinstance(edit, Span) else values.stored([edit.data]))
     for shard in plan.shards:
         made.put(shard.key, _put(shard, view, run, overlay, values))
     return made

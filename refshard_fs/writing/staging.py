@@ -107,6 +107,7 @@ class Values:
 
 
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
+_LATER: Final = "another process and, after that one began, by this one"
 _ROOT: Final = "%"  # stands for the empty key: no quoted key is that
 
 
@@ -189,13 +190,13 @@ def merge(overlay: Overlay, store: Objects, options: WriteOptions, *, waits: boo
     for staged in sorted(found, key=lambda s: (s.writer, s.number)):
         writer = writers.setdefault(staged.writer, _Writer(Edits(), {}))
         _take(writer, staged, store, read.get(staged.name))
-    _refuse_conflicts(overlay, writers, store)
+    _refuse_conflicts(overlay, writers.values(), store)
     for writer in writers.values():
         for prefix in writer.edits.prefixes():
             overlay.remove_below(prefix)
     for writer in writers.values():
-        for key, change in writer.edits.changes().items():
-            overlay.put(key, _loaded(overlay, change.edit, store) if waits else change.edit)
+        for key, edit in writer.edits.changes().items():
+            overlay.put(key, _loaded(overlay, edit, store) if waits else edit)
     for staged in found:
         overlay.merged.add(staged.name)
         overlay.made(store.url_of(staged.name))
@@ -240,38 +241,29 @@ def _take(writer: _Writer, staged: _Staged, store: Objects, data: bytes | None) 
             edits.put(key, Span(store.url_of(staged.name), 0, staged.size) if data is None else Inline(data))
 
 
-def _refuse_conflicts(overlay: Overlay, writers: dict[str, _Writer], store: Objects) -> None:
-    """Raise ConflictError if two of the writers, or one and, later, this process, differ on a key."""
-    known: dict[str, Edit] = {}
-    ours, removed = overlay.edits.changes(), overlay.edits.prefixes()
+def _refuse_conflicts(overlay: Overlay, writers: Iterable[_Writer], store: Objects) -> None:
+    """Raise ConflictError if two writers, or one and (after that one began) this process, differ on a key."""
+    others = Edits()  # of the writers before
+    later = {seen: overlay.edits.since(seen) for writer in writers for seen in writer.seen.values()}
+    for writer in writers:
+        changes, prefixes = writer.edits.changes(), writer.edits.prefixes()
+        for key, edit in changes.items():
+            _refuse_other(key, edit, others.get(key), "two processes", store)
+            _refuse_other(key, edit, later[writer.seen[key]].get(key), _LATER, store)
+        for prefix in prefixes:
+            for rival, who in ((others, "two processes"), (later[writer.seen[prefix]], _LATER)):
+                for key, edit in rival.changes().items():
+                    if is_within(key, prefix) and key not in changes:
+                        _refuse_other(key, REMOVED, edit, who, store)
+        others.add(prefixes, changes)
 
-    def refuse(key: str, who: str) -> None:
+
+def _refuse_other(key: str, edit: Edit, other: Edit | None, who: str, store: Objects) -> None:
+    if other is not None and other is not edit and not _same(other, edit, store):
         raise ConflictError(
-            f"{key!r} was written by {who}, and not the same: nothing was committed. Give each worker keys of its own "
-            "(regions that end where chunks do), or discard()"
+            f"{key!r} was written or removed by {who}, and not the same: nothing was committed. Give each worker keys "
+            "of its own (regions that end where chunks do), or discard()"
         )
-
-    for writer in writers.values():
-        for key, (edit, _) in writer.edits.changes().items():
-            before = known.setdefault(key, edit)
-            if before is not edit and not _same(before, edit, store):
-                refuse(key, "two processes")
-            here = ours.get(key)
-            later = here is not None and here.number > writer.seen.get(key, 0)
-            if here is not None and later and not _same(here.edit, edit, store):
-                refuse(key, "another process and by this one after that had begun")
-            removals = [number for prefix, number in removed.items() if here is None and is_within(key, prefix)]
-            if edit is not REMOVED and max(removals, default=0) > writer.seen.get(key, 0):
-                refuse(key, "another process and removed by this one after that had begun")
-    for writer in writers.values():
-        others = [key for theirs in writers.values() if theirs is not writer for key in theirs.edits.changes()]
-        for prefix in writer.edits.prefixes():
-            for key, (edit, number) in ours.items():
-                if edit is not REMOVED and is_within(key, prefix) and number > writer.seen[prefix]:
-                    refuse(key, "this process and removed by another, which had begun before")
-            for key in others:
-                if is_within(key, prefix):
-                    refuse(key, "one process and removed by another")
 
 
 def _same(one: Edit, other: Edit, store: Objects) -> bool:

@@ -248,7 +248,7 @@ class Plan(NamedTuple):
 def new_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
     """Return what ``.zmetadata`` says after ``edits``, and as the document it is."""
     documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
-    for key, (edit, _) in edits.changes().items():
+    for key, edit in edits.changes().items():
         if not zarrmeta.is_metadata(key) or key == PARQUET:
             continue
         match edit:
@@ -265,7 +265,7 @@ def new_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
 def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
     """Return what ``edits`` change; ManifestError, which names the key, for what a parquet set cannot hold."""
     rows: dict[str, dict[int, dict[int, Edit]]] = {}
-    for key, (edit, _) in edits.changes().items():
+    for key, edit in edits.changes().items():
         if zarrmeta.is_metadata(key):
             continue
         at = place(new.grids, key)
