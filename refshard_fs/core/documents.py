@@ -9,6 +9,7 @@ byte for byte.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -16,8 +17,8 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import ChunkGrid, join, nearest, parent
-from refshard_fs.core.keyspace import Grids, KeySpace
+from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
+from refshard_fs.core.keyspace import Grids, KeySpace, View, merged
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
 
@@ -202,6 +203,83 @@ class Documents(Generic[K]):
             yield from together([self.lookup(join(path, name)) for path in paths for name in ARRAY_DOCUMENTS])
             if any(path in self.arrays for path in paths):
                 return
+
+
+class ArrayView(View, Generic[K]):
+    """A view of ``base`` that finds the chunks of some arrays by itself, and shows their metadata rewritten."""
+
+    _documents: Documents[K]
+
+    @abstractmethod
+    def remapped(self, path: str) -> ChunkGrid | None:
+        """Return the grid of the array ``path`` if the view finds its chunks; None if its base has them."""
+
+    @abstractmethod
+    def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
+        """Return the entry of ``key``, the chunk at ``coords`` in the grid of the remapped array ``path``."""
+
+    @abstractmethod
+    def chunks_in(
+        self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
+    ) -> Steps[Sequence[Listed] | None]:
+        """Return the chunks, and directories of them, of the array ``path`` in the directory of those that begin so.
+
+        ``leading`` is None for the array's own directory where all chunks lie in ``c``. ``names`` lie in that directory
+        of the base, if they are known.
+        """
+
+    @abstractmethod
+    def has_chunks_in(self, path: str, leading: tuple[int, ...]) -> Steps[bool]:
+        """Return whether that directory exists."""
+
+    def array_of(self, key: str) -> Steps[str | None]:
+        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
+        return (yield from self._documents.array_of(key))
+
+    def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
+        """Return array, coordinates, and whether these are in its grid, of a key of a remapped array's chunk."""
+        path, grid = yield from self._remapped_above(key)
+        coords = None if grid is None else grid.decode(relative(key, path))
+        return None if grid is None or coords is None else (path, coords, grid.contains(coords))
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        if self._documents.is_document(key):
+            return (yield from self._documents.lookup(key))
+        at = yield from self.chunk_of(key)
+        if at is None:
+            return (yield from self.base.lookup(key))
+        path, coords, is_inside = at
+        return (yield from self.chunk(key, path, coords)) if is_inside else None
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        at = yield from self._chunk_directory(prefix)
+        if at is not None:
+            return (yield from self.chunks_in(*at, None))
+        found = yield from self.base.children(prefix)
+        if found is None:
+            return None
+        names = yield from self._documents.sized(prefix, found)
+        grid = self.remapped(prefix)
+        if grid is None:
+            return names
+        others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
+        chunks = yield from self.chunks_in(prefix, grid.leading(""), names)
+        return merged(prefix + "/" if prefix else "", chunks or (), others)
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        at = yield from self._chunk_directory(prefix)
+        return (yield from (self.base.is_directory(prefix) if at is None else self.has_chunks_in(*at)))
+
+    def _remapped_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
+        """Return the array that ``key`` lies below, and its grid if it is remapped."""
+        path = yield from self._documents.array_of(key)
+        return ("", None) if path is None else (path, self.remapped(path))
+
+    def _chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
+        """Return array and leading coordinates if ``prefix`` is a directory of a remapped array's chunks."""
+        path, grid = yield from self._remapped_above(prefix)
+        leading = None if grid is None else grid.leading(relative(prefix, path))
+        return None if leading is None else (path, leading)
 
 
 class _Grids(Grids):

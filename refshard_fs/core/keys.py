@@ -218,6 +218,10 @@ class ChunkGrid(msgspec.Struct, frozen=True):
             number = number * count + coord
         return number
 
+    def decode(self, tail: str) -> tuple[int, ...] | None:
+        """Return the coordinates that ``tail`` spells, which may lie outside; None if it is no chunk key."""
+        return self.encoding.decode(tail, len(self.counts))
+
     @property
     def is_nested(self) -> bool:
         """Whether the directory that a chunk lies in depends on its coordinates."""

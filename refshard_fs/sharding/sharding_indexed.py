@@ -6,8 +6,9 @@ Specification: zarr-specs, codecs/sharding-indexed. Around the shard, ``transpos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -16,70 +17,60 @@ from msgspec import Meta
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.sharding.layout import Cut, Equal, OffsetsLevel, Ragged, ShardFormat, Unsharded, slots_of
-from refshard_fs.sharding.nested import Nest, NestedLayout
+from refshard_fs.sharding.index import OffsetsLevel, slots_of
+from refshard_fs.sharding.layout import Coords, Cut, Equal, Nest, Ragged, ShardFormat, ShardLayout, Unsharded
 
 _NAME = "sharding_indexed"
 _CHUNKS = 2**63  # of an array, all dimensions together: their numbers must fit 64 bits
 _EDGES = 1 << 20  # shards of their own sizes along one dimension
 
-_Shape = tuple[int, ...]
 T = TypeVar("T")
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
     """Return the array of metadata ``doc`` with its innermost chunks as chunks; None if it has no sharding codec."""
     match doc:
-        case {"zarr_format": 3, "codecs": [*codecs]} if any(_codec(codec).name == _NAME for codec in codecs):
+        case {"zarr_format": 3, "codecs": [*codecs]} if _place(codecs) is not None:
             meta = zarrmeta.array_meta(doc, "its metadata")
         case _:
             return None
     if meta is None or meta.grid is None:
         return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
-    chain = _unwind(codecs, len(meta.shape))
-    if not chain.levels:
-        return Unsharded(None, doc, chain.reason)
-    inner = chain.levels[-1].chunk_shape
+    levels, innermost, reason = _unwind(codecs, len(meta.shape))
+    if not levels:
+        return Unsharded(None, doc, reason)
+    inner = levels[-1].chunk_shape
     cuts = _cuts(doc["chunk_grid"], inner)
-    lengths = tuple(len(cut.chunks(0)) for cut in cuts if isinstance(cut, Equal))
-    shards = lengths if len(lengths) == len(cuts) else ()
-    grid = msgspec.structs.replace(ChunkGrid.regular(meta.shape, inner, meta.grid.encoding), shards=shards)
+    shards = tuple(cut.length for cut in cuts if isinstance(cut, Equal))
+    grid = ChunkGrid.regular(meta.shape, inner, meta.grid.encoding)
     if grid.size >= _CHUNKS:
         raise ValueError(f"its shape {list(meta.shape)} has more chunks of {list(inner)} than 64 bits can count")
-    nests = [Nest(_divided(level.chunk_shape, inner), level.axes, _sized(level.pairs)) for level in chain.levels]
+    if len(shards) == len(cuts):
+        grid = msgspec.structs.replace(grid, shards=shards)
+    nests = [Nest(_divided(level.chunk_shape, inner), level.axes, partial(_sized, level.offsets)) for level in levels]
     slots_of(_largest(cuts, nests[0].part))
     for outer, nest in pairwise(nests):
         slots_of(_divided(outer.part, nest.part))
-    shown = {
-        **doc,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(inner)}},
-        "codecs": chain.codecs,
-    }
-    reason = chain.reason and f"its inner chunks are shards themselves, and {chain.reason}"
-    return Unsharded(NestedLayout(grid, cuts, nests), shown, reason)
+    chunk_grid = {"name": "regular", "configuration": {"chunk_shape": list(inner)}}
+    shown = {**doc, "chunk_grid": chunk_grid, "codecs": innermost}
+    reason = reason and f"its inner chunks are shards themselves, and {reason}"
+    return Unsharded(ShardLayout(grid, cuts, nests), shown, reason)
 
 
 class _Level(NamedTuple):
     """Chunks of ``chunk_shape``, by the array's dimensions; slots are counted along ``axes``, slowest first."""
 
-    chunk_shape: _Shape
-    axes: _Shape
-    pairs: OffsetsLevel
-
-
-class _Chain(NamedTuple):
-    """Levels of shards, outermost first, and the codecs of their innermost chunks; why there are no more levels."""
-
-    levels: list[_Level]
-    codecs: list[Any]
-    reason: str | None
+    chunk_shape: Coords
+    axes: Coords
+    offsets: OffsetsLevel
 
 
 class _Opaque(ValueError):
     """Ranges cannot see through a chain of codecs; the text says which one is in the way."""
 
 
-def _unwind(codecs: list[Any], ndim: int) -> _Chain:
+def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str | None]:
+    """Return the levels of shards, outermost first, the innermost chunks' codecs, and why there are no more levels."""
     levels: list[_Level] = []
     transposes: list[Any] = []
     axes = tuple(range(ndim))
@@ -90,14 +81,14 @@ def _unwind(codecs: list[Any], ndim: int) -> _Chain:
             configuration = _read(_codec(codecs[at]).configuration, _Configuration)
             index = _index(configuration, trailer)
         except _Opaque as e:
-            return _Chain(levels, [*transposes, *codecs], str(e))
+            return levels, [*transposes, *codecs], str(e)
         if len(configuration.chunk_shape) != ndim:
             raise ValueError(f"its inner chunk_shape has {len(configuration.chunk_shape)} dimensions, its shape {ndim}")
         by_axis = dict(zip(axes, configuration.chunk_shape, strict=True))
         levels.append(_Level(tuple(by_axis[axis] for axis in range(ndim)), axes, index))
         transposes += codecs[:at]
         codecs = configuration.codecs
-    return _Chain(levels, [*transposes, *codecs], None)
+    return levels, [*transposes, *codecs], None
 
 
 class _Codec(msgspec.Struct, frozen=True):
@@ -133,7 +124,7 @@ def _place(codecs: Sequence[Any]) -> int | None:
     return next((i for i, codec in enumerate(codecs) if _codec(codec).name == _NAME), None)
 
 
-def _axes(before: Sequence[Any], axes: _Shape) -> _Shape:
+def _axes(before: Sequence[Any], axes: Coords) -> Coords:
     """Return which dimensions of the array a shard's are: ``axes``, as the codecs ``before`` it permute them."""
     for codec in map(_codec, before):
         if codec.name != "transpose":
@@ -169,50 +160,36 @@ def _index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
     return OffsetsLevel(slots=0, at_end=at_end, checked=len(chain) > 1, big_endian=is_big, trailer=trailer)
 
 
-def _sized(index: OffsetsLevel) -> Callable[[int], OffsetsLevel]:
-    return lambda slots: msgspec.structs.replace(index, slots=slots)
+def _sized(index: OffsetsLevel, slots: int) -> OffsetsLevel:
+    return msgspec.structs.replace(index, slots=slots)
 
 
-def _cuts(spec: Mapping[str, Any], inner: _Shape) -> tuple[Cut, ...]:
+def _cuts(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
     """Return how the outer grid, whose metadata is known to be sound, cuts each dimension, in inner chunks."""
-    match spec:
-        case {"name": "regular", "configuration": {"chunk_shape": edges}}:
-            pass
-        case {"configuration": {"chunk_shapes": edges}}:
-            pass
+    configuration = spec["configuration"]
+    edges = configuration["chunk_shape" if spec["name"] == "regular" else "chunk_shapes"]
     return tuple(_cut(edge, size) for edge, size in zip(edges, inner, strict=True))
 
 
 def _cut(edges: Any, inner: int) -> Cut:
-    match edges:
-        case [*entries]:
-            ends: list[int] = []
-            end = 0
-            for entry in entries:
-                size, times = map(int, entry) if isinstance(entry, list) else (int(entry), 1)
-                if len(ends) + times > _EDGES:
-                    raise ValueError(f"a dimension of its grid has more than {_EDGES} shards of their own sizes")
-                for _ in range(times):
-                    end += _quotient(size, inner)
-                    ends.append(end)
-            return Ragged(tuple(ends))
-    return Equal(_quotient(int(edges), inner))
+    if not isinstance(edges, list):
+        return Equal(_quotient(int(edges), inner))
+    runs = [tuple(map(int, entry)) if isinstance(entry, list) else (int(entry), 1) for entry in edges]
+    if sum(times for _, times in runs) > _EDGES:
+        raise ValueError(f"a dimension of its grid has more than {_EDGES} shards of their own sizes")
+    return Ragged(tuple(accumulate(_quotient(size, inner) for size, times in runs for _ in range(times))))
 
 
-def _largest(cuts: Sequence[Cut], part: _Shape) -> _Shape:
+def _largest(cuts: Sequence[Cut], part: Coords) -> Coords:
     """Return how many slots the largest shard there may be has; ValueError where parts do not divide one."""
-    out = []
-    for cut, inner in zip(cuts, part, strict=True):
-        match cut:
-            case Ragged(ends):
-                lengths = {stop - start for start, stop in pairwise((0, *ends))}
-            case _:
-                lengths = {len(cut.chunks(0))}
-        out.append(max(_quotient(length, inner) for length in lengths))
-    return tuple(out)
+    lengths = [
+        {cut.length} if isinstance(cut, Equal) else {stop - start for start, stop in pairwise((0, *cut.ends))}
+        for cut in cuts
+    ]
+    return tuple(max(_quotient(length, inner) for length in some) for some, inner in zip(lengths, part, strict=True))
 
 
-def _divided(outer: _Shape, inner: _Shape) -> _Shape:
+def _divided(outer: Coords, inner: Coords) -> Coords:
     return tuple(map(_quotient, outer, inner))
 
 

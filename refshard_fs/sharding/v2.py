@@ -21,38 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.sharding import nested as morton
-from refshard_fs.sharding.layout import Buffer, Equal, Level, Misfit, OffsetsLevel, ShardFormat, Unsharded, slots_of
-from refshard_fs.sharding.nested import Nest, NestedLayout
+from refshard_fs.sharding import packing
+from refshard_fs.sharding.index import NONE, Buffer, Level, Misfit, Offsets, OffsetsLevel, slots_of
+from refshard_fs.sharding.layout import Equal, Nest, ShardFormat, ShardLayout, Unsharded
 
 Order = Literal["fortran", "morton"]
 
 
-class Mask:
-    """Slots of ``slot`` bytes each; a bit of ``mask`` tells whether one was written, ``ranks`` tell their order."""
-
-    __slots__ = ("_mask", "_ranks", "_slot")
-
-    def __init__(self, mask: bytes, ranks: npt.NDArray[np.uint32], slot: int) -> None:
-        self._mask = mask
-        self._ranks = ranks
-        self._slot = slot
-
-    @property
-    def nbytes(self) -> int:
-        return self._ranks.nbytes + len(self._mask)
-
-    def locate(self, slot: int) -> tuple[int, int] | None:
-        rank = int(self._ranks[slot])
-        written = self._mask[-1 - rank // 8] >> rank % 8 & 1
-        return (rank * self._slot, self._slot) if written else None
-
-    def present(self) -> list[int]:
-        return [slot for slot in range(len(self._ranks)) if self.locate(slot) is not None]
-
-
 class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
-    """A big-endian number at the end of a shard, one bit a slot, the lowest for the first slot."""
+    """A big-endian number at the end of a shard, one bit a slot of ``slot`` bytes, the lowest for the first slot."""
 
     lengths: tuple[int, ...]
     slot: int
@@ -65,49 +42,49 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
     def length(self) -> int:
         return -(-math.prod(self.lengths) // 8)
 
-    def table(self, data: bytes, size: int | None) -> Mask:
+    def table(self, data: bytes, size: int | None) -> Offsets:
         need = math.prod(self.lengths) * self.slot + self.length
         if size is not None and size != need:
             raise ValueError(f"it has {size} bytes, and not the {need} of its slots and their mask")
-        return Mask(data, _ranks(self.lengths, self.order), self.slot)
+        ranks = _ranks(self.lengths, self.order)
+        written = np.unpackbits(np.frombuffer(data, np.uint8)[::-1], bitorder="little")[ranks]
+        pairs = np.stack([ranks * np.uint64(self.slot), np.full_like(ranks, self.slot)], axis=1)
+        pairs[written == 0] = NONE
+        return Offsets(pairs)
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
         ranks = _ranks(self.lengths, self.order)
-        lying: list[Sequence[Buffer]] = [(bytes(self.slot),)] * len(ranks)
+        parts: list[Sequence[Buffer]] = [(bytes(self.slot),)] * len(ranks)
         mask = 0
-        for slot, parts in chunks:
-            length = sum(map(len, parts))
+        for slot, payload in chunks:
+            length = sum(map(len, payload))
             if length != self.slot:
                 raise Misfit(f"a chunk of {length} bytes does not fill its slot of {self.slot}")
             mask |= 1 << int(ranks[slot])
-            lying[int(ranks[slot])] = parts
-        return [*chain.from_iterable(lying), mask.to_bytes(self.length, "big")]
+            parts[int(ranks[slot])] = payload
+        return [*chain.from_iterable(parts), mask.to_bytes(self.length, "big")]
 
 
 @lru_cache(maxsize=64)
-def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint32]:
+def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint64]:
     """Return, for each slot counted in C order, its place among all slots."""
     if order == "fortran":
-        return np.arange(math.prod(lengths), dtype=np.uint32).reshape(lengths, order="F").ravel()
-    return morton.ranks(lengths)
+        return np.arange(math.prod(lengths), dtype=np.uint64).reshape(lengths, order="F").ravel()
+    return packing.ranks(lengths).astype(np.uint64)
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
     """Return the array of metadata ``doc`` with its inner chunks as chunks; None if it is not sharded like this."""
     match doc:
         case {"zarr_format": 2, "shards": shards} if shards is not None:
-            shown = {k: v for k, v in doc.items() if k not in ("shards", "shard_format")}
             kind = doc.get("shard_format", "indexed")
-        case {"zarr_format": 3, "storage_transformers": [_, *_] as transformers}:
-            rest, shards = _transformed(transformers)
-            if shards is None:
-                return None
-            if rest:
-                return Unsharded(None, doc, "its storage transformers do more than shard")
-            shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
+        case {"zarr_format": 3, "storage_transformers": [{"configuration": {"chunks_per_shard": shards}}]}:
             kind = "indexed"
+        case {"zarr_format": 3, "storage_transformers": [*transformers]} if any(map(_shards, transformers)):
+            return Unsharded(None, doc, "its storage transformers do more than shard")
         case _:
             return None
+    shown = {k: v for k, v in doc.items() if k not in ("shards", "shard_format", "storage_transformers")}
     meta = zarrmeta.array_meta(shown, "its metadata")
     if meta is None or meta.grid is None or meta.chunks is None:
         return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
@@ -116,28 +93,24 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     lengths = _lengths(shards, len(meta.shape), pad=meta.zarr_format == 3)
     slots_of(lengths)
     level: Level
-    if kind == "indexed":
-        level = _indexed(math.prod(lengths), options)
-    else:
+    if kind == "morton_order":
         if doc.get("compressor") is not None or doc.get("filters"):
             return Unsharded(None, doc, "its slots are of one size, but its chunks are compressed")
         level = MaskLevel(lengths, math.prod(meta.chunks) * _itemsize(meta.dtype), options.get("slots", "fortran"))
-    cuts = tuple(map(Equal, lengths))
-    ndim = len(lengths)
-    nests = [Nest((1,) * ndim, tuple(range(ndim)), lambda _: level)]
-    return Unsharded(NestedLayout(msgspec.structs.replace(meta.grid, shards=lengths), cuts, nests), shown)
+    elif options.get("endian") == "big":
+        level = OffsetsLevel(math.prod(lengths), big_endian=True, absent="no length")
+    else:
+        level = OffsetsLevel(math.prod(lengths))
+    nest = Nest((1,) * len(lengths), tuple(range(len(lengths))), lambda _: level)
+    grid = msgspec.structs.replace(meta.grid, shards=lengths)
+    return Unsharded(ShardLayout(grid, tuple(map(Equal, lengths)), [nest]), shown)
 
 
-def _transformed(transformers: list[Any]) -> tuple[list[Any], Any]:
-    """Return the other transformers, and the chunks per shard if one of them shards."""
-    rest, shards = [], None
-    for transformer in transformers:
-        match transformer:
-            case {"configuration": {"chunks_per_shard": found}} if shards is None:
-                shards = found
-            case _:
-                rest.append(transformer)
-    return rest, shards
+def _shards(transformer: object) -> bool:
+    match transformer:
+        case {"configuration": {"chunks_per_shard": _}}:
+            return True
+    return False
 
 
 def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
@@ -154,12 +127,6 @@ def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
     if len(given) != ndim or not all(type(n) is int and 0 < n < 2**63 for n in given):
         raise ValueError(f"its chunks per shard are {str(shards)[:100]}, not {ndim} positive integers")
     return tuple(given)
-
-
-def _indexed(slots: int, options: Mapping[str, Any]) -> OffsetsLevel:
-    if options.get("endian") == "big":
-        return OffsetsLevel(slots, big_endian=True, absent="no length")
-    return OffsetsLevel(slots)
 
 
 def _itemsize(spelled: str) -> int:

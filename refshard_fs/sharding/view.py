@@ -10,30 +10,22 @@ says why.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from refshard_fs.core.documents import Documents, Shown
+from refshard_fs.core.documents import ArrayView, Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, relative
-from refshard_fs.core.keyspace import KeySpace, LookUp, View
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.sharding.layout import Level, ShardLayout, Step, Table, TableIndex, shard_formats
-from refshard_fs.sharding.places import (
-    ArrayRows,
-    ShardRows,
-    chunk_coords,
-    expand,
-    in_shard,
-    places_of,
-    room_of,
-    rows_of,
-    shard_directory,
-    split,
-)
+from refshard_fs.sharding.index import Level, Table, TableIndex
+from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unsharded
 
 T = TypeVar("T")
 
@@ -66,20 +58,35 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
         def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
             if doc.get("node_type") == "group":
                 return doc, None
-            for known in () if path in self.whole else fitting:
-                try:
-                    found = known.unshard(doc, options)
-                except ValueError as e:
-                    return doc, ArrayInfo(grid_of(doc), None, str(e))
-                if found is not None:
-                    grid = grid_of(doc) if found.layout is None else found.layout.grid
-                    return found.document, ArrayInfo(grid, found.layout, found.reason, doc if found.layout else None)
-            return doc, ArrayInfo(grid_of(doc))
+            try:
+                found = unsharded(doc, options, () if path in self.whole else fitting)
+            except ValueError as e:
+                return doc, ArrayInfo(grid_of(doc), None, str(e))
+            if found is None or found.layout is None:
+                return doc, ArrayInfo(grid_of(doc), None, None if found is None else found.reason)
+            return found.document, ArrayInfo(found.layout.grid, found.layout, found.reason, doc)
 
         return rewrite
 
 
-class ShardView(View):
+class ShardRows(NamedTuple):
+    """The chunks of one shard, in no order; ``starts`` and ``lengths`` are bytes within the shard, ``entry``."""
+
+    entry: Entry
+    numbers: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+
+
+class ArrayRows(NamedTuple):
+    """All of a sharded array: its shards' chunks, and what else lies below it: keys with sizes, and directories."""
+
+    shards: list[ShardRows]
+    others: list[tuple[str, int | None]]
+    directories: list[str]
+
+
+class ShardView(ArrayView[ArrayInfo]):
     """The keys of ``base``, inner chunks in place of shards, but for the arrays ``whole``.
 
     ``options`` are the user's ``shard_options``.
@@ -101,7 +108,7 @@ class ShardView(View):
 
     def is_inner(self, key: str) -> bool:
         path = self._documents.known(key)
-        return path is not None and self._documents.arrays[path].layout is not None
+        return path is not None and self.remapped(path) is not None
 
     def register_arrays(self) -> Steps[None]:
         """Take in the arrays that the base knows without further reads."""
@@ -114,57 +121,50 @@ class ShardView(View):
             yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
 
-    def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
-        return (yield from self._documents.array_of(key))
+    def remapped(self, path: str) -> ChunkGrid | None:
+        seen = self._documents.arrays.get(path)
+        return None if seen is None or seen.layout is None else seen.layout.grid
+
+    def _layout(self, path: str) -> ShardLayout:
+        layout = self._documents.arrays[path].layout
+        assert layout is not None
+        return layout
 
     def _report(self, path: str, seen: ArrayInfo) -> None:
         if seen.reason is not None:
             self.reports[path] = seen.reason
 
-    # ------------------------------------------------------------------ looking a key up
+    # ------------------------------------------------------------------ looking keys up
 
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        if self._documents.is_document(key):
-            return (yield from self._documents.lookup(key))
-        path, layout = yield from self._array_of(key)
-        coords = None if layout is None else chunk_coords(layout, path, key)
-        if layout is None or coords is None:
-            return (yield from self.base.lookup(key))
-        if not layout.grid.contains(coords):
-            return None
-        shard, lengths, places = split(layout, coords)
-        found = yield from self._in_shard(path, layout, shard, [(key, layout.steps(places, lengths))])
+    def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
+        layout = self._layout(path)
+        shard, lengths, place = layout.split(coords)
+        found = yield from self._in_shard(path, shard, lengths, [(key, layout.slots(place, lengths))])
         return found[0][1] if found else None
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``: together those that the same indexes, damaged or not, tell of."""
         found: list[LookUp] = []
-        shards: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[tuple[int, Sequence[Step]]]] = {}
+        shards: dict[tuple[str, Coords, Coords, Coords], list[tuple[int, Coords]]] = {}
         for number, key in enumerate(keys):
             path = self._documents.known(key)
             layout = None if path is None else self._documents.arrays[path].layout
-            coords = None if layout is None or path is None else chunk_coords(layout, path, key)
+            coords = None if layout is None or path is None else layout.grid.decode(relative(key, path))
             if layout is None or path is None or coords is None or not layout.grid.contains(coords):
                 found.append(self.single_lookup(number, key))
                 continue
-            try:
-                shard, lengths, places = split(layout, coords)
-                steps = layout.steps(places, lengths)
-            except Exception:  # noqa: BLE001  # of a format's own: whoever looks this one key up is told
-                found.append(self.single_lookup(number, key))
-                continue
-            within = tuple([step.slot for step in steps[:-1]])  # of which shard in the shard
-            shards.setdefault((path, shard, within), []).append((number, steps))
-        for (path, shard, _), wanted in shards.items():
-            found.append(LookUp([number for number, _ in wanted], self._all_in_shard(path, shard, wanted)))
+            shard, lengths, place = layout.split(coords)
+            slots = layout.slots(place, lengths)
+            within = slots[:-1]  # of which shard in the shard
+            shards.setdefault((path, shard, lengths, within), []).append((number, slots))
+        for (path, shard, lengths, _), wanted in shards.items():
+            found.append(LookUp([number for number, _ in wanted], self._all_in_shard(path, shard, lengths, wanted)))
         return found
 
     def _all_in_shard(
-        self, path: str, shard: tuple[int, ...], wanted: Sequence[tuple[int, Sequence[Step]]]
+        self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[tuple[int, Coords]]
     ) -> Steps[list[Entry | None]]:
-        layout = self._documents.arrays[path].layout
-        found = {} if layout is None else dict((yield from self._in_shard(path, layout, shard, wanted)))
+        found = dict((yield from self._in_shard(path, shard, lengths, wanted)))
         return [found.get(number) for number, _ in wanted]
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
@@ -172,13 +172,12 @@ class ShardView(View):
 
         They are worth reading whole; so is one that is begun after others that are.
         """
-        wanted: dict[tuple[str, int], int] = {}
+        wanted: Counter[tuple[str, int]] = Counter()
         for key in keys:
-            path, layout = yield from self._array_of(key)
-            at = None if layout is None else in_shard(layout, path, key)
-            if at is not None:
-                shard = at.shard, math.prod(at.lengths)
-                wanted[shard] = wanted.get(shard, 0) + 1
+            path = yield from self.array_of(key)
+            if path is not None and self.remapped(path) is not None:
+                at = self._layout(path).in_shard(path, key)
+                wanted.update([] if at is None else [(at.shard, math.prod(at.lengths))])
         full = [count >= _FULL * size for (_, size), count in wanted.items()]
         if len(full) > 1 and all(full[:-1]):
             full[-1] = True
@@ -188,13 +187,57 @@ class ShardView(View):
         return [entry for entry in found if isinstance(entry, Span)]
 
     def is_empty(self, key: str) -> Steps[bool]:
-        path, layout = yield from self._array_of(key)
-        coords = None if layout is None else chunk_coords(layout, path, key)
-        if layout is not None and coords is not None:
-            if not layout.grid.contains(coords):
+        at = yield from self.chunk_of(key)
+        if at is not None:
+            path, coords, is_inside = at
+            if not is_inside:
                 return False
-            key = join(path, layout.grid.encoding.encode(split(layout, coords)[0]))
+            layout = self._layout(path)
+            key = layout.key(path, layout.split(coords)[0])
         return (yield from self.base.is_empty(key))
+
+    def _in_shard(
+        self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[tuple[T, Coords]]
+    ) -> Steps[list[tuple[T, Entry]]]:
+        """Return the entries of those of ``wanted``, names and slots of chunks, that ``shard`` holds."""
+        layout = self._layout(path)
+        name = layout.key(path, shard)
+        entry = yield from self.base.lookup(name)
+        if entry is None or not wanted:
+            return []
+        return (yield from self._in_level(entry, layout.levels(lengths), 0, wanted, name, path))
+
+    def _in_level(
+        self,
+        entry: Entry,
+        levels: Sequence[Level],
+        depth: int,
+        wanted: Sequence[tuple[T, Coords]],
+        shard: str,
+        path: str,
+    ) -> Steps[list[tuple[T, Entry]]]:
+        table = yield self._load(entry, levels[depth], shard, path)
+        if table is None:
+            return []
+        entry = _read(entry)
+        found: list[tuple[T, Entry]] = []
+        below: dict[int, list[tuple[T, Coords]]] = {}
+        for name, slots in wanted:
+            below.setdefault(slots[depth], []).append((name, slots))
+        deeper = []
+        for slot, items in below.items():
+            part = _chunk(entry, table, slot, shard, path)
+            if part is None:
+                continue
+            if depth + 1 == len(levels):
+                found += [(name, part) for name, _ in items]
+            else:
+                deeper.append(self._in_level(part, levels, depth + 1, items, shard, path))
+        if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
+            return (yield from deeper[0])
+        for some in (yield from together(deeper)):
+            found += some
+        return found
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
@@ -211,54 +254,43 @@ class ShardView(View):
         start = size - length - trailer if level.at_end else 0
         return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
 
-    def _array_of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
-        """Return the array that ``key`` lies below, and its layout if it is shown as inner chunks."""
-        path = yield from self._documents.array_of(key)
-        return ("", None) if path is None else (path, self._documents.arrays[path].layout)
-
     # ------------------------------------------------------------------ all of an array
 
     def all_chunks(self, path: str) -> Steps[ArrayRows | None]:
         """Return all chunks of the array ``path``, which is known, a shard at a time, and what else is there.
 
-        None where it is not shown as inner chunks, or these lie in shards of shards.
+        They come as columns: look-ups of a million take minutes. None where the array is not shown as inner chunks, or
+        these lie in shards of shards.
         """
-        seen = self._documents.arrays.get(path)
-        if seen is None or seen.layout is None:
+        if self.remapped(path) is None:
             return None
-        layout = seen.layout
-        names, others, directories = yield from self._shards_below(path, layout)
-        places: dict[tuple[int, ...], Any] = {}
+        layout = self._layout(path)
+        shards, others, directories = yield from self._shards_below(path, layout.grid)
+        sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}
+        levels = {lengths: layout.levels(lengths) for lengths in set(sizes.values()) if all(lengths)}
+        if any(len(some) > 1 for some in levels.values()):
+            return None
+        cells = {lengths: _cells(layout, lengths) for lengths in levels}
         found: list[ShardRows] = []
-        for first in range(0, len(names), _BATCH):
-            batch = names[first : first + _BATCH]
-            rooms = [room for shard in batch if (room := room_of(layout, shard)) is not None]
-            if len(rooms) < len(batch):
-                return None
-            steps = [self._table(path, layout, shard, room.level) for shard, room in zip(batch, rooms, strict=True)]
-            for room, loaded in zip(rooms, (yield from together(steps)), strict=True):
-                if loaded is None:
-                    continue
-                if room.lengths not in places:
-                    places[room.lengths] = places_of(layout, room.lengths)
-                found.append(rows_of(layout, room, places[room.lengths], *loaded))
+        shards = [shard for shard in shards if sizes[shard] in levels]
+        for first in range(0, len(shards), _BATCH):
+            batch = shards[first : first + _BATCH]
+            steps = [self._table(path, layout.key(path, shard), levels[sizes[shard]][0]) for shard in batch]
+            for shard, loaded in zip(batch, (yield from together(steps)), strict=True):
+                if loaded is not None:
+                    found.append(_rows(layout, shard, cells[sizes[shard]], *loaded))
         return ArrayRows(found, others, directories)
 
-    def _table(
-        self, path: str, layout: ShardLayout, shard: Sequence[int], level: Level
-    ) -> Steps[tuple[Entry, Table] | None]:
-        name = join(path, layout.grid.encoding.encode(shard))
+    def _table(self, path: str, name: str, level: Level) -> Steps[tuple[Entry, Table] | None]:
         entry = yield from self.base.lookup(name)
-        if entry is None:
-            return None
-        table = yield self._load(entry, level, name, path)
-        return None if table is None else (entry, table)
+        table = None if entry is None else (yield self._load(entry, level, name, path))
+        return None if entry is None or table is None else (entry, table)
 
     def _shards_below(
-        self, path: str, layout: ShardLayout
-    ) -> Steps[tuple[list[tuple[int, ...]], list[tuple[str, int | None]], list[str]]]:
+        self, path: str, grid: ChunkGrid
+    ) -> Steps[tuple[list[Coords], list[tuple[str, int | None]], list[str]]]:
         """Return the coordinates of the shards of the array ``path``, the keys that are none, and other directories."""
-        found: list[tuple[int, ...]] = []
+        found: list[Coords] = []
         others: list[tuple[str, int | None]] = []
         directories: list[str] = []
         level = [""]
@@ -268,9 +300,9 @@ class ShardView(View):
             for prefix, names in zip(level, lists, strict=True):
                 for listed in names or ():
                     tail = join(prefix, listed.name)
-                    coords = layout.grid.encoding.decode(tail, len(layout.grid.counts))
+                    coords = grid.decode(tail)
                     if listed.is_directory:
-                        (directories if layout.grid.leading(tail) is None else below).append(tail)
+                        (directories if grid.leading(tail) is None else below).append(tail)
                     elif coords is None:
                         others.append((join(path, tail), listed.size))
                     else:
@@ -280,95 +312,58 @@ class ShardView(View):
 
     # ------------------------------------------------------------------ listing
 
-    def children(self, prefix: str) -> Steps[list[Listed] | None]:
-        at = yield from self._chunk_directory(prefix)
-        if at is not None:
-            path, layout, leading = at
-            outer = shard_directory(layout, leading)
-            names = None if outer is None else (yield from self.base.children(join(path, outer)))
-            return None if names is None else (yield from self._chunks(path, layout, leading, names))
-        names = yield from self.base.children(prefix)
+    def chunks_in(
+        self, path: str, leading: Coords | None, names: Sequence[Listed] | None
+    ) -> Steps[list[Listed] | None]:
+        layout = self._layout(path)
+        grid = layout.grid
+        if leading is None:
+            return [n for n in names or () if grid.has_name(n.name, is_directory=n.is_directory)]
+        directory = layout.shard_directory(leading)
+        if directory is None:
+            return None
         if names is None:
-            return None
-        names = yield from self._documents.sized(prefix, names)
-        seen = self._documents.arrays.get(prefix)
-        if seen is None or seen.layout is None:
-            return names
-        grid = seen.layout.grid
-        if grid.leading("") is None:  # all chunks lie in "c"
-            return names
-        others = [n for n in names if not grid.has_name(n.name, is_directory=n.is_directory)]
-        chunks = yield from self._chunks(prefix, seen.layout, (), names)
-        return sorted(others + chunks, key=lambda listed: listed.name)
-
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        at = yield from self._chunk_directory(prefix)
-        if at is None:
-            return (yield from self.base.is_directory(prefix))
-        path, layout, leading = at
-        outer = shard_directory(layout, leading)
-        return outer is not None and (yield from self.base.is_directory(join(path, outer)))
-
-    def _chunk_directory(self, prefix: str) -> Steps[tuple[str, ShardLayout, tuple[int, ...]] | None]:
-        """Return array, layout and leading coordinates, if ``prefix`` is a directory of inner chunks."""
-        path, layout = yield from self._array_of(prefix)
-        if layout is None:
-            return None
-        below = relative(prefix, path)
-        leading = layout.grid.leading(below) if below else None
-        return None if leading is None else (path, layout, leading)
-
-    def _chunks(
-        self, path: str, layout: ShardLayout, leading: tuple[int, ...], names: Sequence[Listed]
-    ) -> Steps[list[Listed]]:
-        """Return what lies in a directory of inner chunks, where the base has ``names`` in that of their shards."""
-        directories, shards = expand(layout, leading, names)
+            names = yield from self.base.children(join(path, directory))
+            if names is None:
+                return None
+        directories, shards = layout.expand(leading, names)
         found = [Listed(name, None, True) for name in directories]
         for first in range(0, len(shards), _BATCH):
             steps = []
             for shard, chunks in shards[first : first + _BATCH]:
-                ways = [(name, split(layout, coords)) for name, coords in chunks]
-                wanted = [(name, layout.steps(places, lengths)) for name, (_, lengths, places) in ways]
-                steps.append(self._in_shard(path, layout, shard, wanted))
+                lengths = tuple(map(len, layout.room(shard)))
+                wanted = [(coords, layout.slots(layout.split(coords)[2], lengths)) for coords in chunks]
+                steps.append(self._in_shard(path, shard, lengths, wanted))
             for some in (yield from together(steps)):
-                found += [Listed(name, entry.size) for name, entry in some]
-        return sorted(found, key=lambda listed: listed.name)
+                tails = [(grid.encoding.encode(coords), entry.size) for coords, entry in some]
+                found += [Listed(tail.rpartition("/")[2], size) for tail, size in tails]
+        return sorted(found, key=by_name)
 
-    def _in_shard(
-        self, path: str, layout: ShardLayout, shard: tuple[int, ...], wanted: Sequence[tuple[T, Sequence[Step]]]
-    ) -> Steps[list[tuple[T, Entry]]]:
-        """Return the entries of those of ``wanted``, chunks by whatever they are called, that ``shard`` holds."""
-        name = join(path, layout.grid.encoding.encode(shard))
-        entry = yield from self.base.lookup(name)
-        return [] if entry is None else (yield from self._in_level(entry, 0, wanted, name, path))
+    def has_chunks_in(self, path: str, leading: Coords) -> Steps[bool]:
+        directory = self._layout(path).shard_directory(leading)
+        return directory is not None and (yield from self.base.is_directory(join(path, directory)))
 
-    def _in_level(
-        self, entry: Entry, depth: int, wanted: Sequence[tuple[T, Sequence[Step]]], shard: str, path: str
-    ) -> Steps[list[tuple[T, Entry]]]:
-        if not wanted:
-            return []
-        table = yield self._load(entry, wanted[0][1][depth].level, shard, path)
-        if table is None:
-            return []
-        entry = _read(entry)
-        found: list[tuple[T, Entry]] = []
-        below: dict[int, list[tuple[T, Sequence[Step]]]] = {}
-        for name, steps in wanted:
-            slot = steps[depth].slot
-            if len(steps) > depth + 1:
-                below.setdefault(slot, []).append((name, steps))
-            elif (part := _chunk(entry, table, slot, shard, path)) is not None:
-                found.append((name, part))
-        deeper = []
-        for slot, items in below.items():
-            part = _chunk(entry, table, slot, shard, path)
-            if part is not None:
-                deeper.append(self._in_level(part, depth + 1, items, shard, path))
-        if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
-            return found + (yield from deeper[0])
-        for some in (yield from together(deeper)):
-            found += some
-        return found
+
+def _cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
+    """Return the place in a shard of ``lengths`` chunks of the chunk in each slot of its only index, a column each."""
+    places = np.indices(lengths).reshape(len(lengths), math.prod(lengths))
+    (slots,) = layout.slots([*places], lengths)
+    return places[:, np.argsort(np.zeros(math.prod(lengths), np.int64) + slots)]
+
+
+def _rows(layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], entry: Entry, table: Table) -> ShardRows:
+    """Return the chunks that the index ``table`` of ``shard`` has."""
+    slots = np.array(table.present(), np.int64)
+    begins = np.array([room.start for room in layout.room(shard)], np.int64)
+    counts = np.array(layout.grid.counts, np.int64)
+    coords = cells[:, slots] + begins[:, None]
+    inside = (coords < counts[:, None]).all(axis=0)
+    numbers = np.zeros(len(slots), np.int64)
+    for coord, count in zip(coords, counts, strict=True):
+        numbers = numbers * count + coord
+    found = [table.locate(slot) or (0, 0) for slot in slots[inside].tolist()]
+    pairs = np.array(found, np.uint64).reshape(-1, 2)
+    return ShardRows(entry, numbers[inside].astype(np.uint64), pairs[:, 0], pairs[:, 1])
 
 
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:

@@ -15,7 +15,7 @@ from refshard_fs.core.documents import DocumentIndex, Shown
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.sharding.layout import ShardLayout, shard_formats
+from refshard_fs.sharding.layout import ShardLayout, unsharded
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
 # ----------------------------------------------------------------------------------------------------
@@ -55,11 +55,8 @@ def resharded(
 
 def _shown(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what an array is shown as, None if it is shown as it stands."""
-    for known in shard_formats():
-        found = known.unshard(doc, options)
-        if found is not None:
-            return None if found.layout is None else found.document
-    return None
+    found = unsharded(doc, options)
+    return None if found is None or found.layout is None else found.document
 
 
 def _grid(doc: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -111,35 +108,22 @@ def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
 
     Raises ManifestError where the shards of an array cannot hold it as it is written.
     """
-    path, name = parent(key)
-    there = DocumentIndex(path, name, -1, _Noting()).decode(data).arrays
-    paths = list(there)
+    paths = list(_arrays(key, data))
     found = yield from together([view.array_info(array) for array in paths])
     stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
-    rewriting = _Resharding(stored, view.options)
-    document = DocumentIndex(path, name, -1, rewriting).decode(data)
+    document = DocumentIndex(*parent(key), -1, _Resharding(stored, view.options)).decode(data)
     return Restored(document.data, {array: seen.layout for array, seen in document.arrays.items()})
 
 
 def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
     """Return the paths of the arrays that ``documents`` (key and bytes), as they are written, shard by themselves."""
-    found: set[str] = set()
-    for key, data in documents:
-        path, name = parent(key)
-        if name in zarrmeta.ARRAY_DOCUMENTS:
-            arrays = DocumentIndex(path, name, -1, Unshard()).decode(data).arrays
-            found |= {array for array, seen in arrays.items() if seen.layout is not None}
-    return frozenset(found)
+    described = (_arrays(key, data) for key, data in documents if zarrmeta.is_array_document(key))
+    return frozenset(path for arrays in described for path, seen in arrays.items() if seen.layout is not None)
 
 
-class _Noting(msgspec.Struct, frozen=True):
-    """Changes nothing, and notes every array."""
-
-    def over(self, data: bytes) -> Any:
-        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
-            return doc, None if doc.get("node_type") == "group" else ArrayInfo(None)
-
-        return rewrite
+def _arrays(key: str, data: bytes) -> Mapping[str, ArrayInfo]:
+    """Return the arrays that the document ``key`` describes."""
+    return DocumentIndex(*parent(key), -1, Unshard()).decode(data).arrays
 
 
 class _Resharding(msgspec.Struct, frozen=True):
@@ -158,7 +142,7 @@ class _Resharding(msgspec.Struct, frozen=True):
             merged = None if there is None else resharded(there, doc, options)
             if merged is None:
                 return doc, ArrayInfo(None)
-            layout = Unshard(self.options).over(zarrmeta.dumps(merged))(merged, path)[1]
-            return merged, ArrayInfo(None, None if layout is None else layout.layout)
+            found = unsharded(merged, options)
+            return merged, ArrayInfo(None, None if found is None else found.layout)
 
         return rewrite

@@ -29,8 +29,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.session.recognition import manifests_of, references_in
 from refshard_fs.session.session import Session
-from refshard_fs.sharding.places import ArrayRows, ShardRows
-from refshard_fs.sharding.view import ShardView
+from refshard_fs.sharding.view import ArrayRows, ShardRows, ShardView
 from refshard_fs.tools.views import progress
 
 Positions = npt.NDArray[np.int64]

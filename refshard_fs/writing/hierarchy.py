@@ -25,7 +25,7 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.reading.cache import Cache
 from refshard_fs.session.recognition import beneath
-from refshard_fs.sharding.layout import Buffer
+from refshard_fs.sharding.index import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
 from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned

@@ -22,8 +22,8 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.session.collect import Run
 from refshard_fs.session.overlay import Overlay
-from refshard_fs.sharding.layout import Buffer, Misfit, ShardLayout
-from refshard_fs.sharding.places import ChunkInShard, in_shard, inside
+from refshard_fs.sharding.index import Buffer, Misfit
+from refshard_fs.sharding.layout import ChunkInShard, ShardLayout
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import restored
 from refshard_fs.writing.staging import Values
@@ -56,8 +56,8 @@ class Growth(NamedTuple):
         coords = self.after.encoding.decode(relative(name, self.path), len(self.before))
         if coords is None or self.layout is None:
             return coords is not None and self.is_new(coords)
-        places = [cut.chunks(number) for cut, number in zip(self.layout.cuts, coords, strict=True)]
-        return all(map(len, places)) and self.is_new(tuple(place.start for place in places))
+        room = self.layout.room(coords)
+        return all(map(len, room)) and self.is_new(tuple(part.start for part in room))
 
     def names(self) -> Iterator[str]:
         """Yield these names, each once; as many as there are chunks `added`, at most."""
@@ -175,7 +175,7 @@ def planned(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) 
         if key in documents:
             continue
         path, layout = yield from arrays.of(key)
-        at = None if layout is None else in_shard(layout, path, key)
+        at = None if layout is None else layout.in_shard(path, key)
         if layout is not None and at is not None:
             shard = shards.get(at.shard)
             if shard is None:
@@ -263,10 +263,10 @@ def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
 
 def _begun(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
     """Return the plan of a shard before any of its chunks was written: those by which the array grows are left out."""
-    limits = inside(layout, at.coords)
+    limits = tuple(map(len, layout.chunks(at.coords)))
     shard = ShardPlan(at.shard, array, layout, at.lengths, {}, old, limits)
     if grown is not None:
-        begins = [cut.chunks(number).start for cut, number in zip(layout.cuts, at.coords, strict=True)]
+        begins = [room.start for room in layout.room(at.coords)]
         for place in itertools.product(*map(range, limits)):
             if grown.is_new(tuple(map(int.__add__, begins, place))):
                 shard.changes[place] = None

@@ -18,7 +18,7 @@ from refshard_fs import DamagedIndex, ManifestError, ReferenceNotReachable, RefS
 from refshard_fs.formats.neuroglancer.info import parse_info
 from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex, Sharding, murmur
 from refshard_fs.formats.neuroglancer.volume import Padded
-from refshard_fs.sharding.nested import MortonCode
+from refshard_fs.sharding.packing import MortonCode
 from tests.formats.volumes import KEY, pattern, write_volume
 from tests.servers.http import RangeServer
 from tests.sharding.writers import array, opened

@@ -17,8 +17,8 @@ from refshard_fs.core.format import Format, OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
-from refshard_fs.sharding.layout import Buffer, Equal, ShardFormat, Table, Unsharded
-from refshard_fs.sharding.nested import Nest, NestedLayout
+from refshard_fs.sharding.index import Buffer, Table
+from refshard_fs.sharding.layout import Equal, Nest, ShardFormat, ShardLayout, Unsharded
 
 HEADER, CHUNK = 8, 4  # bytes
 
@@ -109,7 +109,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     assert meta is not None
     assert meta.grid is not None
     grid = msgspec.structs.replace(meta.grid, shards=(2,))
-    return Unsharded(NestedLayout(grid, (Equal(2),), [Nest((1,), (0,), lambda slots: LengthsLevel())]), shown)
+    return Unsharded(ShardLayout(grid, (Equal(2),), [Nest((1,), (0,), lambda slots: LengthsLevel())]), shown)
 
 
 SHARD_FORMAT = ShardFormat("paired", (b'"paired"',), unshard)

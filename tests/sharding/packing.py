@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.sharding.layout import ShardLayout, shard_formats
+from refshard_fs.sharding.layout import ShardLayout, unsharded
 from tests.sharding.in_memory import ROOT, Files
 
 Coords = tuple[int, ...]
 
 
 def layout_of(doc: Mapping[str, Any], **options: Any) -> ShardLayout:
-    for known in shard_formats():
-        found = known.unshard(doc, options)
-        if found is not None:
-            assert found.layout is not None, found.reason
-            return found.layout
-    raise AssertionError("the array is not sharded")
+    found = unsharded(doc, options)
+    assert found is not None, "the array is not sharded"
+    assert found.layout is not None, found.reason
+    return found.layout
 
 
 def written(
@@ -34,7 +32,7 @@ def written(
         by_shard.setdefault(tuple(n for n, _, _ in cuts), {})[tuple(place for _, place, _ in cuts)] = data
     for shard, changes in by_shard.items():
         key = layout.grid.encoding.encode(shard)
-        lengths = [len(cut.chunks(n)) for cut, n in zip(layout.cuts, shard, strict=True)]
+        lengths = tuple(map(len, layout.room(shard)))
         parts = layout.rewrite(lengths, shards.get(key), changes)
         if parts is None:
             out.pop(key, None)

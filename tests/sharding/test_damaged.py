@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
 from refshard_fs.core.checksums import crc32c
-from refshard_fs.sharding.layout import OffsetsLevel
+from refshard_fs.sharding.index import OffsetsLevel
 from tests.sharding.writers import ONES, indexed, opened
 
 CHUNKS = {0: b"A" * 10, 1: b"B" * 20, 3: b"D" * 7}  # of 4; slot 2 is empty

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.sharding.layout import Cut, Equal, OffsetsLevel, Ragged
-from refshard_fs.sharding.nested import Nest, NestedLayout
-from refshard_fs.sharding.places import split
+from refshard_fs.sharding.index import OffsetsLevel
+from refshard_fs.sharding.layout import Cut, Equal, Nest, Ragged, ShardLayout
 
 COUNTS = (7, 6)
 MAKERS: dict[str, tuple[tuple[Cut, ...], tuple[int, ...]]] = {
@@ -21,10 +20,10 @@ MAKERS: dict[str, tuple[tuple[Cut, ...], tuple[int, ...]]] = {
 }
 
 
-def layout_of(cuts: tuple[Cut, ...], shards: tuple[int, ...], level: Callable[[int], OffsetsLevel]) -> NestedLayout:
+def layout_of(cuts: tuple[Cut, ...], shards: tuple[int, ...], level: Callable[[int], OffsetsLevel]) -> ShardLayout:
     grid = ChunkGrid.regular(COUNTS, (1, 1), ChunkKeyEncoding("default", "/"))
     nests = [Nest((2, 2), (0, 1), level), Nest((1, 1), (1, 0), level)]
-    return NestedLayout(msgspec.structs.replace(grid, shards=shards), cuts, nests)
+    return ShardLayout(msgspec.structs.replace(grid, shards=shards), cuts, nests)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -33,9 +32,9 @@ def test_no_two_chunks_lie_in_one_place(kind: str) -> None:
     layout = layout_of(cuts, shards, OffsetsLevel)
     seen = set()
     for coords in product(*map(range, COUNTS)):
-        shard, lengths, places = split(layout, coords)
+        shard, lengths, places = layout.split(coords)
         assert [(s, p, n) for s, p, n in zip(shard, places, lengths, strict=True)] == [
             cut.shard(coord) for cut, coord in zip(cuts, coords, strict=True)
         ]
-        seen.add((shard, *(step.slot for step in layout.steps(places, lengths))))
+        seen.add((shard, *layout.slots(places, lengths)))
     assert len(seen) == layout.grid.size

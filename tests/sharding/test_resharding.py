@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.sharding.layout import shard_formats
+from refshard_fs.sharding.layout import unsharded
 from refshard_fs.sharding.writing import resharded
 from tests.sharding.test_packing import CRC, LITTLE, sharding, version_2, version_3
 
@@ -25,7 +25,8 @@ STORED = {
 
 
 def shown(doc: dict[str, Any]) -> dict[str, Any]:
-    (found,) = (f for known in shard_formats() if (f := known.unshard(doc, {})) is not None)
+    found = unsharded(doc, {})
+    assert found is not None
     assert found.layout is not None
     return dict(found.document)
 

@@ -212,28 +212,6 @@ def test_keys_looked_up_together_lie_where_they_lie_alone(kind: str) -> None:
     assert len(view.lookups(present)) == len({shard_of(key) for key in present})
 
 
-def test_a_key_whose_way_cannot_be_told_is_an_error_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    view, files, chunks = held(MAKERS["sized span"])
-    run(view.lookup("a/0.0"), files)
-    layout = view._documents.arrays["a"].layout
-    steps = layout.steps
-    wrong = {"a/1.0", "a/3.0", "a/5.0"}.intersection(chunks)
-
-    def told(places: Any, lengths: Any) -> Any:
-        if places == (1, 0):
-            raise ValueError("no way")
-        return steps(places, lengths)
-
-    monkeypatch.setattr(layout, "steps", told)
-    failed = set()
-    for places, looking in view.lookups([*chunks]):
-        try:
-            run(looking, files)
-        except ValueError:
-            failed.update([*chunks][at] for at in places)
-    assert failed == wrong != set()
-
-
 def shard_of(key: str) -> tuple[int, ...]:
     return tuple(int(c) // n for c, n in zip(key[2:].split("."), SHARDS, strict=True))
 

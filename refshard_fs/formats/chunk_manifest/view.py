@@ -13,11 +13,11 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
-from refshard_fs.core.documents import Documents
+from refshard_fs.core.documents import ArrayView, Documents
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
-from refshard_fs.core.keys import ChunkGrid, is_key, join, relative
-from refshard_fs.core.keyspace import KeySpace, View, chunks_below, has_chunks_below, merged
+from refshard_fs.core.keys import ChunkGrid, is_key, join
+from refshard_fs.core.keyspace import KeySpace, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
@@ -87,7 +87,7 @@ class _Lookup(NamedTuple):
     where: str
 
 
-class ManifestView(View):
+class ManifestView(ArrayView[Declared]):
     """The keys of ``base``; chunks are where the chunk manifests of their arrays say."""
 
     def __init__(self, base: KeySpace, options: OpenOptions) -> None:
@@ -137,20 +137,21 @@ class ManifestView(View):
 
     # ------------------------------------------------------------------ looking a key up
 
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        if self._documents.is_document(key):
-            return (yield from self._documents.lookup(key))
-        chunk = yield from self._chunk(key)
-        if chunk is None:
-            return (yield from self.base.lookup(key))
-        path, coords, number = chunk
-        if number is None:
+    def remapped(self, path: str) -> ChunkGrid | None:
+        declared = self._documents.arrays.get(path)
+        if declared is None:
             return None
+        if declared.problem is not None:
+            raise ManifestError(f"array {path!r}: {declared.problem}")
+        return None if declared.manifest is None else declared.grid
+
+    def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
         manifest, origin, where = yield from self._manifest(path)
-        source = manifest.source(number)
+        number = manifest.table.grid.number_of(coords)
+        source = None if number is None else manifest.source(number)
         if source is not None:
             return (yield from origin.entry(source, self.base, where, key))
-        prefix = None if manifest.is_empty(number) else manifest.prefix(coords)
+        prefix = None if number is None or manifest.is_empty(number) else manifest.prefix(coords)
         if prefix is None:
             return None
         match origin.place(prefix.url(coords), where, key):
@@ -160,35 +161,13 @@ class ManifestView(View):
                 return (yield from self.base.lookup(name))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        chunk = yield from self._chunk(key)
-        if chunk is None:
+        at = yield from self.chunk_of(key)
+        if at is None:
             return (yield from self.base.is_empty(key))
-        manifest, _, _ = yield from self._manifest(chunk[0])
-        return chunk[2] is not None and manifest.is_empty(chunk[2])
-
-    def _chunk(self, key: str) -> Steps[tuple[str, tuple[int, ...], int | None] | None]:
-        """Return array, coordinates and number (None: outside) of ``key``, if it is a chunk that a manifest maps."""
-        path, grid = yield from self._array_of(key)
-        tail = relative(key, path)
-        coords = None if grid is None else grid.encoding.decode(tail, len(grid.counts))
-        return None if grid is None or coords is None else (path, coords, grid.number_of(coords))
-
-    def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below, if in one."""
-        return (yield from self._documents.array_of(key))
-
-    def _array_of(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
-        """Return the array that ``key`` lies below, and its grid if it has a manifest."""
-        path = yield from self._documents.array_of(key)
-        return ("", None) if path is None else (path, self._grid(path))
-
-    def _grid(self, path: str) -> ChunkGrid | None:
-        declared = self._documents.arrays.get(path)
-        if declared is None:
-            return None
-        if declared.problem is not None:
-            raise ManifestError(f"array {path!r}: {declared.problem}")
-        return None if declared.manifest is None else declared.grid
+        path, coords, _ = at
+        manifest, _, _ = yield from self._manifest(path)
+        number = manifest.table.grid.number_of(coords)
+        return number is not None and manifest.is_empty(number)
 
     def _manifest(self, path: str) -> Steps[tuple[ChunkManifest, Origin, str]]:
         """Return the manifest of the array ``path``, what its paths mean, and its name."""
@@ -232,10 +211,9 @@ class ManifestView(View):
         """Return the numbers of chunks there are, and of those said to be empty, if ``path`` has a manifest."""
         if path not in self._documents.arrays:
             yield from self._documents.lookup(join(path, "zarr.json"))
-        grid = self._grid(path)
-        if grid is None:
+        if self.remapped(path) is None:
             return None
-        table = yield from self._listed(path, grid, ())
+        table = yield from self._listed(path, ())
         manifest, _, _ = yield from self._manifest(path)
         return table.present(), manifest.empty
 
@@ -249,37 +227,23 @@ class ManifestView(View):
 
     # ------------------------------------------------------------------ listing
 
-    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        path, grid = yield from self._array_of(prefix)
-        if grid is not None:
-            below = relative(prefix, path)
-            leading = grid.leading(below)
-            if leading is not None:
-                return chunks_below((yield from self._listed(path, grid, leading)), below, prefix + "/") or None
-        names = yield from self.base.children(prefix)
-        if names is None:
-            return None
-        names = yield from self._documents.sized(prefix, names)
-        grid = self._grid(prefix)
-        if grid is None:
-            return names
-        others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
-        stem = prefix + "/" if prefix else ""
-        return merged(stem, chunks_below((yield from self._listed(prefix, grid, ())), "", stem), others)
+    def chunks_in(
+        self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
+    ) -> Steps[Sequence[Listed] | None]:
+        table = yield from self._listed(path, leading or ())
+        below = "" if leading is None else table.grid.directory_of(leading)
+        directory = join(path, below)
+        return chunks_below(table, below, directory + "/" if directory else "") or None
 
-    def is_directory(self, prefix: str) -> Steps[bool]:
-        path, grid = yield from self._array_of(prefix)
-        if grid is not None:
-            below = relative(prefix, path)
-            leading = grid.leading(below)
-            if leading is not None:
-                return has_chunks_below((yield from self._listed(path, grid, leading)), below)
-        return (yield from self.base.is_directory(prefix))
+    def has_chunks_in(self, path: str, leading: tuple[int, ...]) -> Steps[bool]:
+        table = yield from self._listed(path, leading)
+        return has_chunks_below(table, table.grid.directory_of(leading))
 
-    def _listed(self, path: str, grid: ChunkGrid, leading: tuple[int, ...]) -> Steps[ChunkTable]:
+    def _listed(self, path: str, leading: tuple[int, ...]) -> Steps[ChunkTable]:
         """Return a table of at least all chunks that begin with ``leading``; its keys and sizes are right."""
         manifest, origin, where = yield from self._manifest(path)
         table = manifest.table
+        grid = table.grid
         if not manifest.prefixes:
             return table
         parts = []

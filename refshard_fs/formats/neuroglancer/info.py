@@ -19,7 +19,7 @@ from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.zarrmeta import COUNTABLE, object_in, shown
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
-from refshard_fs.sharding.nested import MortonCode
+from refshard_fs.sharding.packing import MortonCode
 
 DIMENSIONS = ["x", "y", "z", "channel"]
 LARGEST = 1 << 31  # bytes of a chunk, as it is decoded

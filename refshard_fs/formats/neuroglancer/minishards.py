@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import decompressed
-from refshard_fs.sharding.layout import BEYOND, MAX_INDEX, PAIR
+from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
 
 # ----------------------------------------------------------------------------------------------------
 # MurmurHash3_x86_128 of a 64-bit number, the low half: how neuroglancer spreads chunks over shards. No I/O here.

@@ -27,8 +27,8 @@ from refshard_fs.formats.neuroglancer import INFO
 from refshard_fs.formats.neuroglancer.info import Scale, parse_info
 from refshard_fs.formats.neuroglancer.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, inflated
 from refshard_fs.security.policy import protocol_of, relative_to
-from refshard_fs.sharding.layout import MAX_INDEX, PAIR
-from refshard_fs.sharding.nested import MortonCode
+from refshard_fs.sharding.index import MAX_INDEX, PAIR
+from refshard_fs.sharding.packing import MortonCode
 
 _NUMBER = r"(-?\d{1,20})"
 _CHUNK = re.compile("_".join([f"{_NUMBER}-{_NUMBER}"] * 3), re.ASCII)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from refshard_fs.core.checksums import crc32c
-from refshard_fs.sharding.layout import Level, OffsetsLevel, TableIndex
+from refshard_fs.sharding.index import Level, OffsetsLevel, TableIndex
 from refshard_fs.sharding.v2 import MaskLevel
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -10,7 +10,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import DocumentIndex
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import Unmapped
-from refshard_fs.sharding.layout import MAX_INDEX
+from refshard_fs.sharding.index import MAX_INDEX
 from refshard_fs.sharding.view import Unshard
 from tests.fuzz.parsers.json_references import _ARRAY, _ARRAY_3
 

@@ -1,0 +1,202 @@
+"""Indexes of shards: where in a shard the chunk of each slot lies. No I/O here.
+
+`Level` and `Table` are what a kind of index has to offer. `OffsetsLevel` is the one that sharded arrays of zarr v2 and
+v3 share: pairs of offset and length, 16 bytes a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import checksums as crc32c
+
+Buffer: TypeAlias = bytes | memoryview
+
+MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
+PAIR = 16  # bytes of an offset and a length
+BEYOND = np.uint64(2**63)  # no file is so long
+NONE = 2**64 - 1  # the offset and the length of a chunk that is missing
+_LAST = np.uint64(2**63 - 1)  # ends of ranges are less than 2**63, everywhere
+
+
+class Misfit(ValueError):
+    """A payload that cannot lie in a shard of its kind."""
+
+
+class Table(Protocol):
+    """The decoded index of one shard, ``nbytes`` heavy; shared by threads."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def locate(self, slot: int) -> tuple[int, int] | None:
+        """Return (offset, length) in the shard of the chunk in ``slot``; None if there is none."""
+
+    def present(self) -> Sequence[int]:
+        """Return the slots that hold a chunk, ascending."""
+
+
+class Level(Protocol, Hashable):
+    """One kind of index: ``length`` bytes, at the start of a shard or before its last ``trailer`` bytes."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def at_end(self) -> bool: ...
+
+    @property
+    def trailer(self) -> int: ...
+
+    def table(self, data: bytes, size: int | None) -> Table:
+        """Return the table held by ``data`` (``length`` bytes), of a shard of ``size`` bytes if that is known.
+
+        The trailer is not counted in ``size``. Raises ValueError where anything contradicts.
+        """
+
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        """Return the bytes of a shard of ``chunks`` (slot and payload, in the order to lie in), but for its trailer.
+
+        Raises Misfit where a payload cannot lie in such a shard.
+        """
+
+
+class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
+    """How the index of ``shard``, a key of ``array``, is decoded, for one view and no other.
+
+    Shards may be written anew between two openings of a source, and nothing in an index tells;
+    while a source is open, whoever reads a replaced target notices. ``size`` is the shard's,
+    less the trailer. Of a shard that reaches from byte ``first`` of an object to its end, that
+    may be known only when the index has been read: `sized` tells. ``cut`` bytes of trailer
+    were read after the index, or (None) the whole shard was.
+    """
+
+    level: Level
+    shard: str
+    array: str
+    view: int
+    size: int | None = None
+    cut: int | None = 0
+    first: int = 0
+
+    def sized(self, object_size: int) -> TableIndex:
+        """Return this index of a shard in an object of ``object_size`` bytes."""
+        if self.size is not None:
+            return self
+        return msgspec.structs.replace(self, size=max(object_size - self.first - self.level.trailer, 0))
+
+    def decode(self, data: bytes) -> Table:
+        length = self.level.length
+        size, cut = self.size, self.cut
+        try:
+            if cut is None:
+                size = len(data) - self.level.trailer
+                data = data[max(size - length, 0) : max(size, 0)] if self.level.at_end else data[:length]
+                cut = 0
+            if len(data) != length + cut or (size is not None and size < length):
+                there = len(data) if size is None else min(size + cut, len(data))
+                raise ValueError(f"there are {there} bytes where its index takes {length + cut}")
+            return self.level.table(data[:length], size)
+        except ValueError as e:
+            raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
+
+
+class Offsets:
+    """Offset and length of each slot, as read; ``pairs`` is ``uint64[slots, 2]``."""
+
+    __slots__ = ("_absent", "nbytes", "pairs")
+
+    def __init__(self, pairs: npt.NDArray[np.uint64], absent: int = NONE) -> None:
+        self.pairs = pairs
+        self.nbytes = pairs.nbytes
+        self._absent = absent  # the length of a chunk that is missing
+
+    def locate(self, slot: int) -> tuple[int, int] | None:
+        offset, length = self.pairs[slot].tolist()
+        return None if length == self._absent else (offset, length)
+
+    def present(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self.pairs[:, 1] != np.uint64(self._absent)).tolist()
+        return found
+
+
+class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
+    """``slots`` pairs of unsigned 64-bit numbers, then their CRC-32C if ``checked``.
+
+    A chunk that is missing has a pair of all ones, or (``absent="no length"``) a length of 0.
+    """
+
+    slots: int
+    at_end: bool = True
+    checked: bool = False
+    big_endian: bool = False
+    absent: Literal["ones", "no length"] = "ones"
+    trailer: int = 0
+
+    @property
+    def length(self) -> int:
+        return PAIR * self.slots + (crc32c.LENGTH if self.checked else 0)
+
+    @property
+    def _none(self) -> int:
+        return NONE if self.absent == "ones" else 0
+
+    def table(self, data: bytes, size: int | None) -> Offsets:
+        stop = PAIR * self.slots
+        if self.checked:
+            stored, found = int.from_bytes(data[stop:], "little"), crc32c.crc32c(data[:stop])
+            if stored != found:
+                raise ValueError(f"the checksum of its index is {found:08x}, where {stored:08x} is stored")
+        pairs = np.frombuffer(data[:stop], ">u8" if self.big_endian else "<u8").reshape(-1, 2)
+        pairs = pairs.astype(np.uint64, copy=False)
+        self._check(pairs, size)
+        return Offsets(pairs, self._none)
+
+    def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
+        pairs = np.full((self.slots, 2), self._none, ">u8" if self.big_endian else "<u8")
+        offset = 0 if self.at_end else self.length
+        body: list[Buffer] = []
+        for slot, parts in chunks:
+            length = sum(map(len, parts))
+            if length == self._none:
+                raise Misfit("a chunk of no bytes cannot be told from a missing one in an index of this kind")
+            pairs[slot] = offset, length
+            offset += length
+            body += parts
+        index = pairs.tobytes()
+        if self.checked:
+            index += crc32c.crc32c(index).to_bytes(crc32c.LENGTH, "little")
+        return [*body, index] if self.at_end else [index, *body]
+
+    def _check(self, pairs: npt.NDArray[np.uint64], size: int | None) -> None:
+        offsets, lengths = pairs[:, 0], pairs[:, 1]
+        present = lengths != np.uint64(self._none)
+        half = present ^ (offsets != NONE)
+        if self.absent == "ones" and half.any():
+            raise ValueError(f"slot {int(half.argmax())} of its index is half empty")
+        # Where a chunk may lie: not in the index, not past the end. Chunks of no bytes lie nowhere.
+        first = 0 if self.at_end else self.length
+        last = _LAST if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
+        wrong = present & ((offsets > last) | (lengths > last) | (lengths > last - np.minimum(offsets, last)))
+        wrong |= present & (lengths > 0) & (offsets < first)
+        if wrong.any():
+            slot = int(wrong.argmax())
+            offset, length = pairs[slot].tolist()
+            room = f"[{first}, {'...' if size is None else int(last)})"
+            raise ValueError(f"slot {slot} of its index says [{offset}, {offset + length}), outside of {room}")
+
+
+def slots_of(lengths: tuple[int, ...]) -> int:
+    """Return the number of slots of a shard of ``lengths`` chunks; ValueError where no index could be that long."""
+    slots = math.prod(lengths)
+    if slots < 1 or slots * PAIR > MAX_INDEX:
+        raise ValueError(
+            f"a shard of {'×'.join(map(str, lengths))} chunks would need an index of over {MAX_INDEX} bytes"
+        )
+    return slots

@@ -1,0 +1,108 @@
+"""Shards put together: new payloads and those of the shard there was, in Morton order, with their index. No I/O here.
+
+What has not changed is copied as it lies, down to whole shards within the shard; gaps and bytes that no index names
+are left out. Nothing is joined: a shard comes as its parts, for whoever writes them one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import checksums as crc32c
+from refshard_fs.sharding.index import Buffer, Level
+
+Slots: TypeAlias = tuple[int, ...]  # of a chunk: in the shard, in the shard in that slot, and so on
+Levels: TypeAlias = Sequence[tuple[Level, tuple[int, ...]]]  # outermost first, with the slots along each dimension
+
+
+class MortonCode:
+    """Compressed Morton codes: coordinates in a grid as one number, bits that no cell needs left out.
+
+    They are neuroglancer's numbering of the chunks of a volume, and the order in which zarr-python lays out the chunks
+    of a shard. The grid has ``counts`` cells along each dimension; ValueError where its codes have more than 64 bits.
+    """
+
+    __slots__ = ("_sources",)
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        bits = max((max(count - 1, 0).bit_length() for count in counts), default=0)
+        # The dimension and the bit of its coordinate that each bit of a code is, lowest first.
+        self._sources = [(d, bit) for bit in range(bits) for d, count in enumerate(counts) if 1 << bit < count]
+        if len(self._sources) > 64:
+            raise ValueError(f"a grid of {'×'.join(map(str, counts))} cells has codes of more than 64 bits")
+
+    def encode(self, coords: Sequence[Any]) -> Any:
+        """Return the code of the cell at ``coords``; of many cells, where these are arrays."""
+        code = 0
+        for place, (dimension, bit) in enumerate(self._sources):
+            code |= (coords[dimension] >> bit & 1) << place
+        return code
+
+    def decode(self, codes: npt.NDArray[np.uint64], dimensions: int) -> npt.NDArray[np.int64]:
+        """Return the coordinates of each of ``codes``, a row for each; bits beyond those of the grid are left out."""
+        coords = np.zeros((len(codes), dimensions), np.int64)
+        for place, (dimension, bit) in enumerate(self._sources):
+            coords[:, dimension] |= ((codes >> np.uint64(place)) & np.uint64(1)).astype(np.int64) << bit
+        return coords
+
+
+@lru_cache(maxsize=64)
+def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    """Return, for each cell of a grid counted in C order, its place in the order of their Morton codes."""
+    cells = np.indices(counts).reshape(len(counts), -1) if counts else np.zeros((0, 1), np.int64)
+    codes = np.zeros(cells.shape[1], np.int64)
+    codes |= MortonCode(counts).encode([*cells])
+    order = np.argsort(codes, kind="stable")
+    return np.argsort(order).astype(np.uint32)
+
+
+def packed(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | None]) -> list[Buffer] | None:
+    """Return the parts of the shard ``old`` (None: there is none) after ``changes``; None if no chunk is left."""
+    (level, counts), *deeper = levels
+    chunks: dict[int, Sequence[Buffer]] = {} if old is None else _chunks(level, memoryview(old))
+    within: dict[int, dict[Slots, Buffer | None]] = {}
+    for (slot, *rest), payload in changes.items():
+        within.setdefault(slot, {})[tuple(rest)] = payload
+    for slot, some in within.items():
+        there = chunks.pop(slot, None)
+        if deeper:
+            parts = packed(deeper, None if there is None else there[0], some)
+        else:
+            parts = None if some[()] is None else [some[()]]
+        if parts is not None:
+            chunks[slot] = parts
+    if not chunks:
+        return None
+    order = ranks(counts)
+    body = level.pack(sorted(chunks.items(), key=lambda chunk: int(order[chunk[0]])))
+    return [*body, *_checksums(body, level.trailer)]
+
+
+def _chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
+    """Return the payloads of ``shard`` by their slots; ValueError where it is damaged."""
+    size, length = len(shard) - level.trailer, level.length
+    if size < length:
+        raise ValueError(f"it has {len(shard)} bytes: its index takes more")
+    stored, found = bytes(shard[size:]), b"".join(_checksums([shard[:size]], level.trailer))
+    if stored != found:
+        raise ValueError(f"the checksum of its first {size} bytes is {found.hex()}, where {stored.hex()} is stored")
+    table = level.table(bytes(shard[size - length : size] if level.at_end else shard[:length]), size)
+    places = [(slot, table.locate(slot) or (0, 0)) for slot in table.present()]
+    return {slot: (shard[offset : offset + length],) for slot, (offset, length) in places}
+
+
+def _checksums(parts: Sequence[Buffer], trailer: int) -> list[bytes]:
+    """Return the ``trailer`` bytes that follow ``parts``: checksums, each of all that lies before it."""
+    sums: list[bytes] = []
+    found = 0
+    for part in parts if trailer else ():
+        found = crc32c.crc32c(part, found)
+    for _ in range(0, trailer, crc32c.LENGTH):
+        sums.append(found.to_bytes(crc32c.LENGTH, "little"))
+        found = crc32c.crc32c(sums[-1], found)
+    return sums
