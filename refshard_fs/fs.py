@@ -19,7 +19,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.core.edits import MEMORY, Edits
+from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.keys import is_within, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
@@ -51,8 +51,9 @@ from refshard_fs.session.options import (
     of_the_source,
     overlay_for,
     route,
+    taken,
 )
-from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy
+from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.sharding.layout import check_options
@@ -235,6 +236,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         overlay: str | OverlayCopy | None = None,
         **kwargs: Any,
     ) -> None:
+        arguments = dict(locals())
         super().__init__(**kwargs)
         hook_zarr()
         if shards not in ("inner", "whole"):
@@ -257,27 +259,20 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if plain:
             source_options = {**plain, **(source_options or {})}
         written = overlay_for(mode, overlay, fo)
-        writes = WriteOptions(data_url_of(fo, data_url), inline_threshold, content_addressed, format, record_size)
+        writes = taken(WriteOptions, arguments, data_url=data_url_of(fo, data_url))
         data_at = None if written is None else writes.data_url
         routes = route(source, fs, remote_protocol, remote_options, source_options, options, allow, data_at)
         self._session = Session(
             SessionOptions(
                 source=fo,
-                open=OpenOptions(
+                open=taken(
+                    OpenOptions,
+                    arguments,
                     template_overrides=tuple(sorted((template_overrides or {}).items())),
-                    simple_templates=simple_templates,
-                    base_url=base_url,
-                    target=target,
                     protocol=routes.bare_protocol,
                     bare_as_is=routes.bare_as_is,
-                    shards=shards,
                     shard_options=tuple(sorted((shard_options or {}).items())),
-                    cache_size=cache_size,
-                    zarr_format=zarr_format,
-                    verify=verify,
                     rule_of=routes.rule_of,
-                    max_manifest_bytes=max_manifest_bytes,
-                    head=head,
                 ),
                 format=None if format is None else READ_AS.get(format, format),
                 pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3, routes.rule_of, routes.only_sizes),
@@ -291,11 +286,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
             )
         )
-        self._writes = writes if is_new or written is not None else None  # None refuses all writes
-        self._known_writer: Writer | None = None
+        # Without one, all writes are refused.
+        self._writer = Writer(self._session, writes) if is_new or written is not None else None
         if written is not None:
             written.spool.memory = write_memory
-            self._known_writer = Writer(self._session, written, writes)
 
     # ------------------------------------------------------------------ what fsspec asks of every filesystem
 
@@ -372,8 +366,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Read through the session called ``name`` if another copy of this filesystem does so in this process."""
         self.storage_options = {**self.storage_options, SESSION: name}
         self._session = self._session.shared_as(name, self._arguments)
-        if self._known_writer is not None:
-            self._known_writer.session = self._session
+        if self._writer is not None:
+            self._writer.session = self._session
 
     # ------------------------------------------------------------------ reading
 
@@ -461,15 +455,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
         key = self._strip_protocol(rpath)
-        if hasattr(lpath, "write"):
-            async for piece in self._session.pieces(key, callback.set_size):
-                lpath.write(piece)
-                callback.relative_update(len(piece))
-            return
-        if await self._isdir(key):
+        is_open = hasattr(lpath, "write")
+        if not is_open and await self._isdir(key):
             os.makedirs(lpath, exist_ok=True)
             return
-        file, is_whole = None, False
+        file, is_whole = lpath if is_open else None, False
         try:
             async for piece in self._session.pieces(key, callback.set_size):
                 if file is None:  # not before the first bytes are there
@@ -478,7 +468,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 callback.relative_update(len(piece))
             is_whole = True
         finally:
-            if file is not None:
+            if not is_open and file is not None:
                 file.close()
                 if not is_whole:  # nobody could tell
                     os.remove(lpath)
@@ -499,18 +489,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return file
         key = self._key(path)
         self._writing(f"write {key!r}")
-        before = b""
-        match mode.replace("b", "").replace("+", ""):
-            case "w":
-                pass
-            case "x":
-                if self.exists(key):
-                    raise FileExistsError(key)
-            case "a" | "r":
-                with contextlib.suppress(FileNotFoundError):
-                    before = self.cat_file(key)
-            case other:
-                raise ValueError(f"mode {other!r} is none that a file can be opened with")
+        before, kind = b"", mode.replace("b", "").replace("+", "")
+        if kind not in ("w", "x", "a", "r"):
+            raise ValueError(f"mode {kind!r} is none that a file can be opened with")
+        if kind == "x" and self.exists(key):
+            raise FileExistsError(key)
+        if kind in ("a", "r"):
+            with contextlib.suppress(FileNotFoundError):
+                before = self.cat_file(key)
         return WrittenFile(self, key, before, at_end="a" in mode)
 
     def _dircache_from_items(self) -> None:
@@ -575,16 +561,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         key = self._strip_protocol(path)
         found = await files.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
         return found if kwargs.get("detail", False) else list(found)
-
-    async def _du(
-        self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
-    ) -> Any:
-        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        sizes = {}
-        for name, info in found.items():
-            size = info["size"]
-            sizes[name] = (await self._info(name))["size"] if size is None else size
-        return sum(sizes.values()) if total else sizes
 
     async def _exists(self, path: str, **kwargs: Any) -> bool:
         try:
@@ -657,13 +633,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         loop = self._session.home() or self.loop
         with progress("prefetch", callback) as shown:
-            sync(loop, self._prefetch, what, selection, mode=mode, wait=wait, callback=shown)
+            sync(loop, self._prefetch, what, selection, mode, wait, shown)
 
     async def _prefetch(
         self,
-        what: str | Sequence[str] | Mapping[str, Any],
+        what: Any,
         selection: Any = None,
-        *,
         mode: Mode = "numpy",
         wait: bool = True,
         callback: Callback = DEFAULT_CALLBACK,
@@ -873,13 +848,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _rm_file(self, path: str, **kwargs: Any) -> None:
         await self._rm(path)
 
-    async def _touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
-        if truncate or not await self._exists(path):
-            await self._pipe_file(path, b"")
-
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
         """Let ``path`` be empty; without ``truncate``, only if there is none."""
-        self._session.wait(self._touch, path, truncate)
+        if truncate or not self.exists(path):
+            self.pipe_file(path, b"")
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Do nothing: a directory is there when there is something in it."""
@@ -919,32 +891,21 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def _writing(self, what: str) -> Writer:
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""
-        if self._writes is None:
+        if self._writer is None:
             raise ReadOnlyError(
                 f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write. "
                 "fsspec keeps it from the options of a URL: those are {'refshard': {'fo': ..., 'mode': 'a'}}, or the "
                 "arguments of a filesystem that you hold, fsspec.filesystem('refshard', ..., mode='a')"
             )
-        return self._writer or self._writer_to(self._session.edited())
-
-    @property
-    def _writer(self) -> Writer | None:
-        """What writes; None where nothing does, or where nothing was written yet to a source in memory."""
-        if self._known_writer is None and (written := self._session.options.overlay) is not None:
-            return self._writer_to(written)
-        return self._known_writer
-
-    def _writer_to(self, overlay: Overlay) -> Writer:
-        assert self._writes is not None
-        writer = self._known_writer = Writer(self._session, overlay, self._writes)
-        return writer
+        return self._writer
 
     # ------------------------------------------------------------------ commits
 
     @property
     def overlay(self) -> str | None:
         """The name of what is written and not committed: ``overlay=`` of another instance in this process shares it."""
-        return None if self._writer is None else self._writer.overlay.id
+        overlay = self._session.options.overlay
+        return None if overlay is None else overlay.id
 
     def commit(self) -> None:
         """Make all that was written durable in the source; nothing happens if there is nothing.
@@ -956,9 +917,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         written. What was written is then kept, for another try or for `save`.
         """
         self._writing("commit").commit()
-
-    async def _commit(self) -> None:
-        await asyncio.to_thread(self.commit)
 
     def flush(self) -> None:
         """Commit, as fsspec's ``LazyReferenceMapper`` calls it; of a source in memory there is nothing to commit."""
@@ -988,13 +946,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if self._session.mapper is not None:
             return self._session.mapper
         self._session.references()  # NotImplementedError if it has none
-
-        def edits() -> Edits | None:
-            overlay = self._session.options.overlay
-            return None if overlay is None else overlay.edits
-
-        kind = ReferenceDict if self._writes is None or not isinstance(self.fo, str) else WritableReferences
-        return kind(self, self._session.references, edits)
+        return (WritableReferences if self._writer and isinstance(self.fo, str) else ReferenceDict)(self)
 
     def save(
         self,

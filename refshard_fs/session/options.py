@@ -7,9 +7,9 @@ import json
 import re
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import fsspec
 import msgspec
@@ -26,6 +26,8 @@ from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protoco
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy, overlay_of, shared
 from refshard_fs.targets import PoolOptions, arguments_of
+
+T = TypeVar("T")
 
 
 class SessionOptions(msgspec.Struct, frozen=True, eq=False):
@@ -301,6 +303,12 @@ class WriteOptions(msgspec.Struct, frozen=True):
     content_addressed: bool = False
     format: str | None = None
     record_size: int = RECORD_SIZE
+
+
+def taken(kind: Callable[..., T], arguments: Mapping[str, Any], **others: Any) -> T:
+    """Return a struct of ``kind``: fields that have the name of an argument have its value; the rest are given."""
+    fields: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]  # of a type, which mypy does not know
+    return kind(**{**{name: arguments[name] for name in fields if name in arguments}, **others})
 
 
 def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:

@@ -209,7 +209,10 @@ class Session(Engines):
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
     def edited(self) -> Overlay:
-        """Return what is written to a source in memory, which has an overlay from the first write on."""
+        """Return the overlay; that of a source in memory is made here, at the first write."""
+        overlay = self.options.overlay
+        if overlay is not None:
+            return overlay
         with self._lock:
             overlay = self.options.overlay
             if overlay is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, Final, Protocol, Self
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -13,33 +13,27 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.references.values import decode, from_base64, spelled
 
 
-class Writer(Protocol):
-    """The filesystem whose references these are."""
-
-    def pipe_file(self, path: str, value: bytes) -> None: ...
-
-    def refer(self, path: str, url: str | None, offset: int = 0, length: int | None = None) -> None: ...
-
-    def rm_file(self, path: str) -> None: ...
-
-    def flush(self) -> None: ...
-
-
 class WritableReferences(MutableMapping[str, Any]):
-    """Key → text, bytes or ``[url, offset, length]``, of the source and of what was written since.
+    """Key → text, bytes or ``[url, offset, length]``: the references of a filesystem, with uncommitted writes.
 
-    Objects are the text that their JSON is. Nothing is made of a value before it is asked for. Values that are set are
-    written as by the filesystem; lists become references.
+    Objects are the text that their JSON is. No value is made before it is asked for. Values that are set are written
+    to the filesystem; lists become references.
     """
 
-    def __init__(self, fs: Writer, base: Callable[[], Mapping[str, Any]], edits: Callable[[], Edits | None]) -> None:
+    def __init__(self, fs: Any) -> None:
         self._fs = fs
-        self._base = base
-        self._edits = edits
+
+    def _base(self) -> Mapping[str, Any]:
+        """Return the references of the source, without uncommitted writes."""
+        found: Mapping[str, Any] = self._fs._session.references()
+        return found
+
+    def _edits(self) -> Edits:
+        overlay = self._fs._session.options.overlay
+        return Edits() if overlay is None else overlay.edits
 
     def __getitem__(self, key: str) -> Any:
-        edits = self._edits()
-        edit = None if edits is None else edits.get(key)
+        edit = self._edits().get(key)
         if edit is None:
             value = self._base()[key]
             return decode(value).decode() if isinstance(value, dict) else value
@@ -75,22 +69,16 @@ class WritableReferences(MutableMapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        edits = self._edits()
-        edit = None if edits is None else edits.get(key)
+        edit = self._edits().get(key)
         return key in self._base() if edit is None else edit is not REMOVED
 
     def __iter__(self) -> Iterator[str]:
         edits = self._edits()
-        if edits is None:
-            yield from self._base()
-            return
-        for key in self._base():
-            if edits.get(key) is None:
-                yield key
+        yield from (key for key in self._base() if edits.get(key) is None)
         yield from (key for key, edit in edits.changes().items() if edit is not REMOVED)
 
     def __len__(self) -> int:
-        return len(self._base()) if self._edits() is None else sum(1 for _ in self)
+        return sum(1 for _ in self) if len(self._edits()) else len(self._base())
 
     def __bool__(self) -> bool:
         return next(iter(self), None) is not None  # to count the keys of a set that is read lazily loads all of it
@@ -137,9 +125,9 @@ _GUARD: Final[Any] = _Guard()
 class ReferenceDict(WritableReferences, dict[str, Any]):
     """The references of a filesystem with nothing to commit to as a dict, which kerchunk then takes them for."""
 
-    def __init__(self, fs: Writer, base: Callable[[], Mapping[str, Any]], edits: Callable[[], Edits | None]) -> None:
+    def __init__(self, fs: Any) -> None:
         dict.__setitem__(self, _GUARD, None)
-        super().__init__(fs, base, edits)
+        super().__init__(fs)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

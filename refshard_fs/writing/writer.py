@@ -24,16 +24,20 @@ _ELSEWHERE = (
 
 
 class Writer:
-    """Writes to ``overlay``, which all filesystems that share it read at once. Any thread may use it.
+    """Writes to the overlay of a session, which is read at once by all that share it. Any thread may use it.
 
     The source itself is not touched before a commit.
     """
 
-    def __init__(self, session: Session, overlay: Overlay, options: WriteOptions) -> None:
-        self.overlay = overlay
+    def __init__(self, session: Session, options: WriteOptions) -> None:
         self.session = session
         self._options = options
         self._values: Values | None = None
+
+    @property
+    def overlay(self) -> Overlay:
+        """The uncommitted writes; a source in memory has an overlay from the first use on."""
+        return self.session.edited()
 
     # ------------------------------------------------------------------ keys
 
@@ -136,6 +140,8 @@ class Writer:
         from refshard_fs.writing.shards import shard_edits  # as in `commit`
 
         keyspace = self.session.open()
+        if self.session.options.overlay is None:
+            return keyspace
         match keyspace:
             case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
                 values = self._values_over(self.base())
@@ -145,7 +151,8 @@ class Writer:
 
     def overlay_copy(self) -> OverlayCopy | None:
         """Return ``overlay=`` of copies in other processes; None where this is such a copy, and has been given one."""
-        return None if self.overlay.worker is not None else self.overlay.copy()
+        overlay = self.session.options.overlay
+        return None if overlay is None or overlay.worker is not None else overlay.copy()
 
     def _refuse_elsewhere(self) -> None:
         if self.overlay.worker is not None:
