@@ -180,7 +180,7 @@ class SelectionPipeline(_Base):
                 step = share.take(repeat(2 * size, len(batch) - first))  # the bytes of each, and its values
                 some, names = batch[first : first + step], keys[first : first + step]
                 held: list[bytes | None] = [None] * step
-                memory: SharedMemory[Any] = SharedMemory(2 * step * size)  # which is ours until all is decoded
+                memory: SharedMemory = SharedMemory(2 * step * size)  # which is ours until all is decoded
                 await fs._read_selection(names, held.__setitem__, chunk_size=size, threads=False, memory=memory)
                 read = [(_Held(data), *info) for data, (_, *info) in zip(held, some, strict=True)]
                 try:

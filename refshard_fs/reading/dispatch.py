@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -52,10 +52,7 @@ class Holder:
         self.used = 0  # bytes
 
 
-H = TypeVar("H", bound=Holder)
-
-
-class SharedMemory(Generic[H]):
+class SharedMemory:
     """``memory`` bytes for several holders, which may be on several event loops. Thread-safe.
 
     Each asks before it holds more. One that has nothing is never refused: so none waits for one that stopped while it
@@ -65,9 +62,9 @@ class SharedMemory(Generic[H]):
     def __init__(self, memory: int) -> None:
         self.memory = memory
         self._lock = fork_safe(threading.RLock())  # the collector may end a dropped read, which gives back, within it
-        self._holders: list[weakref.ref[H]] = []  # a WeakSet would take three times as long
+        self._holders: list[weakref.ref[Any]] = []  # a WeakSet would take three times as long
 
-    def join(self, holder: H) -> None:
+    def join(self, holder: Holder) -> None:
         """Count what ``holder`` holds from now on."""
         with self._lock:
             self._holders = [weakref.ref(each) for each in (*self._alive(self._holders), holder)]
@@ -77,7 +74,7 @@ class SharedMemory(Generic[H]):
         with self._lock:
             return self._used() + size > most
 
-    def take(self, holder: H, sizes: Iterable[int], most: int) -> int:
+    def take(self, holder: Holder, sizes: Iterable[int], most: int) -> int:
         """Count as many of ``sizes`` as there is room for below ``most``, the first ones, and return how many."""
         taken = 0
         with self._lock:
@@ -90,7 +87,7 @@ class SharedMemory(Generic[H]):
                 taken += 1
         return taken
 
-    def give_back(self, holder: H, size: int) -> None:
+    def give_back(self, holder: Holder, size: int) -> None:
         """Count ``size`` bytes no longer."""
         with self._lock:
             holder.used -= size
@@ -98,12 +95,12 @@ class SharedMemory(Generic[H]):
     def _used(self) -> int:
         return sum(each.used for each in self._alive(self._holders))
 
-    def _alive(self, among: Iterable[weakref.ref[H]]) -> list[H]:
+    def _alive(self, among: Iterable[weakref.ref[Any]]) -> list[Any]:
         known = [ref() for ref in among]
         return [each for each in known if each is not None and not each.loop.is_closed()]
 
 
-class SharedBudget(SharedMemory["Dispatch"]):
+class SharedBudget(SharedMemory):
     """One `Budget` for all event loops that read a source.
 
     A loop asks before it begins a request. One that found no room is woken when another loop gives some back.
@@ -112,7 +109,7 @@ class SharedBudget(SharedMemory["Dispatch"]):
     def __init__(self, budget: Budget) -> None:
         super().__init__(budget.memory)
         self.budget = budget
-        self.selections: SharedMemory[Holder] = SharedMemory(budget.memory)  # chunks asked for, and not yet decoded
+        self.selections = SharedMemory(budget.memory)  # chunks asked for, and not yet decoded
         self._refused: set[weakref.ref[Dispatch]] = set()
 
     def begin(self, dispatch: Dispatch, host: Host, size: int, most: int | None) -> bool:
@@ -132,7 +129,7 @@ class SharedBudget(SharedMemory["Dispatch"]):
             host.active += 1
         return True
 
-    def give_back(self, holder: Dispatch, size: int = 0, host: Host | None = None) -> None:
+    def give_back(self, holder: Holder, size: int = 0, host: Host | None = None) -> None:
         """Count ``size`` bytes no longer, nor one of the requests to ``host``."""
         with self._lock:
             holder.used -= size

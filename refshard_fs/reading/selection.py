@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Final, NamedTuple
@@ -31,22 +31,13 @@ ANSWER: Final = 2 * MIB  # an answer is in memory twice while it is joined of it
 SHARE: Final = 4  # a quarter of the memory has to be free before more is asked for, so that requests stay large
 
 
-class _Chunk(NamedTuple):
-    """A key that is read, its place in the selection, and the bytes that it takes in memory until it is decoded."""
-
-    number: int
-    request: Request
-    entry: Entry | None
-    weight: int
-
-
 class Share(Holder):
     """What one selection holds of the memory that all selections of a session share: at least one chunk, if need be.
 
     ``spare`` bytes are left to others, but never more than half of the memory.
     """
 
-    def __init__(self, memory: SharedMemory[Holder], spare: int = 0) -> None:
+    def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
         super().__init__()
         self.most = max(memory.memory - spare, memory.memory // 2)
         self._memory = memory
@@ -73,26 +64,22 @@ class Together:
     """
 
     def __init__(self) -> None:
-        self._used: dict[SharedMemory[Holder], int] = {}  # bytes
-        self._waiting: list[asyncio.Future[None]] = []
+        self._used: Counter[SharedMemory] = Counter()  # bytes
+        self._changed = asyncio.Condition()
 
     @contextlib.asynccontextmanager
-    async def room(self, memory: SharedMemory[Holder], size: int) -> AsyncGenerator[None, None]:
+    async def room(self, memory: SharedMemory, size: int) -> AsyncGenerator[None, None]:
         """Wait until there is room for ``size`` bytes in ``memory``, and have it."""
         size = min(size, memory.memory)
-        while (used := self._used.get(memory, 0)) and used + size > memory.memory:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
-        self._used[memory] = used + size
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._used[memory] + size <= memory.memory)
+            self._used[memory] += size
         try:
             yield
         finally:
             self._used[memory] -= size
-            while self._waiting:
-                waiter = self._waiting.pop()
-                if not waiter.done():  # as those are that were cancelled
-                    waiter.set_result(None)
+            async with self._changed:
+                self._changed.notify_all()
 
 
 TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # of the selections that a task reads
@@ -106,7 +93,7 @@ async def read_selection(
     engine: Callable[[], Engine],
     immediate: Immediate,
     chunk_size: int,
-    memory: SharedMemory[Holder],
+    memory: SharedMemory,
     threads: bool,
 ) -> None:
     """Call ``take(number, data)`` once for each of ``keys``, in the order of their arrival.
@@ -117,40 +104,13 @@ async def read_selection(
 
     The first error ends the read, and what is under way for it; it names its key.
     """
-    work = _Work(keys, take)
-    near: list[_Chunk] = []
-    far: deque[_Chunk] = deque()
+    spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # values that threads have made
+    read = _SelectionRead(keyspace, take, engine, immediate, Share(memory, spare), threads)
     for number, key in enumerate(keys):
         if number % KEYS == KEYS - 1:
             await asyncio.sleep(0)
-        try:
-            entry = immediate.find(keyspace, key)
-        except FileNotFoundError:
-            near.append(_Chunk(number, Request(key), None, 0))
-            continue
-        size = None if entry is None else entry.size
-        chunk = _Chunk(number, Request(key), entry, chunk_size if size is None else size)
-        if entry is not None and immediate.has(entry):
-            near.append(chunk)
-        else:
-            far.append(chunk)
-    spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # values that threads have made
-    share = Share(memory, spare)
-    try:
-        here = deque(near)
-        work.start(lambda: work.read_here(here, immediate), min(WORKERS, len(near)))
-        if far:
-            await _read_far(far, keyspace, work, engine(), share, threads)
-        await work.finish()
-        work.check()
-        if work.left:
-            await _read_far(deque(work.left), keyspace, work, engine(), share, threads)
-    finally:
-        try:
-            await work.end()
-        finally:
-            share.give_back(share.used)
-    work.check()
+        read.add(number, key, chunk_size)
+    await read.run()
 
 
 def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
@@ -162,146 +122,136 @@ def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
         raise
 
 
-class _Work:
-    """What is done in threads: a few jobs at a time, each of several chunks."""
+class _Chunk(NamedTuple):
+    """A key that is read, and its place in the selection."""
 
-    def __init__(self, keys: Sequence[str], take: Take) -> None:
-        self._keys = keys
-        self._take = take
-        self._jobs: set[asyncio.Future[None]] = set()
-        self._error: BaseException | None = None
-        self.is_over = False  # no job takes another chunk
-        self.left: list[_Chunk] = []  # which took an event loop after all
-        self.on_end: Callable[[], object] = lambda: None
+    number: int
+    request: Request
+    entry: Entry | None
+    weight: int  # bytes that it takes in memory until it is decoded
+    is_near: bool = False  # it needs no event loop: the thread that decodes it reads it, too
 
-    def decode(self, number: int, data: bytes | None) -> None:
-        decode(self._take, self._keys[number], number, data)
 
-    def read_here(self, chunks: deque[_Chunk], immediate: Immediate) -> None:
-        while not self.is_over:
+class _SelectionRead:
+    """One selection that is being read: near chunks are ready at once, far ones when their bytes have come."""
+
+    def __init__(
+        self,
+        keyspace: KeySpace,
+        take: Take,
+        engine: Callable[[], Engine],
+        immediate: Immediate,
+        share: Share,
+        threads: bool,
+    ) -> None:
+        self._keyspace, self._take, self._engine, self._immediate = keyspace, take, engine, immediate
+        self._share = share
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._far: deque[_Chunk] = deque()  # not asked for yet
+        self._asked: dict[asyncio.Future[bytes], _Chunk] = {}
+        self._ready: deque[tuple[_Chunk, bytes | None]] = deque()  # for threads
+        self._arrived = self._ready if threads else deque()
+        self._jobs: set[asyncio.Future[None]] = set()  # in threads
+        self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
+        self._error: BaseException | None = None  # the first one
+        self._is_over = False  # no thread takes another chunk
+        self._woken = asyncio.Event()
+
+    def add(self, number: int, key: str, chunk_size: int) -> None:
+        """Have one key read."""
+        try:
+            entry = self._immediate.find(self._keyspace, key)
+        except FileNotFoundError:
+            self._ready.append((_Chunk(number, Request(key), None, 0), None))
+            return
+        size = None if entry is None else entry.size
+        chunk = _Chunk(number, Request(key), entry, chunk_size if size is None else size)
+        if entry is not None and self._immediate.has(entry):
+            self._ready.append((chunk._replace(is_near=True), None))
+        else:
+            self._far.append(chunk)
+
+    async def run(self) -> None:
+        """Read and decode all that was added."""
+        try:
+            self._go_on()
+            while self._asked or self._ready or self._jobs:
+                await self._woken.wait()
+                self._woken.clear()
+                self._go_on()
+        finally:
+            self._is_over = True
+            for future in self._asked:
+                future.cancel()
             try:
-                chunk = chunks.popleft()
-            except IndexError:
-                return
-            data = None
-            if chunk.entry is not None:
-                try:
-                    data = immediate.take(chunk.request, chunk.entry)
-                except FileNotFoundError:  # the object would be the key, and is not there
-                    pass
-                else:
-                    if data is None:
-                        self.left.append(chunk)
-                        continue
-            self.decode(chunk.number, data)
+                await self._threads_ended()
+            finally:
+                self._share.give_back(self._share.used)
 
-    def start(self, job: Callable[[], None], workers: int) -> None:
-        """Run ``job`` in threads, so that there are so many that do."""
-        loop = asyncio.get_running_loop()
-        while len(self._jobs) < workers:
-            future = loop.run_in_executor(None, job)
-            self._jobs.add(future)
-            future.add_done_callback(self._ended)
-
-    def _ended(self, future: asyncio.Future[None]) -> None:
-        self._jobs.discard(future)
-        if not future.cancelled():
-            error = future.exception()  # asked of each: asyncio logs those that nobody asks for
-            self._error = self._error or error
-            self.is_over = self.is_over or error is not None
-        self.on_end()
-
-    @property
-    def running(self) -> int:
-        return len(self._jobs)
-
-    def check(self) -> None:
-        """Raise the first error of what has ended."""
+    def _go_on(self) -> None:
+        """Decode what the event loop is to decode, ask for as much as there is memory for, and start threads."""
         if self._error is not None:
             raise self._error
+        while self._arrived and not self._threads:
+            self._decoded.append(self._finish(*self._arrived.popleft()))
+        while self._decoded:
+            self._share.give_back(self._decoded.pop())
+        if self._far and self._share.has_room:
+            some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
+            requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
+            for chunk, future in zip(some, self._engine().read_many(self._keyspace, requests, entries), strict=True):
+                self._asked[future] = chunk
+                future.add_done_callback(self._came)
+        for _ in range(min(WORKERS - len(self._jobs), len(self._ready))):
+            job = self._loop.run_in_executor(None, self._work)
+            self._jobs.add(job)
+            job.add_done_callback(self._ended)
 
-    async def finish(self) -> None:
-        """Wait for all jobs."""
-        while self._jobs:
-            await asyncio.wait(self._jobs)
+    def _came(self, future: asyncio.Future[bytes]) -> None:
+        chunk = self._asked.pop(future)
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if error is None or isinstance(error, FileNotFoundError):
+            self._arrived.append((chunk, None if error else future.result()))
+        self._stop(None if isinstance(error, FileNotFoundError) else error)
 
-    async def end(self) -> None:
-        """Have the jobs end, and wait for them, also if cancelled meanwhile: they write into the caller's memory."""
-        self.is_over = True
-        try:
-            await self.finish()
-        except asyncio.CancelledError:
-            await self.end()
-            raise
+    def _ended(self, job: asyncio.Future[None]) -> None:
+        self._jobs.discard(job)
+        self._stop(None if job.cancelled() else job.exception())  # asyncio logs errors that nobody asks for
 
+    def _stop(self, error: BaseException | None) -> None:
+        """Wake the reader; an error is the end."""
+        self._error = self._error or error
+        self._is_over = self._is_over or error is not None
+        self._woken.set()
 
-async def _read_far(
-    waiting: deque[_Chunk],
-    keyspace: KeySpace,
-    work: _Work,
-    engine: Engine,
-    share: Share,
-    threads: bool,
-) -> None:
-    woken = asyncio.Event()
-    work.on_end = woken.set
-    pending: dict[asyncio.Future[bytes], _Chunk] = {}
-    arrived: deque[asyncio.Future[bytes]] = deque()
-    decoded: list[int] = []  # weights of what threads have decoded
-
-    def came(future: asyncio.Future[bytes]) -> None:
-        arrived.append(future)
-        woken.set()
-
-    def ask() -> None:
-        """Ask for as many chunks as there is memory for."""
-        some = [waiting.popleft() for _ in range(share.take(chunk.weight for chunk in waiting))]
-        futures = engine.read_many(keyspace, [chunk.request for chunk in some], [chunk.entry for chunk in some])
-        pending.update(zip(futures, some, strict=True))
-        for future in futures:
-            future.add_done_callback(came)
-
-    ready: deque[tuple[_Chunk, bytes | None]] = deque()
-
-    def sort_out(future: asyncio.Future[bytes]) -> None:
-        chunk = pending.pop(future)
-        try:
-            ready.append((chunk, future.result()))
-        except FileNotFoundError:
-            ready.append((chunk, None))
-
-    def decode_some() -> None:
-        """Decode what is ready, in a thread, until nothing is or it is time to make room for more."""
+    def _work(self) -> None:
+        """Read near chunks and decode, in a thread, until nothing is ready or it is time to make room for more."""
         done = 0
-        while done <= share.most // SHARE and not work.is_over:
+        while done <= self._share.most // SHARE and not self._is_over:
             try:
-                chunk, data = ready.popleft()
+                chunk, data = self._ready.popleft()
             except IndexError:
                 break
-            work.decode(chunk.number, data)
-            done += chunk.weight
-        decoded.append(done)
+            done += self._finish(chunk, data)
+        self._decoded.append(done)
 
-    try:
-        ask()
-        while pending or ready or work.running or waiting:
-            await woken.wait()
-            woken.clear()
-            work.check()
-            while arrived:
-                sort_out(arrived.popleft())
-            if threads:
-                work.start(decode_some, min(WORKERS, work.running + len(ready)))
-            else:
-                while ready:
-                    decode_some()
-            while decoded:
-                share.give_back(decoded.pop())
-            if waiting and share.has_room:
-                ask()
-    finally:
-        for future in pending:
-            future.remove_done_callback(came)
-            if future.done() and not future.cancelled():
-                future.exception()  # one error is raised, and asyncio would log the others
-            future.cancel()
+    def _finish(self, chunk: _Chunk, data: bytes | None) -> int:
+        """Hand on one chunk, and return how many bytes of the memory it took until then."""
+        if chunk.is_near and chunk.entry is not None:
+            with contextlib.suppress(FileNotFoundError):  # the object would be the key, and is not there
+                data = self._immediate.take(chunk.request, chunk.entry)
+                if data is None:  # it took an event loop after all
+                    self._loop.call_soon_threadsafe(self._far.append, chunk._replace(is_near=False))
+                    return 0
+        decode(self._take, chunk.request.key, chunk.number, data)
+        return 0 if chunk.is_near else chunk.weight
+
+    async def _threads_ended(self) -> None:
+        """Wait for all threads, also if cancelled meanwhile: they write into the caller's memory."""
+        try:
+            while self._jobs:
+                await asyncio.wait(self._jobs)
+        except asyncio.CancelledError:
+            await self._threads_ended()
+            raise

@@ -17,7 +17,7 @@ from refshard_fs.core.model import Facts, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told_cause
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
-from refshard_fs.reading.dispatch import Holder, SharedBudget, SharedMemory
+from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.fetch import Fetcher
@@ -64,7 +64,7 @@ class Engines:
         return engine
 
     @property
-    def selections(self) -> SharedMemory[Holder]:
+    def selections(self) -> SharedMemory:
         """The memory of all selections that are read, on whatever loop."""
         return self._budget.selections
 

@@ -23,7 +23,7 @@ from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, TargetChanged, told_cause
-from refshard_fs.reading.dispatch import Holder, SharedMemory
+from refshard_fs.reading.dispatch import SharedMemory
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
@@ -359,7 +359,7 @@ class Session(Engines):
         *,
         chunk_size: int,
         threads: bool,
-        memory: SharedMemory[Holder] | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         """Read the chunks of one selection, each handed on as it comes: see `reading.selection`.
 

@@ -28,7 +28,7 @@ def references(url: str) -> dict[str, Any]:
     return {key: [url, number * CHUNK, CHUNK] for number, key in enumerate(KEYS)}
 
 
-def used(memory: SharedMemory[Any]) -> int:
+def used(memory: SharedMemory) -> int:
     with memory._lock:
         return memory._used()
 
@@ -201,7 +201,7 @@ class Cycle:
 
 def test_memory_may_be_given_back_by_what_is_collected_while_it_is_counted() -> None:
     """As by a read that is dropped with its event loop: the collector ends it wherever Python is."""
-    memory: SharedMemory[Any] = SharedMemory(MEMORY)
+    memory: SharedMemory = SharedMemory(MEMORY)
 
     async def drop(share: Share) -> None:
         try:
