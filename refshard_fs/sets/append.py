@@ -31,7 +31,7 @@ from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.common_units import with_common_units
-from refshard_fs.sets.compatibility import with_digests, with_metadata
+from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concat import concat_document, length_along, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import (
     Overlap,
@@ -43,10 +43,9 @@ from refshard_fs.sets.concatenation import (
 )
 from refshard_fs.sets.cutting import trimmed
 from refshard_fs.sets.patterns import stacked_along, stacked_as
-from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
-from refshard_fs.sets.variables import Named, VariableReader, with_type
+from refshard_fs.sets.variables import Named, VariableReader, with_metadata, with_type
 from refshard_fs.targets.document import Document
 from refshard_fs.tools.views import progress
 
@@ -199,19 +198,18 @@ class _Joined(NamedTuple):
                 f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
             )
         name = f"the set at {url}"
-        held = Named(name, before, VariableReader().read(before, name))
+        held = Named(name, before, VariableReader().read(before, name), fo=fs)
         old = fs._session.run("", lambda: with_coordinates(held))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stacked_as(new, dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
-        opens = (lambda: fs), (lambda: opened(fo, options))
-        old, new = with_common_units([old, new], dim, lambda number: opens[number](), None).parts
+        old, new = with_common_units([old, new], dim).parts
         fitted = _fitted(old, new, dim, how)
         if fitted is None:
             return None
-        parts = with_digests(fitted, lambda number: opens[number](), [dim], same)
+        parts = with_digests(fitted, [dim], same)
         whole = concatenate(parts, dim, same)
         along = frozenset(path for path, variable in old.variables.items() if dim in variable.dims)
         added = length_along(whole, dim) - length_along(old, dim)
@@ -298,7 +296,7 @@ def _append_line(
     shown = with_metadata(read[0], document.metadata)
     values = _values_of(document, shown)
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
-    times = with_common_units(read, dim, lambda number: opened(urls[number], options), options, lazy=True, fixed=units)
+    times = with_common_units(read, dim, lazy=True, fixed=units)
     read = times.parts
     coming = coordinate_values([read[0], read[-1]], dim)
     gap = None if values is None or coming is None else _gap_for(document, values, coming[1])
@@ -324,7 +322,7 @@ def _append_line(
             raise ManifestError(f"{base.url} has {dim} = {first} already: {advice}")
         if values is not None and not how.any_order:
             check_order(values, coming[1], new, dim)
-    read = with_digests(read, lambda number: opened(urls[number], options), [dim], same, None, options)
+    read = with_digests(read, [dim], same)
     found, _ = concat_document(
         urls,
         read,

@@ -17,18 +17,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.columns import ChunkTable
-from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, calendar_of, finest, is_time, spelled
 from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.references.key_table import Value
-from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.sets.compatibility import Opened, chunks_read
-from refshard_fs.sets.variables import Named, Variable, with_type
+from refshard_fs.sets.compatibility import chunks_read
+from refshard_fs.sets.variables import ChangedSet, Named, Variable, with_attributes, with_metadata
 
 BOUNDS: Final = ("bounds", "climatology")  # attributes of a coordinate that name an array in its units
 
@@ -46,26 +42,20 @@ class CommonUnits(NamedTuple):
 
 
 def with_common_units(
-    parts: Sequence[Named],
-    dim: str | None,
-    opened: Opened,
-    options: Mapping[str, Any] | None,
-    *,
-    lazy: bool = False,
-    fixed: Mapping[str, Any] = {},
+    parts: Sequence[Named], dim: str | None, *, lazy: bool = False, fixed: Mapping[str, Any] = {}
 ) -> CommonUnits:
     """Return ``parts`` with times along ``dim`` in common units; ManifestError, which says why, where that cannot be.
 
-    ``fixed`` are the units, by path, of what is there already. `chunks_read` says what ``opened`` and ``options`` are.
+    ``fixed`` are the units, by path, of what is there already.
     """
     found = CommonUnits(list(parts), {}, {})
     for path, bounds in times_along(parts, dim).items():
         times = _Times(path, bounds, [number for number, part in enumerate(parts) if path in part.variables])
         texts = {parts[number].variables[path].attributes.get("units") for number in times.having}
         if len(texts | {fixed.get(path) or next(iter(texts))}) > 1:
-            _recode(found, times, opened, options, lazy=lazy, fixed=fixed.get(path))
+            _recode(found, times, lazy=lazy, fixed=fixed.get(path))
         elif not lazy:
-            _hold(found, times, opened, options, only_begun=True)
+            _hold(found, times, only_begun=True)
     return found
 
 
@@ -104,15 +94,7 @@ def times_along(parts: Sequence[Named], dim: str | None) -> dict[str, list[str]]
     return {path: list(dict.fromkeys(bounds)) for path, bounds in times.items() if path not in owned}
 
 
-def _recode(
-    found: CommonUnits,
-    times: _Times,
-    opened: Opened,
-    options: Mapping[str, Any] | None,
-    *,
-    lazy: bool,
-    fixed: str | None,
-) -> None:
+def _recode(found: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None) -> None:
     """Put an array of times and its bounds into common units, in all sets that have it."""
     first = found.parts[times.having[0]]
     lead = first.variables[times.path]
@@ -133,7 +115,7 @@ def _recode(
         if mine != theirs:
             raise difference(path, "attribute calendar", first.name, mine, found.parts[number].name, theirs)
     if not lazy:
-        _hold(found, times, opened, options)
+        _hold(found, times)
     parts = found.parts
     held = [at for at in units if not lazy or (lead.is_coordinate and at[1] == times.path)]
     values = {(number, path): parts[number].values(path) for number, path in held}
@@ -199,14 +181,7 @@ def _refused(times: _Times, parts: Sequence[Named], number: int, error: ValueErr
 # Sets with other values, or other units.
 
 
-def _hold(
-    found: CommonUnits,
-    times: _Times,
-    opened: Opened,
-    options: Mapping[str, Any] | None,
-    *,
-    only_begun: bool = False,
-) -> None:
+def _hold(found: CommonUnits, times: _Times, *, only_begun: bool = False) -> None:
     """Have sets hold the values of arrays to which they refer; ManifestError where these cannot be read.
 
     If ``only_begun``, those of arrays whose values some sets hold already: such arrays are joined as values.
@@ -218,7 +193,7 @@ def _hold(
         if not only_begun or len(lacking) < len(having):
             for number in lacking:
                 wanted.setdefault(number, []).append(path)
-    for number, chunks in chunks_read(found.parts, wanted, opened, options):
+    for number, chunks in chunks_read(found.parts, wanted):
         part = found.parts[number]
         for path in wanted[number]:
             if path not in chunks:
@@ -226,64 +201,35 @@ def _hold(
                     f"{path!r} of {part.name} has the units of {times.path!r}, which are not those of other sets, and "
                     "cannot be read to be held in the set: lazy=True recodes its chunks when they are read"
                 )
-            part = _changed(part, part.variables[path], chunks[path])
+            changed = ChangedSet(part)
+            changed.put(part.variables[path], part.variables[path].meta.raw, chunks=chunks[path])
+            part = changed.named()
         found.parts[number] = part
 
 
 def _with_values(part: Named, path: str, values: npt.NDArray[Any], units: str) -> Named:
     """Return a set that holds ``values`` of an array, which are in ``units``."""
-    variable = _in_units(part.variables[path], units)
-    doc, data = plain(with_type(variable.meta, values.dtype), values)
-    meta = zarrmeta.array_meta(doc, f"{path!r} of {part.name}")
-    assert meta is not None, "an array's metadata are an array's"
-    return _changed(part, variable._replace(meta=meta), {0: data} if values.size else {})
+    changed = ChangedSet(with_metadata(part, _in_units(part.variables[path], units)))
+    changed.put_values(changed.part.variables[path], values)
+    return changed.named()
 
 
-def _in_units(variable: Variable, units: str) -> Variable:
-    """Return an array with other units, if it has any itself."""
+def _in_units(variable: Variable, units: str) -> dict[str, dict[str, Any]]:
+    """Return the document, by key, of an array with other units; none if it has no units itself."""
     if "units" not in variable.attributes:
-        return variable
-    attributes = {**variable.attributes, "units": units}
-    meta = variable.meta
-    if meta.zarr_format == 3:
-        meta = msgspec.structs.replace(meta, raw={**meta.raw, "attributes": attributes})
-    return variable._replace(meta=meta, attributes=attributes)
-
-
-def _changed(part: Named, variable: Variable, chunks: Mapping[int, bytes]) -> Named:
-    """Return a set with another array in place of the one at its path, all of whose ``chunks`` are held in the set."""
-    path, meta = variable.path, variable.meta
-    old = part.refs.tables[path].grid
-    assert meta.grid is not None, "arrays whose values are known have chunks"
-    members: dict[str, Value] = dict(part.refs.side.items())
-    for number in part.inline.get(path, {}):
-        members.pop(join(path, old.tail(number)), None)
-    members |= _documents(variable)
-    members |= {join(path, meta.grid.tail(number)): data for number, data in chunks.items()}
-    tables = {**part.refs.tables, path: ChunkTable.from_parts(meta.grid, [])}
-    refs = ReferenceSet(part.refs.urls, tables, members, pins=part.refs.pins)
-    return msgspec.structs.replace(part, refs=refs, variables={**part.variables, path: variable})
-
-
-def _documents(variable: Variable) -> dict[str, dict[str, Any]]:
-    """Return the metadata documents of an array, by key."""
-    found = {variable.key: dict(variable.meta.raw)}
-    if variable.meta.zarr_format == 2:
-        found[join(variable.path, ".zattrs")] = dict(variable.attributes)
-    return found
+        return {}
+    return with_attributes(variable, {**variable.attributes, "units": units})
 
 
 def _show(found: CommonUnits, times: _Times, stored: Mapping[tuple[int, str], Mapping[str, Any]], text: str) -> None:
     """Have a lazy cube show an array of times and its bounds in the units ``text``, whatever ``stored`` ones are."""
-    number_of_first = times.having[0]
     for (number, path), units in stored.items():
         part = found.parts[number]
-        is_first = number == number_of_first
-        if is_first and units["units"] != text and "units" in part.variables[path].attributes:
-            variable = _in_units(part.variables[path], text)
-            part = msgspec.structs.replace(part, variables={**part.variables, path: variable})
-            key = variable.key if variable.meta.zarr_format == 3 else join(path, ".zattrs")
-            found.shown[key] = _documents(variable)[key]
+        is_first = number == times.having[0]
+        if is_first and units["units"] != text:
+            documents = _in_units(part.variables[path], text)
+            part = with_metadata(part, documents)
+            found.shown.update(documents)
         if path in times.bounds:
             found.bounds[path] = times.path
             units = {**units, "units": text} if is_first else units

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,14 +25,13 @@ from refshard_fs.formats.virtual_concat.document import STORAGE, Described, chec
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
+from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.scanning import can_scan, reading_options
-from refshard_fs.sets.variables import ChangedSet, Named, Variable
+from refshard_fs.sets.variables import Named, Variable, with_attributes, with_metadata
 
 Joining = Literal[
     "as they are", "of other lengths", "stored anew", "recoded", "recut"
 ]  # what becomes of chunks that are joined
-
-Opened = Callable[[int], RefShardFileSystem]
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
@@ -174,16 +173,14 @@ def _references(path: str, part: Named) -> object:
 
 def with_digests(
     parts: Sequence[Named],
-    opened: Opened,
     dims: Sequence[str | None],
     same: frozenset[str],
     places: Sequence[Sequence[int]] | None = None,
-    options: Mapping[str, Any] | None = None,
 ) -> list[Named]:
     """Return ``parts`` with digests of what several have, refer to differently, and must have in common.
 
     These are the arrays, but for those in ``same``, that are not along all of ``dims``: parts at different ``places``
-    along the others (by default all are in a row) have copies. `chunks_read` says what ``opened`` and ``options`` are.
+    along the others (by default all are in a row) have copies.
     What cannot be read is left out: then it cannot be compared.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
@@ -208,7 +205,7 @@ def with_digests(
                 break
 
     out = list(parts)
-    for number, chunks in chunks_read(parts, wanted, opened, options):
+    for number, chunks in chunks_read(parts, wanted):
         digests: dict[str, Hashable] = {}
         for path, of_array in chunks.items():
             values = None if path not in marks else _Values.of(parts[number].decoded(path, of_array), marks[path])
@@ -218,40 +215,32 @@ def with_digests(
 
 
 def chunks_read(
-    parts: Sequence[Named],
-    wanted: Mapping[int, Sequence[str]],
-    opened: Opened,
-    options: Mapping[str, Any] | None,
+    parts: Sequence[Named], wanted: Mapping[int, Sequence[str]]
 ) -> Iterator[tuple[int, dict[str, dict[int, bytes]]]]:
     """Yield the chunks of the small arrays that are ``wanted`` of each part, by its number: by path, and by number.
 
-    ``opened`` gives the filesystem of a part, by number; parts that all are read with ``options`` are read together,
-    by one. An array of which something is not small, or cannot be read, is left out.
+    Parts at URLs are read together, by one filesystem. An array that is not small, or cannot be read, is left out.
     """
     small = {number: [path for path in paths if _is_small(path, parts[number])] for number, paths in wanted.items()}
-    numbers = sorted(small)
-    if options is not None and can_scan(options) and all(parts[number].refs.pins is None for number in numbers):
-        for start in range(0, len(numbers), AT_ONCE):
-            some = numbers[start : start + AT_ONCE]
-            keys = {number: _keys(parts[number], small[number]) for number in some}
-            refs = {
-                f"{number}/{key}": _reference(parts[number], *place)
-                for number in some
-                for key, place in keys[number].items()
-            }
-            fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], options))
-            data = _read(fs, list(refs))
-            for number in some:
-                found = {key: data[f"{number}/{key}"] for key in keys[number]} if data else {}
-                yield number, _with_inline(parts[number], small[number], keys[number], found)
-        return
+    keys = {number: _keys(parts[number], paths) for number, paths in small.items()}
+    alike = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
+    alike = [n for n in alike if can_scan(parts[n].options)]
+    for start in range(0, len(alike), AT_ONCE):
+        some = alike[start : start + AT_ONCE]
+        refs = {f"{n}/{key}": _reference(parts[n], *place) for n in some for key, place in keys[n].items()}
+        fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], parts[some[0]].options))
+        data = _read(fs, list(refs))
+        for n in some:
+            found = {key: data[f"{n}/{key}"] for key in keys[n]} if data else {}
+            yield n, _with_inline(parts[n], small[n], keys[n], found)
 
     def read(number: int) -> dict[str, dict[int, bytes]]:
-        keys = _keys(parts[number], small[number])
-        return _with_inline(parts[number], small[number], keys, _read(opened(number), list(keys)))
+        found = _read(opened(parts[number].fo, parts[number].options), list(keys[number]))
+        return _with_inline(parts[number], small[number], keys[number], found)
 
+    alone = sorted(keys.keys() - set(alike))
     with ThreadPoolExecutor(TOGETHER) as pool:
-        yield from zip(numbers, pool.map(read, numbers), strict=True)
+        yield from zip(alone, pool.map(read, alone), strict=True)
 
 
 def _refer_to_the_same(path: str, one: Named, other: Named) -> bool:
@@ -397,13 +386,4 @@ def _stored_as(
     doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     if meta.zarr_format == 3:
         return {variable.key: doc | {"data_type": dtype.name, "attributes": dict(attributes)}}
-    return {variable.key: doc | {"dtype": dtype.str}, join(variable.path, ".zattrs"): dict(attributes)}
-
-
-def with_metadata(part: Named, metadata: Mapping[str, Mapping[str, Any]]) -> Named:
-    """Return a set that shows ``metadata`` (by key) in place of its own."""
-    if not metadata:
-        return part
-    changed = ChangedSet(part)
-    changed.members |= {key: dict(doc) for key, doc in metadata.items()}
-    return changed.named()
+    return {variable.key: doc | {"dtype": dtype.str}, **with_attributes(variable, attributes)}

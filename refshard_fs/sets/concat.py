@@ -30,14 +30,14 @@ from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.common_units import with_common_units
-from refshard_fs.sets.compatibility import described, roomier, with_digests, with_metadata
+from refshard_fs.sets.compatibility import described, roomier, with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
 from refshard_fs.sets.outer import completed, completed_lazily, filled, gap_of
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, nested
-from refshard_fs.sets.rebase import MadeSet, made, opened
+from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
-from refshard_fs.sets.variables import Named, Variable, with_type
+from refshard_fs.sets.variables import Named, Variable, with_metadata, with_type
 from refshard_fs.targets.document import Sink
 from refshard_fs.tools.views import folded, progress, table, view
 
@@ -253,44 +253,10 @@ def length_along(part: Named, dim: str) -> int:
 
 @overload
 def concat(
-    sets: str | Sequence[Any],
-    dim: str | None = None,
-    *,
-    dims: Sequence[str | None] | None = None,
-    same: Iterable[str] = (),
-    lazy: Literal[False] = False,
-    sort: bool = False,
-    overlap: Overlap = "error",
-    join: Join = "exact",
-    freq: str | float | None = None,
-    grid: Literal["regular", "rectilinear"] = "regular",
-    subchunks: Mapping[str, int] | None = None,
-    on_error: OnError = "raise",
-    executor: Executor | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    callback: Callback = DEFAULT_CALLBACK,
-    **options: Any,
+    sets: str | Sequence[Any], dim: str | None = None, *, lazy: Literal[False] = False, **arguments: Any
 ) -> MadeSet: ...
 @overload
-def concat(
-    sets: str | Sequence[Any],
-    dim: str | None = None,
-    *,
-    dims: Sequence[str | None] | None = None,
-    same: Iterable[str] = (),
-    lazy: Literal[True],
-    sort: bool = False,
-    overlap: Overlap = "error",
-    join: Join = "exact",
-    freq: str | float | None = None,
-    chunks: Mapping[str, int] | None = None,
-    subchunks: Mapping[str, int] | None = None,
-    on_error: OnError = "raise",
-    executor: Executor | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    callback: Callback = DEFAULT_CALLBACK,
-    **options: Any,
-) -> LazySet: ...
+def concat(sets: str | Sequence[Any], dim: str | None = None, *, lazy: Literal[True], **arguments: Any) -> LazySet: ...
 def concat(
     sets: str | Sequence[Any],
     dim: str | None = None,
@@ -412,14 +378,12 @@ def concat(
         by_name = left_files.without_empty()
         places, sets = tuple(sorted(by_name.files)), nested(by_name.shape)
     skipped(failed or {}, any_left=bool(leaves))
-    alike = options if all(isinstance(fo, str) for fo in leaves) else None  # not where some are filesystems
     stored = read
     stacking = None if by_name is not None or len(order) > 1 or dim is None else Stacking.by_scalar(dim, read)
     if stacking is not None:
         read = stacking.parts
     for along in order:
-        times = with_common_units(read, along, lambda number: opened(leaves[number], options), alike, lazy=lazy)
-        read = times.parts
+        read = with_common_units(read, along, lazy=lazy).parts
     if len(order) == 1 and dim is not None:
         kept = arrange(read, dim, sort=sort, overlap=overlap)
         if kept is not None:
@@ -451,7 +415,7 @@ def concat(
             is_outer=join == "outer",
         )
         along_dim = unchecked.union(stacking.paths if stacking is not None else ())
-        read = with_digests(stored, lambda number: opened(leaves[number], options), order, along_dim, places, options)
+        read = with_digests(stored, order, along_dim, places)
         return joining.joined(sets, dict(zip(places, zip(leaves, read, strict=True), strict=True)))
     has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
     if by_name is not None and (len(order) > 1 or not has_dim):
@@ -464,7 +428,7 @@ def concat(
     else:
         sets = read if len(order) == 1 else sets
     at_places = None if len(order) == 1 else places
-    read = with_digests(read, lambda number: opened(leaves[number], options), order, unchecked, at_places, alike)
+    read = with_digests(read, order, unchecked, at_places)
     if subchunks:
         read = [subchunked(part, subchunks) for part in read]
     left = iter(read)
@@ -555,7 +519,7 @@ class _LazyJoin(msgspec.Struct, frozen=True):
             known.append(dim)
         holes = self._holes(place, numbers, parts[0])
         # Sets of nothing come last, for the first one says what others are recoded to.
-        times = with_common_units([*parts, *holes.values()], dim, _not_read, None, lazy=True, fixed=self.units)
+        times = with_common_units([*parts, *holes.values()], dim, lazy=True, fixed=self.units)
         real, gaps = times.parts[: len(parts)], times.parts[len(parts) :]
         parts = list(real)
         for number, gap in zip(holes, gaps, strict=True):
@@ -620,10 +584,6 @@ def _regular_dimension(dims: Sequence[str | None], grid: FileGrid | None, parts:
         if (grid is not None and grid.is_of_times(str(dim))) or any(is_time(v.attributes) for v in coordinates):
             return str(dim)
     return str(dims[0])
-
-
-def _not_read(number: int) -> Any:
-    raise AssertionError("lazy cubes read no more than coordinates")
 
 
 def _grid_of(

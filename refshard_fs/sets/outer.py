@@ -29,10 +29,9 @@ from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calen
 from refshard_fs.formats.virtual_concat.document import difference
 from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.sets.compatibility import with_metadata
 from refshard_fs.sets.concatenation import coordinate_values, shown_value, without_coordinate
 from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of, with_type
+from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of, with_metadata
 
 # ----------------------------------------------------------------------------------------------------
 # Sets with all arrays, and the same coordinates.
@@ -188,7 +187,7 @@ def _placed(
             continue
         if variable.is_coordinate:
             union = unions[str(variable.dims[0])]
-            changing.put_values(variable._replace(meta=with_type(variable.meta, union.dtype)), union)
+            changing.put_values(variable, union)
             continue
         meta, shape = variable.meta, list(variable.meta.shape)
         totals = {axis: len(unions[str(variable.dims[axis])]) for axis in within}
@@ -367,8 +366,7 @@ def nothing(like: Named, dim: str, values: npt.NDArray[Any], name: str) -> Named
     changing = _without_chunks(like, dim, len(values), name)
     for path, variable in like.variables.items():
         if variable.is_coordinate and variable.dims == (dim,):
-            own = variable._replace(meta=with_type(variable.meta, values.dtype))
-            changing.put_values(own, values, like.refs.side.get(join(path, ".zattrs")))
+            changing.put_values(variable, values, like.refs.side.get(join(path, ".zattrs")))
     return changing.named()
 
 
@@ -381,8 +379,8 @@ def gap_of(like: Named, dim: str, length: int, coordinate: Named) -> Named:
     changing = _without_chunks(like, dim, length, coordinate.name)
     if path is not None:  # text: chunks are what they are
         variable = coordinate.variables[path]
-        grid = changing.put(variable, variable.meta.raw, coordinate.refs.side.get(join(path, ".zattrs")))
-        changing.members |= {join(path, grid.tail(n)): data for n, data in coordinate.inline.get(path, {}).items()}
+        attributes = coordinate.refs.side.get(join(path, ".zattrs"))
+        changing.put(variable, variable.meta.raw, attributes, coordinate.inline.get(path, {}))
         if len(coordinate.refs.tables[path]):
             raise ManifestError(f"the values of {path!r} at {coordinate.name} are not known: other sets refer to them")
     return changing.named()

@@ -344,7 +344,7 @@ def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _C
 
 def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, number: int, version: int) -> None:
     own = ArrayDescription(dim, (1,), (1,), coordinate.values.dtype, "C", None, [dim], coordinate.attributes)
-    changed.members |= {join(dim, name): doc for name, doc in own.metadata(version)}
+    changed.put_documents({join(dim, name): doc for name, doc in own.metadata(version)})
     grid = own.grid(version)
     changed.tables[dim] = ChunkTable.from_parts(grid, [])
     changed.members[join(dim, grid.tail(0))] = coordinate.values[number : number + 1].tobytes()

@@ -68,7 +68,7 @@ def read_sets(
     def named(number: int, refs: ReferenceSet) -> Named:
         fo = sets[number]
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
-        return Named(name, refs, variables.read(refs, name))
+        return Named(name, refs, variables.read(refs, name), fo=fo, options=options)
 
     def take(number: int, result: Scanned | Exception | None) -> None:
         match result:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -79,6 +79,9 @@ class Named(msgspec.Struct, frozen=True, dict=True):
     digests: Mapping[str, Hashable] = {}
     # The attributes that say the units of arrays whose own do not: those of their coordinate, as it is in the set.
     units: Mapping[str, Mapping[str, Any]] = {}
+    # What its chunks are read with: `RefShardFileSystem(fo, **options)`, or ``fo`` itself if it is a filesystem.
+    fo: Any = None
+    options: Mapping[str, Any] = {}
 
     @cached_property
     def inline(self) -> Mapping[str, Mapping[int, bytes]]:
@@ -133,14 +136,14 @@ class VariableReader:
     def __init__(self) -> None:
         self._known: dict[tuple[str, Value, Value | None], Variable | None] = {}
 
-    def read(self, refs: ReferenceSet, where: str) -> dict[str, Variable]:
-        """Return the arrays of a set by path."""
+    def read(self, refs: ReferenceSet, where: str, paths: Container[str] | None = None) -> dict[str, Variable]:
+        """Return the arrays of a set by path, or only those at ``paths``."""
         found = {}
         for key, value in refs.side.items():
             if not key.endswith(METADATA) or type(value) is Row:
                 continue
             path, name = parent(key)
-            if name not in METADATA:
+            if name not in METADATA or (paths is not None and path not in paths):
                 continue
             spelled = key, value, refs.side.get(join(path, ".zattrs"))
             is_text = not isinstance(value, dict) and not isinstance(spelled[2], dict)
@@ -222,16 +225,22 @@ def grid_of(doc: Mapping[str, Any], where: str) -> ChunkGrid:
 
 
 class ChangedSet:
-    """A set of which arrays are put otherwise; `named` is what it has become."""
+    """A set some of whose arrays are replaced; `named` returns the result."""
 
     def __init__(self, part: Named) -> None:
         self.part = part
         self.tables: dict[str, ChunkTable] = dict(part.refs.tables)
         self.members: dict[str, Value] = dict(part.refs.side.items())
-        self._put: set[str] = set()
+        self._changed: set[str] = set()
 
-    def put(self, variable: Variable, doc: Mapping[str, Any], attributes: Value | None = None) -> ChunkGrid:
-        """Put an array with the metadata ``doc`` in place of one, without any chunks; return its grid."""
+    def put(
+        self,
+        variable: Variable,
+        doc: Mapping[str, Any],
+        attributes: Value | None = None,
+        chunks: Mapping[int, bytes] = {},
+    ) -> ChunkGrid:
+        """Replace an array by one with the metadata ``doc``, and with inline ``chunks`` alone; return its grid."""
         path = variable.path
         grid = grid_of(doc, f"{path!r} of {self.part.name}")
         for number in self.part.inline.get(path, {}):
@@ -239,35 +248,54 @@ class ChangedSet:
         self.members[variable.key] = dict(doc)
         if attributes is not None:
             self.members[join(path, ".zattrs")] = attributes
+        self.members |= {join(path, grid.tail(number)): data for number, data in chunks.items()}
         self.tables[path] = ChunkTable.from_parts(grid, [])
-        self._put.add(path)
+        self._changed.add(path)
         return grid
 
     def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
-        """Put an array of ``values``, in one chunk that the set holds."""
-        doc, data = plain(variable.meta, values)
-        grid = self.put(variable, doc, attributes)
-        if values.size:
-            self.members[join(variable.path, grid.tail(0))] = data
+        """Replace an array by one of ``values``, in one inline chunk, of a type that holds them."""
+        doc, data = plain(with_type(variable.meta, values.dtype), values)
+        self.put(variable, doc, attributes, {0: data} if values.size else {})
 
     def put_moved(self, variable: Variable, doc: Mapping[str, Any], moved: Callable[[Numbers], Moved]) -> None:
-        """Put an array whose chunks are some of those of the one in its place, with other numbers: see `Moved`."""
+        """Replace an array by one with some of its chunks, which get other numbers: see `Moved`."""
         path = variable.path
         numbers, ranges = self.tables[path].part()
-        grid = self.put(variable, doc)
+        inline = self.part.inline.get(path, {})
+        now, is_there = moved(np.array(list(inline), np.int64))
+        stay = zip(now.tolist(), is_there.tolist(), inline.values(), strict=True)
+        grid = self.put(variable, doc, chunks={number: data for number, stays, data in stay if stays})
         now, is_there = moved(numbers.astype(np.int64))
         part = Part(now[is_there].astype(np.uint64), ranges.take(is_there))
         self.tables[path] = ChunkTable.from_parts(grid, [part])
-        inline = self.part.inline.get(path, {})
-        now, is_there = moved(np.array(list(inline), np.int64))
-        for number, stays, data in zip(now.tolist(), is_there.tolist(), inline.values(), strict=True):
-            if stays:
-                self.members[join(path, grid.tail(number))] = data
+
+    def put_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace metadata documents, by key; chunks stay as they are."""
+        self.members |= {key: dict(doc) for key, doc in documents.items()}
+        self._changed |= {parent(key)[0] for key in documents}
 
     def named(self, *, keeps_digests: bool = False) -> Named:
-        """Return the set; the digests of arrays that were put are no longer theirs, unless it ``keeps_digests``."""
-        part = self.part
+        """Return the set; digests of arrays that were replaced are dropped, unless it ``keeps_digests``."""
+        part, changed = self.part, self._changed
         refs = ReferenceSet(part.refs.urls, self.tables, self.members, pins=part.refs.pins)
-        gone = set() if keeps_digests else self._put
+        variables = {**part.variables, **VariableReader().read(refs, part.name, changed)}
+        gone = set() if keeps_digests else changed
         digests = {path: digest for path, digest in part.digests.items() if path not in gone}
-        return Named(part.name, refs, VariableReader().read(refs, part.name), digests, part.units)
+        return msgspec.structs.replace(part, refs=refs, variables=variables, digests=digests)
+
+
+def with_metadata(part: Named, documents: Mapping[str, Mapping[str, Any]]) -> Named:
+    """Return a set that shows metadata ``documents`` (by key) in place of its own."""
+    if not documents:
+        return part
+    changed = ChangedSet(part)
+    changed.put_documents(documents)
+    return changed.named(keeps_digests=True)
+
+
+def with_attributes(variable: Variable, attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the document, by key, that gives an array other ``attributes``."""
+    if variable.meta.zarr_format == 3:
+        return {variable.key: {**variable.meta.raw, "attributes": dict(attributes)}}
+    return {join(variable.path, ".zattrs"): dict(attributes)}
