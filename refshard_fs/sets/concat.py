@@ -9,8 +9,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -24,17 +25,17 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
-from refshard_fs.formats.virtual_concat.recutting import Recut
+from refshard_fs.formats.virtual_concat.recutting import Placement, Recut
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
-from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
-from refshard_fs.sets.cutting import smaller_chunks, subchunked, trimmed
-from refshard_fs.sets.outer import completed, completed_lazily, filled, gap_of
-from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, nested
+from refshard_fs.sets.cutting import subchunked, trimmed
+from refshard_fs.sets.outer import completed, filled, fills_of, gap_of, with_fills
+from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, Variable, with_metadata, with_type
@@ -124,6 +125,46 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     return url
 
 
+class _Row(NamedTuple):
+    """Sets and gaps in a row along a dimension, such that they can be joined.
+
+    ``places`` say of sets, by number, where their elements lie along other dimensions: see `completed`.
+    """
+
+    parts: list[Named]
+    places: dict[int, dict[str, Placement]]
+    unions: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        sets: Sequence[object],
+        read: Sequence[Named],
+        dim: str | None,
+        regular: Mapping[str, str | float],
+        *,
+        is_outer: bool,
+        lazy: bool,
+    ) -> _Row:
+        """Return the row of ``sets``, as they were ``read``; of empty ones, which are gaps, the coordinate was."""
+        real = [number for number, of in enumerate(sets) if of]
+        has_gaps = len(real) < len(sets)
+        found = [read[number] for number in real]
+        aligned, fills = completed(found, dim, regular, lazy=lazy, has_gaps=has_gaps, is_outer=is_outer)
+        parts = aligned.parts
+        if lazy:  # chunks of all others are recoded to the first one's
+            parts[0] = with_fills(parts[0], fills)
+            parts[0] = with_metadata(parts[0], roomier(parts, str(dim)))
+        else:
+            parts = [with_fills(part, fills) for part in parts]
+        by_number = dict(zip(real, parts, strict=True))
+        if has_gaps:
+            of_gap = partial(gap_of, parts[0], str(dim))
+            by_number |= {n: of_gap(length_along(read[n], str(dim)), read[n]) for n, of in enumerate(sets) if not of}
+        places = dict(zip(real, aligned.places, strict=True))
+        return cls([by_number[number] for number in range(len(sets))], places, aligned.unions)
+
+
 def concat_document(
     sets: Sequence[str | ConcatDocument],
     read: Sequence[Named],
@@ -146,35 +187,26 @@ def concat_document(
     ``coordinate_values`` are given where sets have none.
     """
     bounds = dict(bounds)
-    gaps = [number for number, of in enumerate(sets) if isinstance(of, str) and not of]
-    real = [part for number, part in enumerate(read) if number not in set(gaps)]
-    own = next((v.key for v in real[0].variables.values() if v.is_coordinate and v.dims == (dim,)), None)
-
-    def shown_as(part: Named, documents: Mapping[str, dict[str, Any]]) -> Named:
-        # The values of the coordinate are held by the set as it is.
-        return with_metadata(part, {key: doc for key, doc in documents.items() if key != own})
-
-    stored, real[0] = real[0], shown_as(real[0], shown)
-    aligned, fills = completed_lazily(real, dim, regular, has_gaps=bool(gaps), is_outer=is_outer)
-    parts = [shown_as(aligned.parts[0], fills), *aligned.parts[1:]]
-    parts[0] = shown_as(parts[0], roomier(parts, dim))
-    metadata = {**shown, **_documents(parts[0], stored)}
-    lead = parts[0]
-    for number in gaps:
-        parts.insert(number, gap_of(lead, dim, length_along(read[number], dim), read[number]))
-    places = dict(zip((n for n in range(len(sets)) if n not in set(gaps)), aligned.places, strict=True))
+    first = next(number for number, of in enumerate(sets) if of)
+    stored = read[first]
+    own = next((v.key for v in stored.variables.values() if v.is_coordinate and v.dims == (dim,)), None)
+    # The values of the coordinate are held by the set as it is.
+    lead = with_metadata(stored, {key: doc for key, doc in shown.items() if key != own})
+    row = _Row.of(sets, [*read[:first], lead, *read[first + 1 :]], dim, regular, is_outer=is_outer, lazy=True)
+    parts, lead, places = list(row.parts), row.parts[first], row.places
+    metadata = {**shown, **_documents(lead, stored)}
     recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}, places), **known}
     whole = concatenate(parts, dim, same, recut=recut)
-    first = lead.variables
-    axes = {path: variable.dims.index(dim) for path, variable in first.items() if dim in variable.dims}
+    variables = lead.variables
+    axes = {path: variable.dims.index(dim) for path, variable in variables.items() if dim in variable.dims}
     lengths = [length_along(part, dim) for part in parts]
-    coordinate = next((path for path in axes if first[path].is_coordinate), None)
+    coordinate = next((path for path in axes if variables[path].is_coordinate), None)
     values: Sequence[bytes | None] = coordinate_values or [None] * len(lengths)
-    known_values = None if coordinate is None else _values(whole.refs, first[coordinate], sum(lengths))
+    known_values = None if coordinate is None else _values(whole.refs, variables[coordinate], sum(lengths))
     if coordinate is not None and known_values is not None:
         meta, data = known_values
-        if meta.dtype != first[coordinate].meta.dtype:
-            metadata |= {first[coordinate].key: dict(meta.raw)}
+        if meta.dtype != variables[coordinate].meta.dtype:
+            metadata |= {variables[coordinate].key: dict(meta.raw)}
         ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
         values = [data[start:stop] for start, stop in pairwise(ends)]
     elif coordinate_values is None:
@@ -185,16 +217,18 @@ def concat_document(
         lines.append(Part(url, length, value, within, places.get(number, {})))
     recut_documents = {}
     for path, shape in recut.items():
-        full = list(first[path].meta.shape)
+        full = list(variables[path].meta.shape)
         full[axes[path]] = sum(lengths)
-        recut_documents[first[path].key] = dict(
-            Recut.of(first[path].meta, full, shape, f"{path!r} of {lead.name}").meta.raw
+        recut_documents[variables[path].key] = dict(
+            Recut.of(variables[path].meta, full, shape, f"{path!r} of {lead.name}").meta.raw
         )
     whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
     document = ConcatDocument(dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds)
-    unions = {name: {p: first[p].dims.index(name) for p in axes if name in first[p].dims} for name in aligned.unions}
-    held = {path: lead.inline[path][0] for path, v in first.items() if v.is_coordinate and v.dims[0] in unions}
-    metadata |= {first[path].key: dict(first[path].meta.raw) for path in held}
+    unions = {
+        name: {p: variables[p].dims.index(name) for p in axes if name in variables[p].dims} for name in row.unions
+    }
+    held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
+    metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
     return msgspec.structs.replace(document, unions=unions, held=held), whole
 
 
@@ -342,10 +376,8 @@ def concat(
     by_name = _grid_of(sets, order, join, on_error, options)
     if by_name is not None:
         found = sorted(by_name.files.items())
-        sets = nested(by_name.shape)
     else:
-        sets = expanded(sets, options) if len(order) == 1 else sets
-        found = list(_leaves(sets, len(order)))
+        found = list(_leaves(expanded(sets, options) if len(order) == 1 else sets, len(order)))
     if not found:
         raise ValueError("there are no sets to concatenate")
     places, leaves = zip(*found, strict=True)
@@ -376,7 +408,7 @@ def concat(
         if join == "exact":
             left_files.check_whole()
         by_name = left_files.without_empty()
-        places, sets = tuple(sorted(by_name.files)), nested(by_name.shape)
+        places = tuple(sorted(by_name.files))
     skipped(failed or {}, any_left=bool(leaves))
     stored = read
     stacking = None if by_name is not None or len(order) > 1 or dim is None else Stacking.by_scalar(dim, read)
@@ -388,7 +420,7 @@ def concat(
         kept = arrange(read, dim, sort=sort, overlap=overlap)
         if kept is not None:
             leaves = tuple(leaves[number] for number, _, _ in kept)
-            places = tuple((place,) for place in range(len(kept)))
+            places, by_name = tuple((place,) for place in range(len(kept))), None
             chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
             cut = [part.name for part, k in zip(chosen, kept, strict=True) if part.refs is not read[k.number].refs]
             if lazy and cut:
@@ -397,100 +429,82 @@ def concat(
                     "lazy=True out"
                 )
             read, stored = chosen, [stored[number] for number, _, _ in kept]
-    regular = {} if freq is None else {_regular_dimension(order, by_name, read): freq}
-    if lazy:
-        units = {
-            path: variable.attributes.get("units")
-            for path, variable in (read[0].variables.items() if len(order) > 1 else ())
-            if not set(order).isdisjoint(variable.dims)
-        }
-        joining = _LazyJoin(
-            [str(name) for name in order],
-            by_name,
-            unchecked,
-            chunks,
-            subchunks,
-            regular,
-            units,
-            is_outer=join == "outer",
-        )
-        along_dim = unchecked.union(stacking.paths if stacking is not None else ())
-        read = with_digests(stored, order, along_dim, places)
-        return joining.joined(sets, dict(zip(places, zip(leaves, read, strict=True), strict=True)))
-    has_dim = any(dim in variable.dims for part in read for variable in part.variables.values())
-    if by_name is not None and (len(order) > 1 or not has_dim):
-        files = dict(zip(places, read, strict=True))
-        urls = dict(zip(places, leaves, strict=True))
-        whole = in_grid(by_name._replace(files={at: by_name.files[at] for at in files}), files)
-        places = tuple(sorted(whole))
-        read = [whole[at] for at in places]
-        leaves = tuple(urls.get(at) for at in places)  # nothing is read of a hole
-    else:
-        sets = read if len(order) == 1 else sets
-    at_places = None if len(order) == 1 else places
-    read = with_digests(read, order, unchecked, at_places)
-    if subchunks:
-        read = [subchunked(part, subchunks) for part in read]
-    left = iter(read)
-
-    def joined(members: Any, depth: int) -> Named:
-        if depth == len(order):
-            return next(left)
-        found = [joined(member, depth + 1) for member in members]
-        along = str(order[depth]) if order[depth] is not None else None
-        stacking = None if along is None else Stacking.by_scalar(along, found)
-        found = found if stacking is None else stacking.parts
-        if join == "outer":
-            found = completed(found, order[depth], regular)
-        if along in regular:
-            found = [piece.part for piece in filled(found, along, regular[along])]
-        return (
-            found[0]
-            if len(found) == 1
-            else concatenate(found, order[depth], unchecked, is_rectilinear=grid == "rectilinear")
-        )
-
-    return made(joined(sets, 0).refs)
+    joining = _Joining(
+        order,
+        by_name,
+        unchecked,
+        chunks,
+        subchunks or {},
+        regular={} if freq is None else {_regular_dimension(order, by_name, read): freq},
+        units={p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1},
+        is_outer=join == "outer",
+        is_rectilinear=grid == "rectilinear",
+        lazy=lazy,
+    )
+    if by_name is not None:
+        read = in_grid(by_name, dict(zip(places, read, strict=True)))
+    read = with_digests(read, order, unchecked, places)
+    if lazy:  # documents say which dimensions are made
+        pairs = zip(stored, read, strict=True)
+        read = [msgspec.structs.replace(part, digests=found.digests) for part, found in pairs]
+    document, whole = joining.joined(dict(zip(places, zip(leaves, read, strict=True), strict=True)))
+    if not isinstance(document, ConcatDocument):
+        return made(whole.refs)
+    data = document.dumps()
+    title = f"{count_text(document.count, 'set')} joined along {' and '.join(map(str, order))}"
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(joining.made), title)
 
 
-class _LazyJoin(msgspec.Struct, frozen=True):
-    """How sets become documents within documents, one for each dimension."""
+Leaf = tuple[Any, Named]  # what a set was read from, and the set
 
-    dims: Sequence[str]
+
+class _Joining(msgspec.Struct, frozen=True):
+    """How sets in a grid are joined, a dimension after the other: to references, or to documents within documents."""
+
+    dims: Sequence[str | None]
     grid: FileGrid | None  # if their names say where they lie
     same: frozenset[str]
     chunks: Mapping[str, int] | None
-    subchunks: Mapping[str, int] | None
+    subchunks: Mapping[str, int]
     regular: Mapping[str, str | float]
     units: Mapping[str, Any]  # of coordinates of the first set, by path, in which all are
     is_outer: bool
+    is_rectilinear: bool
+    lazy: bool
     made: list[tuple[ConcatDocument, Sequence[Named]]] = []
-    beside: dict[tuple[str, int], Named] = {}  # a set at each place along dimensions that sets have themselves
+    beside: dict[tuple[str | None, int], Named] = {}  # a set at each place along dimensions that sets have themselves
 
-    def joined(self, sets: Any, leaves: Mapping[tuple[int, ...], tuple[str, Named]]) -> LazySet:
-        """Return the document that joins ``leaves``, URLs and sets by their places; ``sets`` are nested as these."""
-        for _, part in leaves.values() if self.subchunks else ():
-            for path in part.variables:
-                smaller_chunks(part, path, self.subchunks or {})
-        known = {name for _, part in leaves.values() for v in part.variables.values() for name in v.dims}
+    def joined(self, leaves: Mapping[tuple[int, ...], Leaf]) -> Leaf:
+        """Return the document that joins ``leaves``, sets by their places, if it is ``lazy``, and all as one set."""
+        parts = {place: part for place, (_, part) in leaves.items()}
+        if self.subchunks:
+            for place, part in parts.items():
+                parts[place] = subchunked(part, self.subchunks, lazy=self.lazy)
+        known = {name for part in parts.values() for v in part.variables.values() for name in v.dims}
         inside = [name for name in self.dims if name in known]
-        for place, (_, part) in leaves.items() if self.grid is not None else ():
-            for dim, number in zip(self.dims, place, strict=True):
-                if dim in known:
-                    self.beside.setdefault((dim, number), part)
-        document, _ = self._level((), sorted(leaves), leaves, inside)
-        data = document.dumps()
-        title = f"{count_text(document.count, 'set')} joined along {' and '.join(self.dims)}"
-        return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(self.made), title)
+        if self.grid is not None:
+            for place, part in parts.items():
+                for dim, number in zip(self.dims, place, strict=True):
+                    if dim in known:
+                        self.beside.setdefault((dim, number), part)
+            if self.grid.holes and not self.lazy:
+                variables = [item for part in parts.values() for item in part.variables.items()]
+                spread = {
+                    path for path, v in variables if not v.is_coordinate and not set(self.dims).isdisjoint(v.dims)
+                }
+                fills = fills_of(list(parts.values()), spread)
+                parts = {place: with_fills(part, fills) for place, part in parts.items()}
+        of = {place: leaf[0] if self.lazy else parts[place].name for place, leaf in leaves.items()}
+        return self._level((), sorted(leaves), {place: (of[place], parts[place]) for place in leaves}, inside)
 
     def _level(
         self,
         place: tuple[int, ...],
         below: Sequence[tuple[int, ...]],
-        leaves: Mapping[tuple[int, ...], tuple[str, Named]],
-        known: list[str],
-    ) -> tuple[ConcatDocument, Named]:
-        """Return the document that joins the sets whose places begin with ``place``, and what it shows.
+        leaves: Mapping[tuple[int, ...], Leaf],
+        known: list[str | None],
+    ) -> Leaf:
+        """Return what joins the sets whose places begin with ``place``.
 
         ``known`` are the dimensions that sets have; those that were made within are added.
         """
@@ -500,17 +514,17 @@ class _LazyJoin(msgspec.Struct, frozen=True):
         for each in below:
             by_number.setdefault(each[axis], []).append(each)
         numbers = sorted(by_number)
-        found: list[tuple[str | ConcatDocument, Named]] = []
+        found: list[Leaf] = []
         inside = list(known)
         for number in numbers:
             at = (*place, number)
             inside = list(known)
             found.append(leaves[at] if at in leaves else self._level(at, by_number[number], leaves, inside))
         known[:] = inside
-        sets: list[str | ConcatDocument] = [of for of, _ in found]
+        sets = [of for of, _ in found]
         parts = [part for _, part in found]
         stacking = None
-        if dim not in known:
+        if dim is not None and dim not in known:
             if self.grid is not None:
                 stacking = Stacking.by_name(self.grid, dim, parts, numbers, known)
             else:
@@ -518,19 +532,26 @@ class _LazyJoin(msgspec.Struct, frozen=True):
             parts = parts if stacking is None else stacking.parts
             known.append(dim)
         holes = self._holes(place, numbers, parts[0])
-        # Sets of nothing come last, for the first one says what others are recoded to.
-        times = with_common_units([*parts, *holes.values()], dim, lazy=True, fixed=self.units)
+        # Gaps come last, for the first set says what others are recoded to.
+        times = CommonUnits([*parts, *holes.values()], {}, {})
+        if self.lazy:
+            times = with_common_units(times.parts, dim, lazy=True, fixed=self.units)
         real, gaps = times.parts[: len(parts)], times.parts[len(parts) :]
         parts = list(real)
         for number, gap in zip(holes, gaps, strict=True):
             sets.insert(number, "")
             parts.insert(number, gap)
         if dim in self.regular:
-            sets, parts = self._filled(sets, parts, dim)
+            sets, parts = self._filled(sets, parts, str(dim))
+        if not self.lazy:
+            if len(parts) > 1:
+                parts = _Row.of(sets, parts, dim, self.regular, is_outer=self.is_outer, lazy=False).parts
+                parts = [concatenate(parts, dim, self.same, is_rectilinear=self.is_rectilinear)]
+            return parts[0].name, parts[0]
         document, whole = concat_document(
             sets,
             parts,
-            dim,
+            str(dim),
             self.same,
             self.chunks,
             self.subchunks,
@@ -547,9 +568,9 @@ class _LazyJoin(msgspec.Struct, frozen=True):
 
     def _holes(self, place: tuple[int, ...], numbers: Sequence[int], like: Named) -> dict[int, Named]:
         """Return what stands where a grid has no file, by number: sets that say no more than how long they are."""
-        if self.grid is None:
-            return {}
         axis, dim = len(place), self.dims[len(place)]
+        if self.grid is None or dim is None:
+            return {}
         found: dict[int, Named] = {}
         for number in sorted(set(range(self.grid.shape[axis])).difference(numbers)):
             said = f"what is missing at {self.grid.said((*place, number))}"
@@ -562,13 +583,11 @@ class _LazyJoin(msgspec.Struct, frozen=True):
             found[number] = Named(said, beside.refs, coordinates or dict(list(along.items())[:1]))
         return found
 
-    def _filled(
-        self, sets: Sequence[str | ConcatDocument], parts: Sequence[Named], dim: str
-    ) -> tuple[list[str | ConcatDocument], list[Named]]:
+    def _filled(self, sets: Sequence[Any], parts: Sequence[Named], dim: str) -> tuple[list[Any], list[Named]]:
         """Return the sets with gaps between them, where values of a regular coordinate are missing."""
-        pieces = filled(parts, dim, self.regular[dim], lazy=True)
+        pieces = filled(parts, dim, self.regular[dim])
         numbers = [piece.number for piece in pieces if piece.number is not None]
-        if numbers != list(range(len(parts))):
+        if self.lazy and numbers != list(range(len(parts))):
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise ManifestError(
                 f"{parts[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"

@@ -92,10 +92,13 @@ def smaller_chunks(part: Named, path: str, subchunks: Mapping[str, int]) -> tupl
     return shape
 
 
-def subchunked(part: Named, subchunks: Mapping[str, int]) -> Named:
-    """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension."""
+def subchunked(part: Named, subchunks: Mapping[str, int], *, lazy: bool) -> Named:
+    """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension.
+
+    If ``lazy``, whoever reads cuts them: that they can be cut is seen to, and the set returned as it is.
+    """
     found = {path: smaller_chunks(part, path, subchunks) for path in part.variables}
-    if not any(found.values()):
+    if lazy or not any(found.values()):
         return part
     changed = ChangedSet(part)
     for path, shape in found.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
 from functools import partial
@@ -51,33 +51,23 @@ class Aligned(NamedTuple):
 Regular = Mapping[str, str | float]  # how far values of a coordinate are apart, by dimension
 
 
-def completed(parts: Sequence[Named], dim: str | None, regular: Regular) -> list[Named]:
-    """Return ``parts``, each with all arrays along ``dim``, and with the union of coordinates along other dimensions.
+def completed(
+    parts: Sequence[Named], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
+) -> tuple[Aligned, dict[str, Any]]:
+    """Return ``parts`` such that they can be joined, and the fill values (by path) that arrays need for it.
 
-    ManifestError where that takes more than references can say, or where an array has no value that means "missing".
+    If ``is_outer``, each gets all arrays along ``dim``, and the union of coordinates along other dimensions. If it
+    ``has_gaps``, sets without chunks are to be put between the ``parts``. If ``lazy``, chunks are found when they are
+    read: the sets only say what their arrays are like. ManifestError where that takes more than references can say, or
+    where an array has no value that means "missing".
     """
-    aligned = _aligned(parts, dim, regular).parts
-    lacking = _lacking(aligned, dim)
-    return _with_all(with_missing(aligned, lacking), dim, lacking)
-
-
-def completed_lazily(
-    parts: Sequence[Named], dim: str, regular: Regular, *, has_gaps: bool, is_outer: bool
-) -> tuple[Aligned, dict[str, dict[str, Any]]]:
-    """Do as `completed`, for sets whose chunks are found when they are read: only what arrays are like is told here.
-
-    Returns with the sets the metadata documents (by key) of fill values that arrays are shown with. If it ``has_gaps``,
-    sets of nothing are put between the ``parts``, which need not all be complete unless it ``is_outer``.
-    """
-    aligned = _aligned(parts, dim, regular, lazy=True) if is_outer else Aligned(list(parts), [{} for _ in parts])
+    aligned = _aligned(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{} for _ in parts])
     lacking = _lacking(aligned.parts, dim) if is_outer else set()
-    whole = aligned._replace(parts=_with_all(aligned.parts, dim, lacking))
-    incomplete = lacking | _incomplete(parts, aligned.unions) if is_outer else set()
-    variables = whole.parts[0].variables
+    incomplete = lacking | _incomplete(parts, aligned.unions)
     if has_gaps:
-        incomplete |= {path for path, v in variables.items() if dim in v.dims and not v.is_coordinate}
-    fills = {path: fill for path in sorted(incomplete) if (fill := _fill(path, parts, lazy=True)) is not None}
-    return whole, {v.key: {**v.meta.raw, "fill_value": fills[p]} for p, v in variables.items() if p in fills}
+        incomplete |= {p for part in parts for p, v in part.variables.items() if dim in v.dims and not v.is_coordinate}
+    fills = fills_of(parts, incomplete, lazy=lazy)
+    return aligned._replace(parts=_with_all(aligned.parts, dim, lacking)), fills
 
 
 def _lacking(parts: Sequence[Named], dim: str | None) -> set[str]:
@@ -137,7 +127,7 @@ def _aligned(parts: Sequence[Named], dim: str | None, regular: Regular, *, lazy:
     if not unions:
         return Aligned(list(parts), [{} for _ in parts])
     moved, places = [], []
-    for number, part in enumerate(parts if lazy else with_missing(parts, _incomplete(parts, unions))):
+    for number, part in enumerate(parts):
         offsets: dict[str, Placement] = {}
         for name, union in unions.items():
             values_here = own[name][number]
@@ -239,24 +229,19 @@ def _moved(numbers: Numbers, old: Sequence[int], new: Sequence[int], places: Map
 # What readers take for missing.
 
 
-def with_missing(parts: Sequence[Named], paths: set[str]) -> list[Named]:
-    """Return ``parts`` whose arrays ``paths`` have a fill value that readers take for missing values.
+def fills_of(parts: Sequence[Named], paths: Iterable[str], *, lazy: bool = False) -> dict[str, Any]:
+    """Return the fill values (by path) that arrays need so that readers take what is not there for missing.
 
     Where an array has none, and all chunks of the sets exist, it gets one: that of ``missing_value``, or of floating
     point numbers NaN. ManifestError where there is none.
     """
-    fills = {}
-    for path in sorted(paths):
-        fill = _fill(path, parts)
-        if fill is not None:
-            fills[path] = fill
-    if not fills:
-        return list(parts)
-    found = []
-    for part in parts:
-        shown = {path: part.variables[path] for path in fills if path in part.variables}
-        found.append(with_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[p]} for p, v in shown.items()}))
-    return found
+    return {path: fill for path in sorted(paths) if (fill := _fill(path, parts, lazy=lazy)) is not None}
+
+
+def with_fills(part: Named, fills: Mapping[str, Any]) -> Named:
+    """Return a set whose arrays have other fill values, by path."""
+    shown = {path: part.variables[path] for path in fills if path in part.variables}
+    return with_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[path]} for path, v in shown.items()})
 
 
 def _fill(path: str, parts: Sequence[Named], *, lazy: bool = False) -> Any:
@@ -313,12 +298,10 @@ class Filled(msgspec.Struct, frozen=True):
     part: Named
 
 
-def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = False) -> list[Filled]:
+def filled(parts: Sequence[Named], dim: str, freq: str | float) -> list[Filled]:
     """Return ``parts`` with sets of nothing where values of the coordinate ``dim`` are missing, one every ``freq``.
 
-    If ``lazy``, nobody reads of these more than their coordinate.
-    ManifestError where values are not at that distance from the first one, or where an array has no value that means
-    "missing".
+    ManifestError where values are not at that distance from the first one.
     """
     values = coordinate_values(parts, dim)
     if values is None:
@@ -334,8 +317,6 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float, *, lazy: bool = 
     places_of = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
     if (np.diff(np.concatenate(places_of)) == 1).all():
         return [Filled(number, part) for number, part in enumerate(parts)]
-    along = {path for part in parts for path, v in part.variables.items() if dim in v.dims and not v.is_coordinate}
-    parts = parts if lazy else with_missing(parts, along)
     found: list[Filled] = []
     at = 0  # the step that comes next
     total = sum(map(len, values))

@@ -7,7 +7,6 @@ array gets an axis of length 1 before its others, which changes none of its chun
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,6 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.compatibility import same_values
-from refshard_fs.sets.outer import with_missing
 from refshard_fs.sets.sources import natural
 from refshard_fs.sets.variables import ChangedSet, Named, Variable, auxiliary
 
@@ -198,28 +196,18 @@ def _said(dims: Sequence[str], key: Sequence[Place]) -> str:
 # Sets with dimensions of their names, and what stands where there is none.
 
 
-def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], Named]) -> dict[tuple[int, ...], Named]:
-    """Return the sets of a grid, each with all of its dimensions, and sets of nothing where there is no file."""
+def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], Named]) -> list[Named]:
+    """Return the sets of a grid, by place, with all of its dimensions."""
     found = dict(parts)
-    along = {dim: any(dim in v.dims for part in parts.values() for v in part.variables.values()) for dim in grid.dims}
-    inside = [dim for dim in grid.dims if along[dim]]
+    known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
+    inside = [dim for dim in grid.dims if dim in known]
     for axis, dim in reversed(list(enumerate(grid.dims))):
-        if not along[dim]:
+        if dim not in known:
             coordinate = _coordinate(grid.places[dim])
             for at, part in found.items():
                 found[at] = _with_dimension(part, dim, inside, coordinate, at[axis])
             inside.append(dim)
-    holes = grid.holes
-    if holes:
-        spread = {
-            path
-            for part in found.values()
-            for path, v in part.variables.items()
-            if not v.is_coordinate and any(dim in v.dims for dim in grid.dims)
-        }
-        found = dict(zip(found, with_missing(list(found.values()), spread), strict=True))
-        found |= {at: _hole(grid, found, at) for at in holes}
-    return found
+    return list(found.values())
 
 
 class _Coordinate(NamedTuple):
@@ -254,7 +242,7 @@ class Stacking(NamedTuple):
 
     @classmethod
     def by_name(
-        cls, grid: FileGrid, dim: str, parts: Sequence[Named], numbers: Sequence[int], others: Sequence[str]
+        cls, grid: FileGrid, dim: str, parts: Sequence[Named], numbers: Sequence[int], others: Sequence[str | None]
     ) -> Stacking:
         """Return sets at the places ``numbers`` of a grid: arrays along ``others`` are stacked, or all if none is."""
         coordinate = _coordinate(grid.places[dim])
@@ -328,7 +316,7 @@ def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict
     return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
 
 
-def _with_dimension(part: Named, dim: str, others: Sequence[str], coordinate: _Coordinate, number: int) -> Named:
+def _with_dimension(part: Named, dim: str, others: Sequence[str | None], coordinate: _Coordinate, number: int) -> Named:
     """Return a set whose arrays lie at one place along ``dim``: those along ``others``, or all if there are none."""
 
     def is_meant(variable: Variable) -> bool:
@@ -385,41 +373,3 @@ def _named(changed: ChangedSet) -> Named:
 def _is_simple(doc: Mapping[str, Any]) -> bool:
     names = [codec.get("name") if isinstance(codec, Mapping) else codec for codec in doc.get("codecs") or ()]
     return not {"transpose", "sharding_indexed"}.intersection(map(str, names))
-
-
-def _hole(grid: FileGrid, parts: Mapping[tuple[int, ...], Named], at: tuple[int, ...]) -> Named:
-    """Return a set without chunks that is as long along each dimension as those beside it."""
-    beside: dict[str, Named] = {}
-    for axis, dim in enumerate(grid.dims):
-        beside[dim] = next(part for other, part in parts.items() if other[axis] == at[axis])
-    some = next(iter(beside.values()))
-    hole = ChangedSet(
-        Named(f"what is missing at {grid.said(at)}", ReferenceSet(some.refs.urls, {}, {}, pins=some.refs.pins), {})
-    )
-    for path, variable in some.variables.items():
-        of = next((dim for dim in grid.dims if variable.dims == (dim,) and variable.is_coordinate), None)
-        source = some if of is None else beside[of]
-        if path not in source.variables or (of is None and not set(grid.dims) <= set(variable.dims)):
-            continue
-        there = source.variables[path]
-        shape = list(there.meta.shape)
-        for k, name in enumerate(there.dims):
-            if name is not None and name in beside:
-                shape[k] = _length(beside[name], name)
-        grid_there = hole.put(there, {**there.meta.raw, "shape": shape}, source.refs.side.get(join(path, ".zattrs")))
-        if of is not None:
-            inline = source.inline.get(path, {})
-            hole.members |= {join(path, grid_there.tail(chunk)): data for chunk, data in inline.items()}
-    return hole.named()
-
-
-def _length(part: Named, dim: str) -> int:
-    return next(v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims)
-
-
-def nested(shape: Sequence[int]) -> Any:
-    """Return places in a grid as nested lists, the last dimension varying fastest."""
-    flat: list[Any] = list(itertools.product(*map(range, shape)))
-    for count in reversed(shape[1:]):
-        flat = [flat[i : i + count] for i in range(0, len(flat), count)]
-    return flat
