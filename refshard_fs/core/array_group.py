@@ -6,16 +6,17 @@ import base64
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, Final, Literal, Self
 
 import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, join, parent
-from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.keyspace import KeySpace, place, tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -25,6 +26,7 @@ LISTABLE: Final = 1 << 21  # chunks, 120 bytes each; more are read, but not list
 UNWRITTEN: Final = 1 << 18
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
+MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 _SHOWN: Final = 100  # characters of a path that is too long
@@ -112,13 +114,56 @@ class Chunks:
         return None
 
 
-def check_unwritten(where: str, grid: ChunkGrid, written: int) -> None:
-    """Raise NotListable where nearly all chunks of a grid would be listed without being in the file."""
-    if grid.size > UNWRITTEN + 16 * written:
-        raise NotListable(
-            f"{where}: {grid.size} chunks, of which {written} were written, are too many to list; "
-            "each can still be read by its key"
-        )
+class FilledChunks(Chunks):
+    """Chunks of ``size`` bytes, decoded, of which some were never written.
+
+    Those zarr's readers make, if they take the fill value for it (``fills_itself``); else they are made here.
+    """
+
+    def __init__(self, where: str, grid: ChunkGrid, size: int, *, fills_itself: bool) -> None:
+        self.where = where
+        self.grid = grid
+        self._size = size
+        self.fills_itself = fills_itself
+        self._unwritten: Inline | None = None
+
+    def filled(self) -> bytes:
+        """Return a chunk that was never written, as readers expect it."""
+        raise NotImplementedError
+
+    def unwritten(self) -> Entry | None:
+        """Return the entry of a chunk that was never written; None if readers make it."""
+        if self._unwritten is None and not self.fills_itself:
+            self.check_size()
+            self._unwritten = Inline(self.filled())
+        return self._unwritten
+
+    def check_size(self) -> None:
+        """Raise ValueError where a chunk that was never written is too large to be made."""
+        if self._size > MOST_FILL:
+            raise ValueError(f"a chunk of {self._size} bytes was never written: they are too many to make")
+
+    def listed_of(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
+        """Return what `listed` does, where the chunks that were ``written`` are known, and perhaps their sizes."""
+        if self.fills_itself:
+            return [
+                Listed(tail, size) for tail, size in zip(tails(self.grid, written), sizes or repeat(None), strict=False)
+            ]
+        if self.grid.size > UNWRITTEN + 16 * len(written):
+            raise NotListable(
+                f"{self.where}: {self.grid.size} chunks, of which {len(written)} were written, are too many to list; "
+                "each can still be read by its key"
+            )
+        return None
+
+
+def encoded(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a chunk as ``codecs``, spelled as in version 2, encode it."""
+    for codec in codecs:
+        from numcodecs import get_codec  # slow to import, and few files need it
+
+        data = get_codec(dict(codec)).encode(data)
+    return bytes(data)
 
 
 class Given(Chunks):

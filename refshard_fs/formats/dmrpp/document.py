@@ -1,6 +1,6 @@
 """A DMR++ document as it is written: groups, dimensions, variables and where their bytes lie. No I/O here.
 
-It is read by expat as a stream. Document types, and with them entities, are refused: nothing in a document can refer to
+Document types, and with them entities, are refused before any of them counts: nothing in a document can refer to
 files or servers, or make much of little. Names are those of DAP4 and of the dmrpp namespace.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Any, Final
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 import msgspec
@@ -48,19 +49,15 @@ _HIDDEN_NETCDF: Final = ("_Netcdf4", "_nc3_strict")
 _DECIMAL: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
-class Dim(msgspec.Struct, frozen=True):
-    """One dimension of a variable: the path of a shared one, or the size of one of its own."""
-
-    path: str | None
-    size: int | None
-
-
 class Variable(msgspec.Struct):
-    """A variable as it is declared. ``inline`` are its values where they stand in the document: (how, text)."""
+    """A variable as it is declared. ``inline`` are its values where they stand in the document: (how, text).
+
+    Each of ``dims`` is the path of a shared dimension, or the size of one of its own.
+    """
 
     path: str
     type: str
-    dims: list[Dim] = []
+    dims: list[str | int] = []
     attributes: dict[str, Any] = {}
     attribute_dtypes: dict[str, str] = {}
     has_chunks: bool = False
@@ -90,185 +87,146 @@ class Document(msgspec.Struct):
     reports: dict[str, str] = {}
 
 
-def parse_document(data: bytes, where: str) -> Document:
-    """Return what a document says; ManifestError, which begins with ``where``, where it is damaged."""
-    reader = _Reader(where)
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.buffer_text = True
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
-    parser.StartDoctypeDeclHandler = reader.refuse
-    parser.EntityDeclHandler = reader.refuse
-    parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
-    try:
-        parser.Parse(data, True)
-    except (expat.ExpatError, UnicodeDecodeError, LookupError) as e:
-        raise ManifestError(f"{where} is no XML, or cut short: {e}") from None
-    except ValueError as e:
-        raise ManifestError(f"{where}, line {parser.CurrentLineNumber}: {e}") from None
-    if not reader.is_dataset:
-        raise ManifestError(f"{where}: its root is no Dataset of DAP4")
-    return reader.document
+class _Builder(TreeBuilder):
+    """Makes a tree of a document. Elements of the dmrpp namespace are called ``dmrpp:name``, and others ``name``."""
 
-
-class _Attribute(msgspec.Struct):
-    name: str
-    type: str
-    values: list[str] = []
-
-
-class _Reader:
-    """Takes the elements of a document as they come."""
-
-    def __init__(self, where: str) -> None:
-        self.document = Document(groups={"": {}})
+    def __init__(self) -> None:
+        super().__init__()
         self.is_dataset = False
-        self._where = where
-        self._path: list[str] = []  # of groups
-        self._elements: list[str] = []
-        self._variable: Variable | None = None
-        self._inner = 0  # elements of a variable within that variable, whose members are not shown
-        self._attributes: list[_Attribute] = []
-        self._text: list[str] = []
-        self._repeats = 1
-        self._repeated = 0  # bytes, as `REPEATED` counts them
+        self._depth = 0
+
+    def start(self, tag: str, attrs: dict[str, str]) -> Element:
+        space, _, name = tag.rpartition(" ")
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise ValueError(f"more than {DEEPEST} elements lie within one another")
+        if self._depth == 1:
+            self.is_dataset = name == "Dataset" and space.endswith(DAP)
+        return super().start("dmrpp:" + name if space.endswith(DMRPP) else name, attrs)
+
+    def end(self, tag: str) -> Element:
+        self._depth -= 1
+        return super().end(tag)
 
     def refuse(self, *declared: Any) -> None:
         """Refuse a document type or an entity."""
         raise ValueError("it declares a document type or an entity, which no DMR++ needs: they are refused")
 
-    def text(self, data: str) -> None:
-        self._text.append(data)
 
-    def start(self, tag: str, given: dict[str, str]) -> None:
-        space, _, name = tag.rpartition(" ")
-        self._text.clear()
-        self._elements.append(name)
-        if len(self._elements) > DEEPEST:
-            raise ValueError(f"more than {DEEPEST} elements lie within one another")
-        if space.endswith(DMRPP):
-            if self._variable is not None and not self._inner:
-                self._located(self._variable, name, given)
-        elif name == "Dataset":
-            self.is_dataset |= space.endswith(DAP) and len(self._elements) == 1
-            self.document.href = next((v for key, v in given.items() if key.rpartition(" ")[2] == "href"), None)
-        elif name == "Group" and self._variable is None:
-            self._path.append(self._name(given))
-            self.document.groups.setdefault("/".join(self._path), {})
-        elif name == "Dimension":
-            self.document.dimensions[self._below(self._name(given))] = _integer(given.get("size"), "size")
-        elif name == "Attribute":
-            self._attributes.append(_Attribute(given.get("name", ""), given.get("type", "String")))
-        elif name == "Value" and self._attributes and "value" in given:
-            self._attributes[-1].values.append(given["value"])
-        elif name == "v":
-            self._repeats = _integer(given.get("c", "1"), "c")
-        elif name in NUMBERS or name in TEXTS or name in _OTHERS:
-            self._declared(name, given)
-        elif name == "Dim" and self._variable is not None and not self._inner:
-            shared, size = given.get("name"), given.get("size")
+def parse_document(data: bytes, where: str) -> Document:
+    """Return what a document says; ManifestError, which begins with ``where``, where it is damaged."""
+    builder = _Builder()
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parser.buffer_text = True
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.data
+    parser.StartDoctypeDeclHandler = builder.refuse
+    parser.EntityDeclHandler = builder.refuse
+    parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
+    try:
+        parser.Parse(data, True)
+        if not builder.is_dataset:
+            raise ValueError("its root is no Dataset of DAP4")
+        return _Reader(builder.close()).document
+    except (expat.ExpatError, UnicodeDecodeError, LookupError) as e:
+        raise ManifestError(f"{where} is no XML, or cut short: {e}") from None
+    except ValueError as e:
+        raise ManifestError(f"{where}: {e}") from None
+
+
+class _Reader:
+    """Reads the tree of a document."""
+
+    def __init__(self, root: Element) -> None:
+        href = next((value for key, value in root.items() if key.rpartition(" ")[2] == "href"), None)
+        self.document = Document(href, {"": {}})
+        self._repeated = 0  # bytes, as `REPEATED` counts them
+        self._group(root, "")
+
+    def _group(self, group: Element, path: str) -> None:
+        document = self.document
+        _read_attributes(group, document.groups[path], {})
+        for element in group:
+            name = element.get("name", "")
+            below = join(path, name)
+            if element.tag in ("Group", "Dimension") and not is_node_name(name):
+                raise ValueError(f"a group or a dimension is called {name!r}, which is no name that a key can have")
+            if element.tag == "Group":
+                document.groups.setdefault(below, {})
+                self._group(element, below)
+            elif element.tag == "Dimension":
+                document.dimensions[below] = _integer(element.get("size"), "size")
+            elif element.tag in (*NUMBERS, *TEXTS, *_OTHERS):
+                if not is_node_name(name) or not is_key(below):
+                    document.reports[below] = f"its name {name!r} is no name that a key can have"
+                elif below in document.variables or below in document.groups:
+                    raise ValueError(f"two variables or groups are called {below!r}")
+                elif element.tag in _OTHERS:
+                    document.reports[below] = f"it is of the type {element.tag}"
+                else:
+                    document.variables[below] = self._variable(element, below)
+
+    def _variable(self, element: Element, path: str) -> Variable:
+        found = Variable(path, element.tag)
+        _read_attributes(element, found.attributes, found.attribute_dtypes)
+        for dim in element.findall("Dim"):
+            shared, size = dim.get("name"), dim.get("size")
             if shared is None and size is None:
-                raise ValueError(f"a Dim of {self._variable.path!r} has neither a name nor a size")
-            own = None if shared is not None else _integer(size, "size")
-            self._variable.dims.append(Dim(None if shared is None else shared.strip("/"), own))
+                raise ValueError(f"a Dim of {path!r} has neither a name nor a size")
+            found.dims.append(_integer(size, f"the size of a Dim of {path!r}") if shared is None else shared.strip("/"))
+        for child in element.iter():
+            self._locate(found, child)
+        return found
 
-    def end(self, tag: str) -> None:
-        space, _, name = tag.rpartition(" ")
-        self._elements.pop()
-        text = "".join(self._text)
-        self._text.clear()
-        variable = self._variable
-        if space.endswith(DMRPP):
-            if variable is not None and not self._inner and name == "chunkDimensionSizes":
-                variable.chunk_sizes = text
-            elif variable is not None and not self._inner and name in ("compact", "missingdata"):
-                variable.inline = (name, text)
-        elif name == "Group" and variable is None:
-            self._path.pop()
-        elif name == "Value" and self._attributes and (text or not self._attributes[-1].values):
-            self._attributes[-1].values.append(text)
-        elif name == "v" and variable is not None:
-            self._repeated += (self._repeats - 1) * (len(text) + 8)
-            if self._repeated > REPEATED:
-                raise ValueError(f"texts that are said once for many take more than {REPEATED} bytes")
-            variable.texts += [text] * self._repeats
-        elif name == "Attribute":
-            self._end_attribute()
-        elif name in NUMBERS or name in TEXTS or name in _OTHERS:
-            if self._inner:
-                self._inner -= 1
-            else:
-                self._variable = None
+    def _locate(self, found: Variable, element: Element) -> None:
+        """Note what an element within a variable says of where its bytes lie."""
+        match element.tag:
+            case "dmrpp:chunk":
+                if element.get("fm", "0") != "0":
+                    found.problem = "some of its chunks skip filters (fm)"
+                if element.get("LinkedBlockIndex") is not None:
+                    found.problem = "its chunks are made of linked blocks"
+                found.byte_order = element.get("byteOrder", found.byte_order)
+                found.offsets.append(element.get("offset", ""))
+                found.sizes.append(element.get("nBytes", ""))
+                found.positions.append(element.get("chunkPositionInArray", ""))
+                found.hrefs.append(element.get("href"))
+            case "dmrpp:chunks":
+                found.has_chunks = True
+                found.compression = element.get("compressionType", "")
+                found.levels = element.get("deflateLevel", element.get("deflate_level", ""))
+                found.byte_order = element.get("byteOrder", "")
+                found.fill = element.get("fillValue")
+            case "dmrpp:chunkDimensionSizes":
+                found.chunk_sizes = element.text or ""
+            case "dmrpp:FixedLengthStringArray":
+                found.string_length = _integer(element.get("string_length"), "string_length")
+            case "dmrpp:compact" | "dmrpp:missingdata" | "dmrpp:vlsa":
+                found.inline = element.tag.removeprefix("dmrpp:"), element.text or ""
+            case "v":
+                text, repeats = element.text or "", _integer(element.get("c", "1"), "c")
+                self._repeated += (repeats - 1) * (len(text) + 8)
+                if self._repeated > REPEATED:
+                    raise ValueError(f"texts that are said once for many take more than {REPEATED} bytes")
+                found.texts += [text] * repeats
+            case str(tag) if tag.startswith("dmrpp:"):
+                found.problem = f"its bytes are told of by {tag.removeprefix('dmrpp:')}"
 
-    # ------------------------------------------------------------------
 
-    def _declared(self, kind: str, given: dict[str, str]) -> None:
-        """Note the variable that begins here."""
-        if self._variable is not None:
-            self._inner += 1
-            return
-        name = given.get("name", "")
-        path = self._below(name)
-        self._variable = Variable(path, kind)
-        if not is_node_name(name) or not is_key(path):
-            self.document.reports[path] = f"its name {name!r} is no name that a key can have"
-        elif path in self.document.variables or path in self.document.groups:
-            raise ValueError(f"two variables or groups are called {path!r}")
-        elif kind in _OTHERS:
-            self.document.reports[path] = f"it is of the type {kind}"
-        else:
-            self.document.variables[path] = self._variable
-
-    def _located(self, variable: Variable, name: str, given: dict[str, str]) -> None:
-        """Note what an element of the dmrpp namespace says of where the bytes of ``variable`` lie."""
-        if name == "chunk":
-            if given.get("fm", "0") != "0":
-                variable.problem = "some of its chunks skip filters (fm)"
-            if "LinkedBlockIndex" in given:
-                variable.problem = "its chunks are made of linked blocks"
-            variable.byte_order = given.get("byteOrder", variable.byte_order)
-            variable.offsets.append(given.get("offset", ""))
-            variable.sizes.append(given.get("nBytes", ""))
-            variable.positions.append(given.get("chunkPositionInArray", ""))
-            variable.hrefs.append(given.get("href"))
-        elif name == "chunks":
-            variable.has_chunks = True
-            variable.compression = given.get("compressionType", "")
-            variable.levels = given.get("deflateLevel", given.get("deflate_level", ""))
-            variable.byte_order = given.get("byteOrder", "")
-            variable.fill = given.get("fillValue")
-        elif name == "FixedLengthStringArray":
-            variable.string_length = _integer(given.get("string_length"), "string_length")
-        elif name == "vlsa":
-            variable.inline = (name, "")
-        elif name not in ("chunkDimensionSizes", "compact", "missingdata"):
-            variable.problem = f"its bytes are told of by {name}"
-
-    def _end_attribute(self) -> None:
-        found = self._attributes.pop()
-        container = self._attributes[-1].name if self._attributes else None
-        if self._inner or found.type in ("Container", "OtherXML") or container not in (None, "HDF5_GLOBAL"):
-            return  # what nests is no attribute of HDF5
-        if found.name in _HIDDEN or found.name.startswith(_HIDDEN_NETCDF) or not found.name:
-            return
-        values = [_value(found.type, text) for text in found.values]
-        whole: Any = values[0] if len(values) == 1 else values
-        if not values and found.type in TEXTS:
-            whole = ""
-        of = self._variable.attributes if self._variable is not None else self.document.groups["/".join(self._path)]
-        of[found.name] = whole
-        if self._variable is not None and found.name in PACKING and isinstance(whole, (int, float)):
-            self._variable.attribute_dtypes[found.name] = NUMBERS[found.type]
-
-    def _name(self, given: dict[str, str]) -> str:
-        name = given.get("name", "")
-        if not is_node_name(name):
-            raise ValueError(f"a group or a dimension is called {name!r}, which is no name that a key can have")
-        return name
-
-    def _below(self, name: str) -> str:
-        return join("/".join(self._path), name)
+def _read_attributes(element: Element, attributes: dict[str, Any], dtypes: dict[str, str]) -> None:
+    """Add the attributes of a group or of a variable; and to ``dtypes`` of those that say how values are packed."""
+    for found in element.findall("Attribute"):
+        name, kind = found.get("name", ""), found.get("type", "String")
+        if name == "HDF5_GLOBAL":
+            _read_attributes(found, attributes, dtypes)
+        if kind in ("Container", "OtherXML") or not name or name in _HIDDEN or name.startswith(_HIDDEN_NETCDF):
+            continue  # what nests is no attribute of HDF5
+        values = [_value(kind, value.get("value", value.text or "")) for value in found.findall("Value")]
+        whole = values[0] if len(values) == 1 else "" if not values and kind in TEXTS else values
+        attributes[name] = whole
+        if name in PACKING and isinstance(whole, (int, float)):
+            dtypes[name] = NUMBERS[kind]
 
 
 def _integer(text: str | None, what: str) -> int:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numcodecs
 import numpy as np
 
 from refshard_fs.core.array_group import (
@@ -20,8 +19,9 @@ from refshard_fs.core.array_group import (
     ArrayGroup,
     Chunks,
     Contiguous,
+    FilledChunks,
     Given,
-    check_unwritten,
+    encoded,
     fill_of,
     pieces,
     spelled_fill,
@@ -29,14 +29,13 @@ from refshard_fs.core.array_group import (
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import parent
-from refshard_fs.core.keyspace import KeySpace, tails
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Listed, Load, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.dmrpp.document import (
     NUMBERS,
     TEXTS,
-    Dim,
     Document,
     Variable,
     integers,
@@ -51,7 +50,6 @@ SUFFIX: Final = ".dmrpp"
 LARGEST: Final = 1 << 31  # bytes of a chunk, decoded
 INLINE: Final = 1 << 26  # bytes that values in any document may have together,
 TIMES_INLINE: Final = 100  # and in times its size: compressed ones are made when it is opened
-MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
 MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
 
 Codecs = list[dict[str, Any]]
@@ -131,18 +129,17 @@ class _Names:
         self._counts: Counter[str] = Counter()  # of these, by group
 
     def shape(self, variable: Variable, where: str) -> tuple[int, ...]:
-        shape = tuple(self._size(dim, where) for dim in variable.dims)
+        shape = tuple(dim if isinstance(dim, int) else self._size(dim, where) for dim in variable.dims)
         if len(shape) > MOST_DIMENSIONS:
             raise _NotShown(f"it has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
         if math.prod(shape) * 16 >= COUNTABLE:
             raise ManifestError(f"{where}: its shape {shape} is more than 63 bits count")
         return shape
 
-    def _size(self, dim: Dim, where: str) -> int:
-        size = dim.size if dim.path is None else self._sizes.get(dim.path)
-        if size is None:
-            raise ManifestError(f"{where}: there is no Dimension {dim.path!r}")
-        return size
+    def _size(self, path: str, where: str) -> int:
+        if path not in self._sizes:
+            raise ManifestError(f"{where}: there is no Dimension {path!r}")
+        return self._sizes[path]
 
     def dimensions(self, variable: Variable) -> list[str]:
         """Return the names of dimensions; those without one are numbered by their sizes, as netCDF does."""
@@ -150,11 +147,10 @@ class _Names:
         own = self._own.setdefault(group, {})
         found: list[str] = []
         for dim in variable.dims:
-            if dim.path is not None:
-                found.append(parent(dim.path)[1])
+            if isinstance(dim, str):
+                found.append(parent(dim)[1])
                 continue
-            assert dim.size is not None
-            alike = own.setdefault(dim.size, [])
+            alike = own.setdefault(dim, [])
             name = next((name for name in alike if name not in found), None)
             if name is None:
                 name = f"phony_dim_{self._counts[group]}"
@@ -228,13 +224,14 @@ class _Array:
             compressor,
             self.dimensions,
             attributes,
-            fill_value=self._shown_fill(),
+            fill_value=self.shown_fill,
             filters=codecs if compressor is None else codecs[:-1],
             is_masked=True,
         )
 
-    def _shown_fill(self) -> Any:
-        """Return the ``_FillValue`` as zarr spells it; None without one that is a value of the data type."""
+    @property
+    def shown_fill(self) -> Any:
+        """The ``_FillValue`` as zarr spells it; None without one that is a value of the data type."""
         value = self.variable.attributes.get("_FillValue")
         return fill_of(value, self.dtype) if self.dtype.kind in "iuf" else None
 
@@ -271,14 +268,6 @@ class _Array:
             raise ManifestError(f"{self.where}: it has {len(texts)} texts, and the shape {self.shape}")
         return encoded(np.array(texts, object), [{"id": "vlen-utf8"}])
 
-    def filled(self) -> bytes:
-        """Return a chunk of fill values, encoded."""
-        if self.size > MOST_FILL:
-            raise ManifestError(
-                f"{self.where}: a chunk of {self.size} bytes was never written: they are too many to make"
-            )
-        return encoded(self.stored_fill * math.prod(self.chunk), self.codecs)
-
     def _stored_fill(self) -> bytes:
         """Return an element of chunks that were never written."""
         text = self.variable.fill
@@ -286,21 +275,15 @@ class _Array:
             return bytes(self.dtype.itemsize)
         return np.array(number(text, self.dtype), self.dtype).tobytes()
 
-    @property
-    def fills_itself(self) -> bool:
-        """Whether zarr makes the chunks that were never written, from the fill value that it is told."""
-        shown = self._shown_fill()
-        return shown is not None and shown == spelled_fill(self.stored_fill, self.dtype)
 
-
-class StoredChunks(Chunks):
+class StoredChunks(FilledChunks):
     """The chunks of one array, as the document lists them: columns, in the order of their numbers."""
 
     def __init__(self, found: _Array, targets: _Targets) -> None:
-        variable = found.variable
-        self._grid = found.description(2).grid(2)
+        variable, shown = found.variable, found.shown_fill
+        fills_itself = shown is not None and shown == spelled_fill(found.stored_fill, found.dtype)
+        super().__init__(found.where, found.description(2).grid(2), found.size, fills_itself=fills_itself)
         self._array = found
-        self._filled: Inline | None = None
         places = _places(variable.positions, found)
         order = np.argsort(places, kind="stable")
         self._numbers = places[order]
@@ -314,10 +297,12 @@ class StoredChunks(Chunks):
             raise ManifestError(f"{found.where}: a chunk of {found.size} bytes is stored in {self._sizes.max()}")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
             raise ManifestError(f"{found.where}: a chunk ends behind what 63 bits count")
-        urls = {href: targets.url(href) for href in dict.fromkeys(variable.hrefs)}
-        self._urls = list(dict.fromkeys(urls.values()))
-        codes = {href: self._urls.index(url) for href, url in urls.items()}
-        self._targets = np.array(list(map(codes.__getitem__, variable.hrefs)), np.uint32)[order]
+        self._urls = [targets.url(href) for href in dict.fromkeys(variable.hrefs)]
+        codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
+        self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
+
+    def filled(self) -> bytes:
+        return encoded(self._array.stored_fill * math.prod(self._array.chunk), self._array.codecs)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
@@ -325,19 +310,14 @@ class StoredChunks(Chunks):
         if at < len(self._numbers) and self._numbers[at] == number:
             start = int(self._offsets[at])
             return Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
-        if self._array.fills_itself:
-            return None
-        if self._filled is None:
-            self._filled = Inline(self._array.filled())
-        return self._filled
+        try:
+            return self.unwritten()
+        except ValueError as e:
+            raise ManifestError(f"{self.where}: {e}") from e
 
     def listed(self) -> Steps[list[Listed] | None]:
         yield from ()
-        if not self._array.fills_itself:
-            check_unwritten(self._array.where, self._grid, len(self._numbers))
-            return None
-        sizes = self._sizes.tolist()
-        return [Listed(tail, size) for tail, size in zip(tails(self._grid, self._numbers), sizes, strict=True)]
+        return self.listed_of(self._numbers, self._sizes.tolist())
 
 
 def _places(positions: Sequence[str], found: _Array) -> UInt64s:
@@ -394,10 +374,3 @@ def _inline(variable: Variable, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"its values in the document are more than the {most} bytes that are due")
     return data
-
-
-def encoded(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a chunk as ``codecs`` encode it."""
-    for codec in codecs:
-        data = numcodecs.get_codec(dict(codec)).encode(data)
-    return bytes(data)

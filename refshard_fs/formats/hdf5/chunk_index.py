@@ -1,396 +1,465 @@
-"""Where the chunks of an HDF5 dataset lie: every index there is, descended as far as a selection needs. No I/O here.
+"""Where the chunks of an HDF5 dataset lie. All kinds of chunk index are trees here, read level by level. No I/O here.
 
-A node is decoded to columns, once, and remembered by whoever reads it. Nodes are read apart from one another: what
-lies between two of them is chunks.
+A block of an index (a header, a node, a page) is decoded to a `Node`: the chunks that it tells of, and which blocks
+tell of others. It is decoded once, and remembered by whoever reads it. Chunks have keys, by which a tree is sorted: in
+B-trees these are the numbers of the chunks in the dataset's extent, in arrays those in its greatest extent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.model import Load, Parsed, Steps
-from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes
-from refshard_fs.formats.hdf5.heaps import BTree2, Child, b_tree_2_size, parse_b_tree_2
+from refshard_fs.core.model import Steps
+from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block, verified
+from refshard_fs.formats.hdf5.heaps import B_TREE_2, BTree2, parse_b_tree_2
 
 UInt64s = npt.NDArray[np.uint64]
 NOWHERE: Final = np.uint64(2**64 - 1)  # the undefined address: a chunk that was never written
+_END: Final = 1 << 64  # behind all keys
+_MOST_BITS: Final = 40  # of the numbers of an array's elements, or of a page's
 
 
 class Found(NamedTuple):
-    """Chunks that were written, ascending by number: where they lie, their bytes there, and which filters they skip."""
+    """Chunks that were written, by number (or by key, within an index): place, size, and which filters they skip."""
 
     numbers: UInt64s
     addresses: UInt64s
     sizes: UInt64s
     masks: npt.NDArray[np.uint32]
 
-
-class Index(Protocol):
-    """The chunk index of one dataset."""
-
-    def find(self, numbers: UInt64s | None) -> Steps[Found]:
-        """Return those of the chunks ``numbers`` (ascending, each once) that were written; None: all of them."""
+    def where(self, keep: npt.NDArray[np.bool_ | np.intp]) -> Found:
+        """Return those chunks that ``keep`` selects."""
+        return Found(self.numbers[keep], self.addresses[keep], self.sizes[keep], self.masks[keep])
 
 
-class Place(msgspec.Struct, frozen=True):
-    """What all indexes of a dataset need to know: the file, and the chunks in the dataset's extent.
+class ChunkSpace(msgspec.Struct, frozen=True):
+    """What all indexes of a dataset need to know of its chunks and of the file.
 
     ``counts`` are the chunks along each dimension; ``most`` those that its greatest extent has, None without limit.
-    ``stored`` are the bytes of a chunk that no filter made smaller. Addresses count from ``base``.
+    ``stored`` are the bytes of a chunk that no filter made smaller; ``room`` those of the file from its base on.
     """
 
-    file: MetadataFile
+    sizes: Sizes
+    room: int
     chunk: tuple[int, ...]
     counts: tuple[int, ...]
     most: tuple[int | None, ...]
     stored: int
     has_filters: bool
 
-    def load(self, address: int, length: int, what: str, parse: Callable[..., object], *arguments: Hashable) -> Load:
-        """Return the need of one node, which ``parse`` makes of its bytes and the ``arguments``."""
-        return Load(self.file.metadata(address, length, what), Parsed(parse, arguments))
+    @property
+    def axes(self) -> list[int]:
+        """The dimensions in the order of an array's keys: one without limit comes first."""
+        return sorted(range(len(self.most)), key=lambda axis: self.most[axis] is not None)
+
+    def to_keys(self, numbers: UInt64s) -> UInt64s:
+        """Return the keys that chunks have in arrays, and where there is no index."""
+        coords: list[UInt64s] = []
+        for count in reversed(self.counts):
+            numbers, here = np.divmod(numbers, np.uint64(max(count, 1)))
+            coords.insert(0, here)
+        keys = np.zeros_like(numbers)
+        for axis in self.axes:
+            keys = keys * np.uint64(self.most[axis] or 1) + coords[axis]
+        return keys
+
+    def to_numbers(self, keys: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
+        """Return the numbers of the chunks that have ``keys``, and which of them lie in the dataset's extent."""
+        coords = np.zeros((len(keys), len(self.counts)), np.uint64)
+        first, *others = self.axes
+        for axis in reversed(others):
+            keys, coords[:, axis] = np.divmod(keys, np.uint64(self.most[axis] or 1))
+        coords[:, first] = keys
+        return self.ranks(coords)
+
+    def ranks(self, coords: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
+        """Return how many chunks of the extent come before each of ``coords``, and whether that is one of them."""
+        numbers = np.zeros(len(coords), np.uint64)
+        is_beyond = np.zeros(len(coords), np.bool_)
+        for axis, count in enumerate(self.counts):
+            here = coords[:, axis]
+            numbers = numbers * np.uint64(count) + np.where(is_beyond, np.uint64(0), np.minimum(here, np.uint64(count)))
+            is_beyond |= here >= np.uint64(count)
+        return numbers, ~is_beyond
+
+    def elements(self, rows: npt.NDArray[np.uint8], keys: UInt64s) -> Found:
+        """Return the chunks that the elements of an index tell of, a row of bytes each: those that were written."""
+        (count, width), address = rows.shape, self.sizes.address
+        sizes, masks = np.full(count, self.stored, np.uint64), np.zeros(count, np.uint32)
+        if self.has_filters and 0 < width - address - 4 <= 8:
+            sizes = _uints(rows[:, address : width - 4])
+            masks = np.ascontiguousarray(rows[:, width - 4 :]).view("<u4")[:, 0].astype(np.uint32)
+        elif self.has_filters or width != address:
+            raise ValueError(f"its chunk index has elements of {width} bytes, addresses have {address}")
+        addresses = _uints(rows[:, :address], undefined=NOWHERE)
+        return Found(keys, addresses, sizes, masks).where(addresses != NOWHERE)
+
+
+def _uints(raw: npt.NDArray[np.uint8], undefined: np.uint64 | None = None) -> UInt64s:
+    """Return little-endian numbers of up to 8 bytes, a row each; ``undefined`` for those with all bits set."""
+    full = np.zeros((len(raw), 8), np.uint8)
+    full[:, : raw.shape[1]] = raw
+    found = full.view("<u8")[:, 0].astype(np.uint64)
+    return found if undefined is None else np.where((raw == 255).all(axis=1), undefined, found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Trees of blocks.
+
+
+class Child(NamedTuple):
+    """A block that tells of the chunks with keys in [first, last): ``parse`` makes a node of it, and of ``arguments``.
+
+    The first argument is the dataset's `ChunkSpace`, which is not among these.
+    """
+
+    first: int
+    last: int
+    address: int
+    length: int
+    parse: Callable[..., Node]
+    arguments: tuple[Any, ...] = ()
+
+
+class Node(NamedTuple):
+    """A decoded block: the chunks that it tells of itself, by key, and its children, with their keys as columns."""
+
+    chunks: Found
+    children: tuple[Child, ...] = ()
+    firsts: UInt64s = np.empty(0, np.uint64)
+    lasts: UInt64s = np.empty(0, np.uint64)
 
     @property
-    def sizes(self) -> Sizes:
-        """Bytes of the file's addresses and lengths."""
-        return self.file.sizes
+    def nbytes(self) -> int:
+        return 28 * len(self.chunks.numbers) + 200 * len(self.children) + 512
 
-    @property
-    def room(self) -> int:
-        """Bytes of the file from its base address on."""
-        return self.file.room(0)
-
-    @property
-    def size(self) -> int:
-        """Number of chunks."""
-        return math.prod(self.counts)
-
-
-def nothing() -> Found:
-    """Return no chunks."""
-    empty = np.empty(0, np.uint64)
-    return Found(empty, empty, empty, np.empty(0, np.uint32))
+    def wanted(self, keys: UInt64s | None) -> Iterator[tuple[Child, UInt64s | None]]:
+        """Yield the children that may tell of ``keys`` (None: all), and of which; a lone one whatever is wanted."""
+        if keys is None:
+            yield from [(child, None) for child in self.children]
+        elif len(self.children) == 1:
+            yield self.children[0], keys
+        else:
+            begins, ends = np.searchsorted(keys, self.firsts), np.searchsorted(keys, self.lasts)
+            for place in np.flatnonzero(ends > begins).tolist():
+                yield self.children[place], keys[begins[place] : ends[place]]
 
 
-def joined(parts: Sequence[Found]) -> Found:
-    """Return ``parts`` as one, ascending by number; ValueError where a chunk comes twice."""
-    if not parts:
-        return nothing()
-    numbers, addresses, sizes, masks = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(numbers, kind="stable")
-    numbers = numbers[order]
-    if (numbers[1:] == numbers[:-1]).any():
-        raise ValueError("a chunk index has a chunk twice")
-    return Found(numbers, addresses[order], sizes[order], masks[order])
+_EMPTY: Final = np.empty(0, np.uint64)
+NOTHING: Final = Found(_EMPTY, _EMPTY, _EMPTY, np.empty(0, np.uint32))
+
+
+def _node(space: ChunkSpace, chunks: Found, children: Iterable[Child]) -> Node:
+    """Return a node; ValueError where its children take more than the file has: they would overlap."""
+    found: list[Child] = []
+    total = 0
+    for child in children:
+        total += child.length
+        if max(total, child.address + child.length) > space.room:
+            raise ValueError("a chunk index has more blocks than its file has room for")
+        found.append(child)
+    firsts, lasts = [child.first for child in found], [min(child.last, _END - 1) for child in found]
+    return Node(chunks, tuple(found), np.array(firsts, np.uint64), np.array(lasts, np.uint64))
+
+
+class ChunkIndex:
+    """The chunk index of a dataset, with the block ``root`` on top."""
+
+    def __init__(self, file: MetadataFile, space: ChunkSpace, root: Child, *, is_array: bool) -> None:
+        self._file = file
+        self._space = space
+        self._root = root
+        self._is_array = is_array
+
+    def find(self, numbers: UInt64s | None) -> Steps[Found]:
+        """Return those of the chunks ``numbers`` (ascending, each once) that were written; None: all of them."""
+        space, found = self._space, [NOTHING]
+        keys = np.sort(space.to_keys(numbers)) if self._is_array and numbers is not None else numbers
+        level: list[tuple[Child, UInt64s | None]] = [(self._root, keys)]
+        while level:
+            children = [child for child, _ in level]
+            are_distinct = len({child.address for child in children}) == len(level)
+            if not are_distinct or sum(child.length for child in children) > space.room:
+                raise ValueError("its chunk index comes to a block twice, or has more than its file has room for")
+            nodes: Sequence[Node] = yield tuple(
+                self._file.load(child.address, child.length, "its chunk index", child.parse, space, *child.arguments)
+                for child in children
+            )
+            found += [node.chunks for node in nodes]
+            level = [below for node, (_, some) in zip(nodes, level, strict=True) for below in node.wanted(some)]
+        whole = Found(*map(np.concatenate, zip(*found, strict=True)))
+        if keys is not None:
+            whole = whole.where(np.isin(whole.numbers, keys))
+        if self._is_array:
+            own, are_in = space.to_numbers(whole.numbers)
+            whole = whole._replace(numbers=own).where(are_in)
+        whole = whole.where(np.argsort(whole.numbers, kind="stable"))
+        if (whole.numbers[1:] == whole.numbers[:-1]).any():
+            raise ValueError("a chunk index has a chunk twice")
+        return within(whole, space.room)
 
 
 def within(found: Found, room: int) -> Found:
     """Return ``found``; ValueError where a chunk does not lie within ``room`` bytes."""
     wrong = (found.addresses > np.uint64(room)) | (found.sizes > np.uint64(room) - np.minimum(found.addresses, room))
     if wrong.any():
-        place = int(wrong.argmax())
-        at, size = found.addresses[place], found.sizes[place]
-        raise ValueError(f"chunk {found.numbers[place]} of {size} bytes at {at} lies beyond the end of the file")
+        number, address, size, _ = (column[wrong.argmax()] for column in found)
+        raise ValueError(f"chunk {number} of {size} bytes at {address} lies beyond the end of the file")
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Version 1 B-trees.
+class Successive:
+    """An index of nothing: all chunks, of ``size`` bytes each, lie one after the other in the order of their keys."""
 
-
-class Node(NamedTuple):
-    """A node of a version 1 B-tree: its ``firsts`` are the numbers of the chunks that its children begin with."""
-
-    level: int
-    firsts: UInt64s
-    children: UInt64s
-    sizes: UInt64s
-    masks: npt.NDArray[np.uint32]
-    are_in: npt.NDArray[np.bool_]  # whether a chunk lies in the dataset's extent
-
-    @property
-    def nbytes(self) -> int:
-        return 29 * len(self.firsts) + 512
-
-
-def parse_node(data: bytes, chunk: tuple[int, ...], counts: tuple[int, ...], sizes: Sizes, room: int) -> Node:
-    """Return a node of a version 1 B-tree of chunks."""
-    fields = Fields(data, sizes)
-    fields.expect(b"TREE")
-    kind, level, count = fields.uint(1), fields.uint(1), fields.uint(2)
-    if kind != 1:
-        raise ValueError(f"a node of a B-tree of chunks is of type {kind}, not 1")
-    fields.take(2 * sizes.address)
-    rank, width = len(chunk), sizes.address
-    entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (width,))])
-    found = np.frombuffer(fields.take(count * entry.itemsize), entry)
-    addresses = uints(found["child"])
-    coords, rest = np.divmod(found["at"][:, :rank].astype(np.uint64), np.array(chunk, np.uint64))
-    if rest.any() or found["at"][:, rank].any():
-        raise ValueError("a B-tree of chunks has one that begins between others")
-    firsts, are_in = ranks(coords, counts)
-    if (firsts[1:] < firsts[:-1]).any():
-        raise ValueError("a node of a B-tree of chunks is not in order")
-    if (addresses >= np.uint64(room)).any():
-        raise ValueError("a node of a B-tree of chunks points beyond the end of the file")
-    return Node(level, firsts, addresses, found["size"].astype(np.uint64), found["mask"].copy(), are_in)
-
-
-def uints(raw: npt.NDArray[np.uint8], *, is_address: bool = True) -> UInt64s:
-    """Return little-endian numbers of any width, a row each; `NOWHERE` is what is undefined, or beyond 64 bits."""
-    count, width = raw.shape
-    full = np.zeros((count, max(width, 8)), np.uint8)
-    full[:, :width] = raw
-    found = np.ascontiguousarray(full[:, :8]).view("<u8")[:, 0].astype(np.uint64)
-    if width > 8:
-        found[full[:, 8:].any(axis=1)] = NOWHERE
-    if width < 8 and is_address:
-        found[(raw == 255).all(axis=1)] = NOWHERE
-    return found
-
-
-def ranks(coords: UInt64s, counts: tuple[int, ...]) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Return how many chunks of the extent come before each of ``coords``, and whether that is itself one of them."""
-    numbers = np.zeros(len(coords), np.uint64)
-    is_beyond = np.zeros(len(coords), np.bool_)
-    for axis, count in enumerate(counts):
-        here = coords[:, axis]
-        numbers = numbers * np.uint64(count) + np.where(is_beyond, np.uint64(0), np.minimum(here, np.uint64(count)))
-        is_beyond |= here >= np.uint64(count)
-    return numbers, ~is_beyond
-
-
-class BTree1:
-    """A version 1 B-tree of chunks."""
-
-    def __init__(self, place: Place, address: int, k: int) -> None:
-        """``k`` is half of the entries of a node."""
-        self._place = place
-        self._root = address
-        key = 8 + 8 * (len(place.chunk) + 1)
-        self._size = 8 + 2 * place.sizes.address + (2 * k + 1) * key + 2 * k * place.sizes.address
-        self._how = place.chunk, place.counts, place.sizes, place.room
-
-    def find(self, numbers: UInt64s | None) -> Steps[Found]:
-        level: list[tuple[int, UInt64s | None]] = [(self._root, numbers)]
-        above: int | None = None
-        found: list[Found] = []
-        what = "a node of a B-tree of chunks"
-        while level:
-            if len({address for address, _ in level}) < len(level) or len(level) * self._size > self._place.room:
-                raise ValueError("a B-tree of chunks comes to a node twice: it has a loop")
-            load = self._place.load
-            nodes: Sequence[Node] = yield tuple(load(at, self._size, what, parse_node, *self._how) for at, _ in level)
-            below: list[tuple[int, UInt64s | None]] = []
-            for (address, wanted), node in zip(level, nodes, strict=True):
-                if above is not None and node.level != above - 1:
-                    raise ValueError(f"{what} at {address} is of level {node.level}, below one of level {above}")
-                if not node.level:
-                    found.append(_leaf(node, wanted))
-                elif wanted is None:
-                    below += [(child, None) for child in node.children.tolist()]
-                else:
-                    below += _children(node, wanted)
-            above, level = nodes[0].level, below
-            if any(node.level != above for node in nodes):
-                raise ValueError("a B-tree of chunks has nodes of several levels beside each other")
-        return within(joined(found), self._place.room)
-
-
-def _leaf(node: Node, wanted: UInt64s | None) -> Found:
-    keep = node.are_in
-    if wanted is not None:
-        keep = keep & np.isin(node.firsts, wanted)
-    return Found(node.firsts[keep], node.children[keep], node.sizes[keep], node.masks[keep])
-
-
-def _children(node: Node, wanted: UInt64s) -> list[tuple[int, UInt64s | None]]:
-    """Return the children of an inner node that may have some of ``wanted``, and which."""
-    places = np.searchsorted(node.firsts, wanted, "right")
-    return [(int(node.children[at - 1]), some) for at, some in _grouped(places, wanted) if at]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Version 2 B-trees, of datasets that can grow along several dimensions.
-
-
-class Node2(NamedTuple):
-    """A node of a version 2 B-tree of chunks: its records, by the numbers of their chunks, and its children."""
-
-    records: Found
-    are_in: npt.NDArray[np.bool_]
-    children: list[Child]
-
-    @property
-    def nbytes(self) -> int:
-        return 29 * len(self.records.numbers) + 120 * len(self.children) + 512
-
-
-def parse_node_2(
-    data: bytes, tree: BTree2, depth: int, count: int, counts: tuple[int, ...], stored: int, has_filters: bool
-) -> Node2:
-    """Return a node of a version 2 B-tree of chunks, of which its parent tells depth and number of records."""
-    raw, children = tree.node(data, depth, count)
-    rows = np.frombuffer(raw, np.uint8).reshape(count, tree.record_size)
-    first = tree.record_size - 8 * len(counts)  # of the coordinates
-    addresses, sizes, masks = elements(rows[:, :first], tree.sizes.address, stored, has_filters)
-    coords = np.ascontiguousarray(rows[:, first:]).view("<u8").astype(np.uint64)
-    numbers, are_in = ranks(coords, counts)
-    if (numbers[1:] < numbers[:-1]).any():
-        raise ValueError("a node of a v2 B-tree of chunks is not in order")
-    return Node2(Found(numbers, addresses, sizes, masks), are_in, children)
-
-
-def elements(
-    rows: npt.NDArray[np.uint8], address: int, stored: int, has_filters: bool
-) -> tuple[UInt64s, UInt64s, npt.NDArray[np.uint32]]:
-    """Return addresses, sizes and filter masks of the elements of an index, a row of bytes each."""
-    count, width = rows.shape
-    addresses = uints(rows[:, :address])
-    if not has_filters:
-        if width != address:
-            raise ValueError(f"a chunk index has elements of {width} bytes; an address has {address}")
-        return addresses, np.full(count, stored, np.uint64), np.zeros(count, np.uint32)
-    if not 0 < width - address - 4 <= 8:
-        raise ValueError(f"a chunk index has elements of {width} bytes")
-    sizes = uints(rows[:, address : width - 4], is_address=False)
-    masks = np.ascontiguousarray(rows[:, width - 4 :]).view("<u4")[:, 0]
-    return addresses, sizes, masks.astype(np.uint32)
-
-
-class BTreeOfGrowing:
-    """A version 2 B-tree of chunks."""
-
-    def __init__(self, place: Place, address: int) -> None:
-        self._place = place
+    def __init__(self, space: ChunkSpace, address: int, size: int, mask: int = 0) -> None:
+        self._space = space
         self._address = address
+        self._size = size
+        self._mask = mask
 
     def find(self, numbers: UInt64s | None) -> Steps[Found]:
-        place, what = self._place, "a node of a v2 B-tree of chunks"
-        size = b_tree_2_size(place.sizes)
-        tree: BTree2 = yield place.load(self._address, size, "a v2 B-tree of chunks", parse_b_tree_2, place.sizes)
-        if tree.type != (11 if place.has_filters else 10) or tree.record_size <= 8 * len(place.chunk):
-            raise ValueError(f"its chunk index is a v2 B-tree of type {tree.type}, records of {tree.record_size} bytes")
-        if tree.total * tree.record_size > place.room:
-            raise ValueError(f"a v2 B-tree of {tree.total} chunks is larger than its file")
-        level: list[tuple[Child, UInt64s | None]] = []
-        if tree.root is not None and tree.total:
-            level.append(((tree.root, tree.root_records), numbers))
-        found: list[Found] = []
-        for depth in range(tree.depth, -1, -1):
-            if not level:
-                break
-            if len(level) * tree.node_size > place.room:
-                raise ValueError("a v2 B-tree of chunks has more nodes than its file has room for")
-            how = place.counts, place.stored, place.has_filters
-            loads = [
-                place.load(at, tree.node_size, what, parse_node_2, tree, depth, count, *how) for (at, count), _ in level
-            ]
-            nodes: Sequence[Node2] = yield tuple(loads)
-            below: list[tuple[Child, UInt64s | None]] = []
-            for (_, wanted), node in zip(level, nodes, strict=True):
-                if wanted is None:
-                    found.append(_kept(node.records, node.are_in))
-                    below += [(child, None) for child in node.children]
-                    continue
-                found.append(_kept(node.records, node.are_in & np.isin(node.records.numbers, wanted)))
-                places = np.searchsorted(node.records.numbers, wanted, "right")
-                below += [(node.children[at], some) for at, some in _grouped(places, wanted) if node.children]
-            level = below
-        return within(joined(found), place.room)
+        """Return the chunks ``numbers``; None: all of them."""
+        yield from ()
+        count = math.prod(self._space.counts)
+        if count * self._size > self._space.room:
+            raise ValueError(f"its chunks take {count * self._size} bytes, more than the file has")
+        numbers = np.arange(count, dtype=np.uint64) if numbers is None else numbers
+        addresses = np.uint64(self._address) + self._space.to_keys(numbers) * np.uint64(self._size)
+        sizes, masks = np.full(len(numbers), self._size, np.uint64), np.full(len(numbers), self._mask, np.uint32)
+        return within(Found(numbers, addresses, sizes, masks), self._space.room)
 
 
-def _kept(found: Found, keep: npt.NDArray[np.bool_]) -> Found:
-    return Found(found.numbers[keep], found.addresses[keep], found.sizes[keep], found.masks[keep])
+Index = ChunkIndex | Successive
 
 
-def _grouped(places: npt.NDArray[np.intp], wanted: UInt64s) -> list[tuple[int, UInt64s]]:
-    """Return each of ``places``, which ascend, once, and those of ``wanted`` that have it."""
-    cuts = np.flatnonzero(places[1:] != places[:-1]) + 1
-    firsts = places[np.append(0, cuts)].tolist() if len(places) else []
-    return list(zip(firsts, np.split(wanted, cuts), strict=False))
+def index_of(file: MetadataFile, space: ChunkSpace, kind: str, address: int, parameters: Any) -> Index:
+    """Return the index of a ``kind`` that lies at ``address``, with the ``parameters`` that the layout message has."""
+    sizes = space.sizes
+    match kind:
+        case "B-tree 1":  # parameters: half of the entries of a node
+            key = 8 + 8 * (len(space.chunk) + 1)
+            size = 8 + 2 * sizes.address + (2 * parameters + 1) * key + 2 * parameters * sizes.address
+            return ChunkIndex(file, space, Child(0, _END, address, size, _b_tree_1, (size, None)), is_array=False)
+        case "B-tree 2":
+            size = sizes.block(B_TREE_2)
+            return ChunkIndex(file, space, Child(0, _END, address, size, _b_tree_2), is_array=False)
+        case "single" if math.prod(space.counts) <= 1:
+            return Successive(space, address, *(parameters or (space.stored,)))
+        case "implicit":
+            return Successive(space, address, space.stored)
+        case "fixed array":
+            root = Child(0, _END, address, sizes.block(_FIXED), _fixed_array)
+            return ChunkIndex(file, space, root, is_array=True)
+        case "extensible array" if space.most.count(None) == 1:
+            root = Child(0, _END, address, sizes.block(_EXTENSIBLE), _extensible_array)
+            return ChunkIndex(file, space, root, is_array=True)
+    raise ValueError(f"its chunk index is of the kind {kind}, which its extents {space.most} do not have")
 
 
 # ----------------------------------------------------------------------------------------------------
-# Datasets without an index to read.
+# B-trees: version 1, and version 2 of datasets that can grow along several dimensions.
 
 
-class Single:
-    """The one chunk of a dataset."""
+def _b_tree_1(data: bytes, space: ChunkSpace, size: int, above: int | None) -> Node:
+    """Return a node of a version 1 B-tree, all of which have ``size`` bytes, below one of level ``above``."""
+    fields, what = Fields(data, space.sizes), "a node of a B-tree of chunks"
+    fields.expect(b"TREE")
+    kind, level, count, _, _ = fields.unpack("BBHPP")
+    if kind != 1 or (above is not None and level != above - 1):
+        raise ValueError(f"{what} is of type {kind}, not 1, or of level {level}, below one of level {above}")
+    rank, address = len(space.chunk), space.sizes.address
+    entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (address,))])
+    found = np.frombuffer(fields.take(count * entry.itemsize), entry)
+    addresses = _uints(found["child"], undefined=NOWHERE)
+    coords, rest = np.divmod(found["at"][:, :rank].astype(np.uint64), np.array(space.chunk, np.uint64))
+    if rest.any() or found["at"][:, rank].any():
+        raise ValueError(f"{what} has one that begins between others")
+    firsts, are_in = space.ranks(coords)
+    if (firsts[1:] < firsts[:-1]).any():
+        raise ValueError(f"{what} is not in order")
+    if (addresses >= np.uint64(space.room)).any():
+        raise ValueError(f"{what} points beyond the end of the file")
+    if not level:
+        return Node(Found(firsts, addresses, found["size"].astype(np.uint64), found["mask"].copy()).where(are_in))
+    edges = [*firsts.tolist(), _END]
+    places = zip(edges, edges[1:], addresses.tolist(), strict=False)
+    return _node(space, NOTHING, [Child(*place, size, _b_tree_1, (size, level)) for place in places])
 
-    def __init__(self, place: Place, address: int, size: int, mask: int) -> None:
-        self._place = place
-        self._found = (address, size, mask)
 
-    def find(self, numbers: UInt64s | None) -> Steps[Found]:
-        yield from ()
-        if self._place.size != 1:
-            raise ValueError(f"it has {self._place.size} chunks, and an index of a single one")
-        if numbers is not None and not len(numbers):
-            return nothing()
-        address, size, mask = self._found
-        column = np.zeros(1, np.uint64)
-        found = Found(column, column + np.uint64(address), column + np.uint64(size), np.full(1, mask, np.uint32))
-        return within(found, self._place.room)
+def _b_tree_2(data: bytes, space: ChunkSpace) -> Node:
+    """Return the header of a version 2 B-tree."""
+    tree = parse_b_tree_2(data, space.sizes)
+    if tree.type != (11 if space.has_filters else 10) or tree.record_size <= 8 * len(space.chunk):
+        raise ValueError(f"its chunk index is a v2 B-tree of type {tree.type}, records of {tree.record_size} bytes")
+    if tree.total * tree.record_size > space.room:
+        raise ValueError(f"a v2 B-tree of {tree.total} chunks is larger than its file")
+    if tree.root is None or not tree.total:
+        return Node(NOTHING)
+    how = tree, tree.depth, tree.root_records
+    return _node(space, NOTHING, [Child(0, _END, tree.root, tree.node_size, _b_tree_2_node, how)])
 
 
-class Implicit:
-    """Chunks that lie one after the other, all of them, in the order of their positions."""
-
-    def __init__(self, place: Place, address: int) -> None:
-        self._place = place
-        self._address = np.uint64(address)
-
-    def find(self, numbers: UInt64s | None) -> Steps[Found]:
-        yield from ()
-        place = self._place
-        total = math.prod(place.counts) * place.stored
-        if total > place.room:
-            raise ValueError(f"its chunks take {total} bytes, more than the file has")
-        if numbers is None:
-            numbers = np.arange(place.size, dtype=np.uint64)
-        positions = to_positions(numbers, place)
-        addresses = self._address + positions * np.uint64(place.stored)
-        sizes = np.full(len(numbers), place.stored, np.uint64)
-        return within(Found(numbers, addresses, sizes, np.zeros(len(numbers), np.uint32)), place.room)
+def _b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: int, count: int) -> Node:
+    """Return a node of a version 2 B-tree, of which its parent tells depth and number of records."""
+    raw, below = tree.node(data, depth, count)
+    rows = np.frombuffer(raw, np.uint8).reshape(count, tree.record_size)
+    first = tree.record_size - 8 * len(space.counts)  # of the coordinates
+    keys, are_in = space.ranks(np.ascontiguousarray(rows[:, first:]).view("<u8").astype(np.uint64))
+    if (keys[1:] < keys[:-1]).any():
+        raise ValueError("a node of a v2 B-tree of chunks is not in order")
+    edges = [0, *keys.tolist(), _END]
+    children = [
+        Child(edges[i], edges[i + 1], at, tree.node_size, _b_tree_2_node, (tree, depth - 1, many))
+        for i, (at, many) in enumerate(below)
+    ]
+    return _node(space, space.elements(rows[are_in, :first], keys[are_in]), children)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Positions: the numbers of chunks where the dataset has its greatest extent, which do not change as it grows.
+# Arrays. Long ones are cut into pages; those that nobody has written to are not to be read.
 
 
-def to_positions(numbers: UInt64s, place: Place) -> UInt64s:
-    """Return the positions of chunks; a dimension without limit counts as the first."""
-    coords: list[UInt64s] = []
-    left = numbers
-    for count in reversed(place.counts):
-        left, here = np.divmod(left, np.uint64(max(count, 1)))
-        coords.insert(0, here)
-    positions = np.zeros(len(numbers), np.uint64)
-    for axis in _axes(place):
-        positions = positions * np.uint64(place.most[axis] or 1) + coords[axis]
-    return positions
+def _elements(data: bytes, space: ChunkSpace, signature: bytes, skipped: int, first: int, width: int) -> Node:
+    """Return elements of ``width`` bytes, with keys from ``first`` on, which lie behind ``skipped`` bytes."""
+    if not data.startswith(signature):
+        raise ValueError(f"{data[:4]!r} where the signature {signature!r} is due")
+    rows = np.frombuffer(verified(data, "a block of a chunk index")[skipped:], np.uint8).reshape(-1, width)
+    return Node(space.elements(rows, np.arange(first, first + len(rows), dtype=np.uint64)))
 
 
-def to_numbers(positions: UInt64s, place: Place) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Return the numbers of the chunks at ``positions``, and which of them lie in the dataset's extent."""
-    coords = np.zeros((len(positions), len(place.counts)), np.uint64)
-    left = positions
-    axes = _axes(place)
-    for axis in reversed(axes[1:]):
-        left, coords[:, axis] = np.divmod(left, np.uint64(max(place.most[axis] or 1, 1)))
-    if axes:
-        coords[:, axes[0]] = left
-    return ranks(coords, place.counts)
+def _block(signature: bytes, skipped: int, first: int, count: int, at: int, width: int) -> Child:
+    """Return a block of ``count`` elements; a page has neither a signature nor other bytes before them."""
+    how = signature, skipped, first, width
+    return Child(first, first + count, at, skipped + count * width + 4, _elements, how)
 
 
-def _axes(place: Place) -> list[int]:
-    """Return the dimensions in the order of their positions."""
-    unlimited = [axis for axis, most in enumerate(place.most) if most is None]
-    return unlimited + [axis for axis, most in enumerate(place.most) if most is not None]
+def _pages(flags: npt.NDArray[np.uint8], first: int, count: int, page: int, at: int, width: int) -> Iterator[Child]:
+    """Yield those pages of a block of ``count`` elements whose ``flags`` say that they were written."""
+    for number in np.flatnonzero(flags).tolist():
+        done = number * page
+        yield _block(b"", 0, first + done, min(page, count - done), at + number * (page * width + 4), width)
+
+
+def _check_array(space: ChunkSpace, client: int, width: int, page_bits: int) -> None:
+    if client != int(space.has_filters) or page_bits > _MOST_BITS or not width:
+        raise ValueError(f"its chunk index is of client {client}, pages of 2**{page_bits} elements of {width} bytes")
+
+
+_FIXED: Final = "BBBNP"
+
+
+def _fixed_array(data: bytes, space: ChunkSpace) -> Node:
+    """Return the header of a fixed array: of a dataset that has a greatest extent."""
+    client, width, page_bits, count, address = unpack_block(data, space.sizes, b"FAHD", _FIXED)
+    _check_array(space, client, width, page_bits)
+    if count * width > space.room:
+        raise ValueError(f"a fixed array of {count} elements is larger than its file")
+    if address is None:
+        return Node(NOTHING)
+    page = 1 << page_bits
+    if count <= page:
+        return _node(space, NOTHING, [_block(b"FADB\0", space.sizes.block("BP") - 4, 0, count, address, width)])
+    form = f"BP{-(-count // (8 * page))}s"
+    how = form, address, count, width, page
+    return _node(space, NOTHING, [Child(0, _END, address, space.sizes.block(form), _fixed_pages, how)])
+
+
+def _fixed_pages(data: bytes, space: ChunkSpace, form: str, address: int, count: int, width: int, page: int) -> Node:
+    """Return the head of a fixed array's data block, which has bits for the pages that follow it."""
+    *_, bits = unpack_block(data, space.sizes, b"FADB", form)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=-(-count // page))
+    return _node(space, NOTHING, _pages(flags, 0, count, page, address + len(data), width))
+
+
+_EXTENSIBLE: Final = "BBBBBBB6NP"
+
+
+class ExtensibleArray(msgspec.Struct, frozen=True):
+    """The header of an extensible array: of a dataset that can grow along one dimension without limit.
+
+    Its data blocks become larger and larger. Those of the first super blocks are told by the index block, and those of
+    the others by a secondary block each.
+    """
+
+    client: int
+    width: int
+    bits: int
+    in_index: int  # elements in the index block
+    least: int  # elements of the smallest data block
+    pointers: int  # the least data blocks that a secondary block has
+    page_bits: int
+
+    def super_block(self, number: int) -> tuple[int, int, int]:
+        """Return the first key of a super block, how many data blocks it has, and how many elements each of them."""
+        first = self.in_index + ((1 << number) - 1) * self.least
+        return first, 1 << number // 2, (1 << (number + 1) // 2) * self.least
+
+    def pages(self, number: int) -> int:
+        """Return how many pages each data block of a super block has; 0 where they are not cut."""
+        _, _, count = self.super_block(number)
+        return count >> self.page_bits if count > 1 << self.page_bits else 0
+
+    def data_blocks(
+        self, space: ChunkSpace, number: int, addresses: Sequence[int | None], bits: bytes
+    ) -> Iterator[Child]:
+        """Yield the data blocks of a super block, or their pages; ``bits`` tell which of these were written."""
+        start, _, count = self.super_block(number)
+        pages, skipped = self.pages(number), space.sizes.block(f"BP{-(-self.bits // 8)}s") - 4
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8))
+        for place, at in enumerate(addresses):
+            first, some = start + place * count, flags[place * pages : (place + 1) * pages]
+            if at is not None and not pages:
+                yield _block(b"EADB\0", skipped, first, count, at, self.width)
+            elif at is not None:
+                yield from _pages(some, first, count, 1 << self.page_bits, at + skipped + 4, self.width)
+
+
+def _extensible_array(data: bytes, space: ChunkSpace) -> Node:
+    """Return the header of an extensible array."""
+    *parameters, address = unpack_block(data, space.sizes, b"EAHD", _EXTENSIBLE)
+    array = ExtensibleArray(*parameters[:7])
+    _check_array(space, array.client, array.width, array.page_bits)
+    powers = all(n and not n & (n - 1) for n in (array.least, array.pointers))
+    if not powers or not 0 < array.bits < 64:
+        raise ValueError(f"its chunk index is no extensible array that can be: {array}")
+    if address is None:
+        return Node(NOTHING)
+    direct, by_index = 2 * (array.pointers - 1), 2 * (array.pointers.bit_length() - 1)
+    secondary = max(2 + array.bits - array.least.bit_length() - by_index, 0)
+    form = f"BP{array.in_index * array.width}s{direct}P{secondary}P"
+    how = array, form, direct, by_index
+    return _node(space, NOTHING, [Child(0, _END, address, space.sizes.block(form), _index_block, how)])
+
+
+def _index_block(data: bytes, space: ChunkSpace, array: ExtensibleArray, form: str, direct: int, by_index: int) -> Node:
+    """Return the index block of an extensible array: its own elements, data blocks and secondary blocks."""
+    _, _, raw, *addresses = unpack_block(data, space.sizes, b"EAIB", form)
+    rows = np.frombuffer(raw, np.uint8).reshape(array.in_index, array.width)
+    children: list[Child] = []
+    at = 0
+    for number in range(by_index):
+        _, blocks, _ = array.super_block(number)
+        children += array.data_blocks(space, number, addresses[at : at + blocks], b"")
+        at += blocks
+    for number, address in enumerate(addresses[direct:], by_index):
+        first, blocks, count = array.super_block(number)
+        bitmap = blocks * -(-array.pages(number) // 8)
+        how = f"BP{-(-array.bits // 8)}s{bitmap}s{blocks}P"
+        if address is not None:
+            length = space.sizes.block(how)
+            children.append(
+                Child(first, first + blocks * count, address, length, _secondary_block, (array, number, how))
+            )
+    return _node(space, space.elements(rows, np.arange(array.in_index, dtype=np.uint64)), children)
+
+
+def _secondary_block(data: bytes, space: ChunkSpace, array: ExtensibleArray, number: int, form: str) -> Node:
+    """Return the secondary block of a super block."""
+    _, _, _, bits, *addresses = unpack_block(data, space.sizes, b"EASB", form)
+    return _node(space, NOTHING, array.data_blocks(space, number, addresses, bits))

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, check_unwritten, pieces
+from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, pieces
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.keyspace import tails
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Parsed, Raw, Recipe, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Recipe, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.formats.hdf5.array_index import ExtensibleArray, FixedArray
-from refshard_fs.formats.hdf5.chunk_index import BTree1, BTreeOfGrowing, Implicit, Index, Place, Single
+from refshard_fs.formats.hdf5.chunk_index import NOTHING, ChunkSpace, Index, index_of
 from refshard_fs.formats.hdf5.datatypes import encode_vlen_utf8, heap_ids, recast, vlen_strings
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import codecs_of, recoded
-from refshard_fs.formats.hdf5.heaps import GLOBAL, Collection, begun_collection
+from refshard_fs.formats.hdf5.heaps import read_collections
 from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
 
-MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
 TEXT: Final = {"id": "vlen-utf8"}
 
 
@@ -118,23 +116,17 @@ class After(msgspec.Struct, frozen=True):
         return self.second.make(self.first.make(raw))
 
 
-class DatasetChunks(Chunks):
+class DatasetChunks(FilledChunks):
     """The chunks of one dataset, of which many are found together."""
 
-    def __init__(
-        self,
-        file: MetadataFile,
-        superblock: Superblock,
-        dataset: Dataset,
-        grid: ChunkGrid,
-        url: str,
-    ) -> None:
+    def __init__(self, file: MetadataFile, superblock: Superblock, dataset: Dataset, grid: ChunkGrid, url: str) -> None:
+        super().__init__(
+            f"dataset {dataset.object.path!r}", grid, dataset.stored, fills_itself=dataset.variable.fills_itself
+        )
         self.dataset = dataset
-        self.grid = grid
         self._url = url
         self._file = file
         self._pieces, self._index = _layout(file, superblock, dataset)
-        self._filled: Inline | None = None
         self.is_small_coordinate = dataset.is_small_coordinate
 
     def entry(self, number: int) -> Steps[Entry | None]:
@@ -143,16 +135,21 @@ class DatasetChunks(Chunks):
 
     def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of chunks, all of them found in the same rounds."""
-        try:
+        with self._damage_named():
             stored = yield from self.stored(numbers)
             if self.dataset.is_text:
                 return (yield from self._texts(numbers, stored))
             found = [self._shown(number, stored.get(number)) for number in numbers]
             return (yield from self._read_now(found)) if self.is_small_coordinate else found
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
         except RefShardError:
             raise
         except ValueError as e:
-            raise DamagedIndex("", self._url, f"dataset {self.dataset.object.path!r}: {e}") from e
+            raise DamagedIndex("", self._url, f"{self.where}: {e}") from e
 
     def prepare(self) -> Steps[None]:
         """Read what most users of the file ask for next: the index's first node; of a small coordinate, all."""
@@ -165,21 +162,11 @@ class DatasetChunks(Chunks):
             pass  # whoever reads it meets the same error
 
     def listed(self) -> Steps[list[Listed] | None]:
-        is_whole = not self.dataset.variable.fills_itself
-        if self._pieces is not None or (is_whole and self.grid.size <= UNWRITTEN):
+        if self._pieces is not None or (not self.fills_itself and self.grid.size <= UNWRITTEN):
             return None
-        written = np.empty(0, np.uint64)
-        try:
-            if self._index is not None:
-                written = (yield from self._index.find(None)).numbers
-        except RefShardError:
-            raise
-        except ValueError as e:
-            raise DamagedIndex("", self._url, f"dataset {self.dataset.object.path!r}: {e}") from e
-        if is_whole:
-            check_unwritten(self.dataset.object.path, self.grid, len(written))
-            return None
-        return [Listed(tail, None) for tail in tails(self.grid, written)]
+        with self._damage_named():
+            found = NOTHING if self._index is None else (yield from self._index.find(None))
+        return self.listed_of(found.numbers)
 
     # ------------------------------------------------------------------ as they are stored
 
@@ -200,7 +187,7 @@ class DatasetChunks(Chunks):
 
     def _shown(self, number: int, stored: Stored | None) -> Entry | None:
         if stored is None:
-            return None if self.dataset.variable.fills_itself else self._fill()
+            return self.unwritten()
         dataset = self.dataset
         mask = stored.mask
         if dataset.filters and not self._is_filtered(number):
@@ -229,24 +216,17 @@ class DatasetChunks(Chunks):
 
     # ------------------------------------------------------------------ those that were never written
 
-    def _fill(self) -> Inline:
-        if self._filled is None:
-            dataset = self.dataset
-            plain = self.fill_elements()
-            if dataset.datatype.is_recast:
-                plain = recast(dataset.datatype, plain).tobytes()
-            self._filled = Inline(dataset.codecs.encode(plain))
-        return self._filled
+    def filled(self) -> bytes:
+        plain, datatype = self.fill_elements(), self.dataset.datatype
+        return self.dataset.codecs.encode(recast(datatype, plain).tobytes() if datatype.is_recast else plain)
 
     def fill_elements(self) -> bytes:
         """Return a chunk's elements, all of them the fill value."""
-        dataset = self.dataset
-        size, fill = dataset.datatype.size, dataset.object.fill
-        if dataset.stored > MOST_FILL:
-            raise ValueError(f"a chunk of {dataset.stored} bytes was never written: they are too many to make")
+        self.check_size()
+        size, fill = self.dataset.datatype.size, self.dataset.object.fill
         if fill is not None and len(fill) != size:
             raise ValueError(f"its fill value has {len(fill)} bytes, its elements {size}")
-        return (fill or bytes(size)) * dataset.count
+        return (fill or bytes(size)) * self.dataset.count
 
     # ------------------------------------------------------------------ texts
 
@@ -258,28 +238,14 @@ class DatasetChunks(Chunks):
         entries = [entry for entry in shown.values() if entry is not None]
         read = yield tuple(Load(entry, Raw()) for entry in entries)
         raw: dict[int, bytes] = dict(zip(shown, read, strict=True))
-        if not self.dataset.variable.fills_itself:
+        if not self.fills_itself:
             missing = [number for number in dict.fromkeys(numbers) if number not in shown]
             raw |= dict.fromkeys(missing, self.fill_elements() if missing else b"")
         datatype = self.dataset.datatype
-        addresses = sorted({address for data in raw.values() for address, _, _ in heap_ids(datatype, data)})
-        collections = yield from together([self._collection(address) for address in addresses])
-        heap = {
-            (address, index): data
-            for address, collection in zip(addresses, collections, strict=True)
-            for index, data in collection.objects.items()
-        }
+        addresses = [address for data in raw.values() for address, _, _ in heap_ids(datatype, data)]
+        heap = yield from read_collections(self._file, addresses)
         made = {number: Inline(encode_vlen_utf8(vlen_strings(datatype, data, heap))) for number, data in raw.items()}
         return [made.get(number) for number in numbers]
-
-    def _collection(self, address: int) -> Steps[Collection]:
-        length = min(GLOBAL, self._file.room(address))
-        while True:
-            entry = self._file.metadata(address, length, "a collection of the global heap")
-            collection: Collection = yield Load(entry, Parsed(begun_collection, (self._file.sizes,)))
-            if collection.size <= length:
-                return collection
-            length = collection.size
 
 
 def _layout(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tuple[Chunks | None, Index | None]:
@@ -297,36 +263,19 @@ def _layout(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tup
             return _pieces(file.source, file.base + address, dataset), None
         case Chunked(address=None):
             return None, None
-        case Chunked(address=int(address)) as layout:
-            return None, _index(layout, address, _place(file, dataset), superblock)
+        case Chunked(kind=kind, address=int(address), parameters=parameters):
+            space = _chunk_space(file, dataset)
+            return None, index_of(file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters)
     raise ManifestError(f"its layout {dataset.layout} is not known")
 
 
-def _place(file: MetadataFile, dataset: Dataset) -> Place:
+def _chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
     extents = zip(dataset.variable.shape, dataset.object.maxshape, dataset.chunk, strict=True)
     cells = [(-(-extent // c), None if most is None else -(-most // c)) for extent, most, c in extents]
     counts, most = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
     if any(limit is not None and limit < count for count, limit in cells):
         raise ValueError(f"{dataset.object.path!r} is larger than its greatest extent")
-    return Place(file, dataset.chunk, counts, most, dataset.stored, bool(dataset.filters))
-
-
-def _index(layout: Chunked, address: int, place: Place, superblock: Superblock) -> Index:
-    match layout.kind:
-        case "B-tree 1":
-            return BTree1(place, address, superblock.chunk_k)
-        case "B-tree 2":
-            return BTreeOfGrowing(place, address)
-        case "single":
-            size, mask = layout.parameters or (place.stored, 0)
-            return Single(place, address, size, mask)
-        case "implicit":
-            return Implicit(place, address)
-        case "fixed array":
-            return FixedArray(place, address)
-        case "extensible array" if place.most.count(None) == 1:
-            return ExtensibleArray(place, address)
-    raise ValueError(f"its chunk index is of the kind {layout.kind}, which its extents {place.most} do not have")
+    return ChunkSpace(file.sizes, file.room(0), dataset.chunk, counts, most, dataset.stored, bool(dataset.filters))
 
 
 def _pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:

@@ -107,7 +107,7 @@ class _Parser:
     def datatype(self, depth: int) -> Datatype:
         if depth > DEEPEST:
             raise ValueError(f"its datatypes nest more than {DEEPEST} deep")
-        head, low, high, size = self._fields.unpack("<BBHI")
+        head, low, high, size = self._fields.unpack("BBHI")
         version, flags = head >> 4, low | high << 8
         if not 1 <= version <= 5:
             raise ValueError(f"datatype version {version}: only 1 to 5 are known")
@@ -124,7 +124,7 @@ class _Parser:
             case 3:
                 return _string(size, flags)
             case 4:
-                offset, precision = self._fields.unpack("<HH")
+                offset, precision = self._fields.unpack("HH")
                 return self._whole("bitfield", size, f"{'<>'[flags & 1]}u", offset, precision)
             case 5:
                 return self._opaque(size, flags)
@@ -144,7 +144,7 @@ class _Parser:
                 raise ValueError(f"datatype class {number}: only 0 to 11 are known")
 
     def _integer(self, size: int, flags: int) -> Datatype:
-        offset, precision = self._fields.unpack("<HH")
+        offset, precision = self._fields.unpack("HH")
         return self._whole("integer", size, f"{'<>'[flags & 1]}{'i' if flags & 8 else 'u'}", offset, precision)
 
     def _whole(self, kind: Kind, size: int, code: str, offset: int, precision: int) -> Datatype:
@@ -158,7 +158,7 @@ class _Parser:
         return Datatype(size, kind, dtype, dtype, bits=bits)
 
     def _float(self, size: int, flags: int) -> Datatype:
-        offset, precision, exponent, exponents, mantissa, mantissas, bias = self._fields.unpack("<HHBBBBI")
+        offset, precision, exponent, exponents, mantissa, mantissas, bias = self._fields.unpack("HHBBBBI")
         found = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
         order, normal = flags & 0x41, flags >> 4 & 3
         if order > 1:
@@ -195,7 +195,7 @@ class _Parser:
                 offset = self._fields.uint(max(1, -(-size.bit_length() // 8)))
             dims: tuple[int, ...] = ()
             if version == 1:
-                ndim, *sizes = self._fields.unpack("<B11x4I")
+                ndim, *sizes = self._fields.unpack("B11x4I")
                 if ndim > 4:
                     raise ValueError(f"the member {name!r} of a compound has {ndim} dimensions")
                 dims = tuple(sizes[:ndim])
@@ -238,7 +238,7 @@ class _Parser:
             self._fields.take(3)
         if not 0 < ndim <= 32:
             raise ValueError(f"an array datatype of {ndim} dimensions")
-        dims = self._fields.unpack(f"<{ndim}I")
+        dims = self._fields.unpack(f"{ndim}I")
         if version < 3:
             self._fields.take(4 * ndim)
         found = _array_of(self.datatype(depth + 1), dims)

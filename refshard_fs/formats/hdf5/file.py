@@ -5,16 +5,17 @@ Addresses in the file count from its base address, the end of the user block.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
 
 A = TypeVar("A")
-B = TypeVar("B")
 
 PAGE: Final = 4096  # bytes that are read together at least: most object headers are shorter, and lie beside others
 FIRST: Final = 4 * PAGE  # bytes around each place that are read in the first round; each further one reads 4 times more
@@ -29,10 +30,43 @@ LEAST_READ: Final = 4 << 20  # and these bytes
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How many bytes the file's addresses and lengths have."""
+    """How many bytes the file's addresses and lengths have: 2, 4 or 8."""
 
     address: int = 8
     length: int = 8
+
+    def block(self, form: str) -> int:
+        """Return the bytes of a block with a signature, a version, the fields of ``form`` and a checksum."""
+        try:
+            return 9 + struct.calcsize(self.plain(form))
+        except struct.error:
+            raise ValueError(f"a structure of the fields {form} is larger than any file") from None
+
+    def plain(self, form: str) -> str:
+        """Return ``form`` as `struct` has it: P in it stands for an address, and N for a length."""
+        return "<" + form.replace("P", _CODES[self.address]).replace("N", _CODES[self.length])
+
+
+_CODES: Final = {2: "H", 4: "I", 8: "Q"}
+
+
+class _Layout(NamedTuple):
+    """Fields that lie one after the other; ``addresses`` are the ranges of those that are addresses."""
+
+    parts: struct.Struct
+    addresses: list[slice]
+
+
+@lru_cache(256)
+def _layout(form: str, sizes: Sizes) -> _Layout:
+    addresses: list[slice] = []
+    at = 0
+    for digits, code in re.findall(r"(\d*)([a-zA-Z?])", form):
+        count = 0 if code == "x" else 1 if code == "s" else int(digits or 1)
+        if code == "P":
+            addresses.append(slice(at, at + count))
+        at += count
+    return _Layout(struct.Struct(sizes.plain(form)), addresses)
 
 
 class Fields:
@@ -59,18 +93,22 @@ class Fields:
         """Return the next ``count`` bytes as a number."""
         return int.from_bytes(self.take(count), "little")
 
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        """Return the fields that ``form`` names, as `struct` does: P is an address (None if undefined), N a length."""
+        parts, addresses = _layout(form, self.sizes)
+        found = parts.unpack(self.take(parts.size))
+        if not addresses:
+            return found
+        values: list[Any] = list(found)
+        undefined = (1 << 8 * self.sizes.address) - 1
+        for place in addresses:
+            values[place] = [None if value == undefined else value for value in values[place]]
+        return tuple(values)
+
     def address(self) -> int | None:
         """Return an address; None for the undefined one, all of whose bits are set."""
         raw = self.take(self.sizes.address)
         return None if raw == b"\xff" * len(raw) else int.from_bytes(raw, "little")
-
-    def length(self) -> int:
-        """Return the length of something in the file."""
-        return self.uint(self.sizes.length)
-
-    def unpack(self, form: str) -> tuple[Any, ...]:
-        """Return the fields that ``form`` names, as `struct` does."""
-        return struct.unpack(form, self.take(struct.calcsize(form)))
 
     def text(self) -> str:
         """Return a text that ends with a NUL."""
@@ -78,14 +116,6 @@ class Fields:
         if end < 0:
             raise ValueError("a name does not end")
         return self.take(end + 1 - self.at)[:-1].decode("utf-8", "surrogateescape")
-
-    def rest(self) -> bytes:
-        """Return all that is left."""
-        return self.take(len(self.data) - self.at)
-
-    def left(self) -> int:
-        """Return how many bytes are left."""
-        return len(self.data) - self.at
 
     def expect(self, signature: bytes, version: int | None = None) -> None:
         """Take a signature, and the version that follows it; ValueError where they are others."""
@@ -98,6 +128,15 @@ class Fields:
                 raise ValueError(f"{signature.decode()} of version {number}; version {version} is known")
 
 
+def unpack_block(data: bytes, sizes: Sizes, signature: bytes, form: str) -> tuple[Any, ...]:
+    """Return the fields of a block of `Sizes.block` bytes, whose version is 0; its checksum is verified."""
+    fields = Fields(data, sizes)
+    fields.expect(signature, 0)
+    found = fields.unpack(form)
+    verified(data[: fields.at + 4], f"a structure {signature.decode()}")
+    return found
+
+
 def verified(data: bytes, what: str) -> bytes:
     """Return ``data`` without the checksum at its end; ValueError where that is not theirs."""
     from numcodecs.checksum32 import jenkins_lookup3  # slow to import
@@ -108,13 +147,6 @@ def verified(data: bytes, what: str) -> bytes:
     if len(data) < 4 or found != said:
         raise ValueError(f"the checksum of {what} is {found:#010x}, not {said:#010x} as written: it is damaged")
     return body
-
-
-def both(first: Steps[A], second: Steps[B]) -> Steps[tuple[A, B]]:
-    """Return what two look-ups return that are made together."""
-    many: list[Steps[Any]] = [first, second]
-    one, other = yield from together(many)
-    return one, other
 
 
 class MetadataFile:
@@ -146,14 +178,10 @@ class MetadataFile:
 
     def read(self, address: int, length: int, what: str) -> Steps[bytes]:
         """Return ``length`` bytes at ``address``; ValueError, which names ``what`` is there, beyond the file's end."""
-        self._taken += length
-        if self._taken > TIMES_READ * self.size + LEAST_READ:
-            raise ValueError(f"{what} at {address}: structures of {self._taken} bytes together overlap in {self.size}")
         entry = self.metadata(address, length, what)
         if isinstance(entry, Inline):
+            self._count(length)
             return entry.data
-        if length > MOST:
-            raise ValueError(f"{what} at {address} has {length} bytes, more than metadata may have")
         data: bytes = yield Load(entry, Raw())
         return data
 
@@ -161,11 +189,17 @@ class MetadataFile:
         """Return at least ``least`` bytes, and up to ``most`` where the file has them."""
         return (yield from self.read(address, max(least, min(most, self.room(address))), what))
 
+    def load(self, address: int, length: int, what: str, parse: Callable[..., object], *arguments: Hashable) -> Load:
+        """Return the need of a structure, which ``parse`` makes of its bytes and the ``arguments``."""
+        return Load(self.metadata(address, length, what), Parsed(parse, arguments))
+
     def metadata(self, address: int, length: int, what: str) -> Span | Inline:
         """Return where metadata lie; they themselves, if they were read before."""
         known = self._known(self.base + address, self.base + address + length)
         if known is not None:
             return Inline(known)
+        if length > MOST:
+            raise ValueError(f"{what} at {address} has {length} bytes, more than metadata may have")
         found = self.part(address, length, what)
         return msgspec.structs.replace(found, apart=True) if isinstance(found, Span) else found
 
@@ -173,6 +207,11 @@ class MetadataFile:
         """Return ``entry`` as its bytes, if they were read before."""
         data = self._known(entry.start, entry.stop or 0) if isinstance(entry, Span) else None
         return entry if data is None else Inline(data)
+
+    def _data(self, entry: Entry) -> bytes:
+        found = self.known(entry)
+        assert isinstance(found, Inline)
+        return found.data
 
     def expect(self, address: int | None, length: int) -> None:
         """Have bytes that will be needed soon read with what is needed now; those that are not there do not matter."""
@@ -197,11 +236,17 @@ class MetadataFile:
                 found: A = done.value
                 return found
             needs: tuple[Load, ...] = need if isinstance(need, tuple) else (need,)
+            self._count(sum(load.entry.size or 0 for load in needs))
             spans = [load.entry for load in needs if isinstance(load.entry, Span)]
-            places = [(span.start, span.stop or 0) for span in spans]
-            yield from self._fetch(places)
-            answers = tuple([self._known(start, stop) for start, stop in places])
+            yield from self._fetch([(span.start, span.stop or 0) for span in spans])
+            answers = tuple([load.index.decode(self._data(load.entry)) for load in needs])
             answer = answers if isinstance(need, tuple) else answers[0]
+
+    def _count(self, length: int) -> None:
+        """Count bytes of a structure; ValueError where those that were read are more than the file can have."""
+        self._taken += length
+        if self._taken > TIMES_READ * self.size + LEAST_READ:
+            raise ValueError(f"structures of {self._taken} bytes together overlap in a file of {self.size}")
 
     def forget(self) -> None:
         """Let go of the pages of a file that has been opened, if they are many; others tell of its chunks as well."""

@@ -13,13 +13,14 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import decompressed, zstd
+from refshard_fs.core.array_group import encoded
+from refshard_fs.core.compression import by_imagecodecs, decompressed, zstd
 from refshard_fs.core.zarrmeta import check_blosc
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
@@ -41,7 +42,6 @@ NAMES: Final = {
 }  # fmt: skip
 
 _BLOSC_CODECS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
-_BITSHUFFLED: Final = {0: None, 2: LZ4, 3: ZSTD}  # what bitshuffle compresses its blocks with
 _EXTRA: Final = 'that needs imagecodecs: pip install "refshard_fs[hdf5]"'
 _HEADERS: Final = 4096  # bytes that filters may add to a chunk, apart from making it larger by an eighth
 _LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
@@ -63,18 +63,19 @@ def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
     fields = Fields(data, Sizes())
     found: list[Filter] = []
     try:
-        version, count = fields.uint(1), fields.uint(1)
+        version, count = fields.unpack("BB")
         if version not in (1, 2) or count > MOST_FILTERS:
             raise ValueError(f"it is of version {version}, with {count} filters; versions 1 and 2 are known")
-        fields.take(6 if version == 1 else 0)
+        is_padded = version == 1  # to whole words of eight bytes
+        fields.take(6 if is_padded else 0)
         for _ in range(count):
             number = fields.uint(2)
-            length = fields.uint(2) if version == 1 or number >= 256 else 0
-            _, many = fields.uint(2), fields.uint(2)
+            length = fields.uint(2) if is_padded or number >= 256 else 0
+            (many,) = fields.unpack("2xH")
             name = fields.take(length).split(b"\0")[0].decode("utf-8", "replace")
-            fields.at += -length % 8 if version == 1 else 0
-            values = fields.unpack(f"<{many}I")
-            fields.at += 4 * (many % 2) if version == 1 else 0
+            fields.at += -length % 8 if is_padded else 0
+            values = fields.unpack(f"{many}I")
+            fields.at += 4 * (many % 2) if is_padded else 0
             found.append(Filter(number, NAMES.get(number) or name or f"number {number}", values))
     except ValueError as e:
         raise ValueError(f"a filter pipeline is damaged: {e}") from None
@@ -94,7 +95,7 @@ class Codecs(msgspec.Struct, frozen=True):
 
     def encode(self, data: bytes) -> bytes:
         """Return a chunk's plain bytes as readers expect them."""
-        return _encoded(data, _spelled(self))
+        return encoded(data, _spelled(self))
 
 
 class Unpacked(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ class Unpacked(msgspec.Struct, frozen=True):
         plain = self.plain(raw)
         if self.datatype.is_recast:
             plain = recast(self.datatype, plain).tobytes()
-        return _encoded(plain, tuple(map(json.loads, self.codecs)))
+        return encoded(plain, tuple(map(json.loads, self.codecs)))
 
 
 def codecs_of(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:
@@ -166,16 +167,6 @@ def recoded(
 
 def _spelled(codecs: Codecs) -> tuple[Mapping[str, Any], ...]:
     return codecs.filters + ((codecs.compressor,) if codecs.compressor is not None else ())
-
-
-def _encoded(data: bytes, codecs: Sequence[Mapping[str, Any]]) -> bytes:
-    if not codecs:
-        return data
-    from numcodecs import get_codec  # slow to import, and few files need it
-
-    for codec in codecs:
-        data = bytes(get_codec(dict(codec)).encode(data))
-    return data
 
 
 def _check(used: Filter) -> None:
@@ -225,18 +216,17 @@ def _nth(values: tuple[int, ...], number: int) -> int:
 # ----------------------------------------------------------------------------------------------------
 # Filters undone: each takes the bytes, its parameters and how many bytes the whole chunk has in the end.
 
+Undo = Callable[[bytes, tuple[int, ...], int], bytes]
+
 
 def _most(length: int) -> int:
     """Return how many bytes a filter may make where the chunk has ``length`` in the end: later ones add headers."""
     return length + length // 8 + _HEADERS
 
 
-def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return decompressed(zlib.decompressobj(), data, _most(length))
-
-
-def _bzip2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return decompressed(bz2.BZ2Decompressor(), data, _most(length))
+def _streamed(make: Callable[[], Any]) -> Undo:
+    """Return what undoes a filter whose streams ``make`` decompresses."""
+    return lambda data, values, length: decompressed(make(), data, _most(length))
 
 
 def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -252,10 +242,6 @@ def _fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     return bytes(get_codec({"id": "fletcher32"}).decode(data))
 
 
-def _zstd(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return decompressed(zstd().ZstdDecompressor(), data, _most(length))
-
-
 def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     from numcodecs import blosc
 
@@ -267,44 +253,40 @@ def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
 
 def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    import imagecodecs
-
-    return bytes(imagecodecs.lzf_decode(data, out=_most(length)))
+    return bytes(by_imagecodecs("lzf_decode", data, "hdf5", out=_most(length)))
 
 
 def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    import imagecodecs
-
-    size = int.from_bytes(data[:4], "little")
-    if len(data) < 4 or size > _most(length):
+    (size,) = struct.unpack_from("<I", data)
+    if size > _most(length):
         raise ValueError(f"an szip chunk of {size} bytes")
-    mask, block, bits, line = values[:4]
-    return bytes(imagecodecs.szip_decode(data[4:], mask, block, bits, line, out=size))
+    names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
+    options = dict(zip(names, values, strict=False))
+    return bytes(by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
 
 
 def _lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size, block = struct.unpack_from(">QI", data)
     if size > _most(length) or (size and not block):
         raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block}")
-    return b"".join(_blocks(data, size, block, _lz4_block))
+    # A block that did not shrink is stored as it is.
+    return b"".join(_blocks(data, size, block, lambda f, want: f if len(f) == want else _lz4_block(f, want)))
 
 
 def _blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, int], bytes]) -> list[bytes]:
     """Return what the blocks behind the header hold, each behind its own length."""
     made: list[bytes] = []
-    at, left = 12, size
-    while left:
-        want = min(block, left)
+    at = 12
+    for done in range(0, size, block):
+        want = min(block, size - done)
         (stored,) = struct.unpack_from(">I", data, at)
         frame = data[at + 4 : at + 4 + stored]
         if len(frame) != stored:
             raise ValueError(f"a block of {stored} bytes is cut short")
-        part = frame if stored == want and decode is _lz4_block else decode(frame, want)
-        if len(part) != want:
-            raise ValueError(f"a block makes {len(part)} bytes, not {want}")
-        made.append(part)
+        made.append(decode(frame, want))
+        if len(made[-1]) != want:
+            raise ValueError(f"a block makes {len(made[-1])} bytes, not {want}")
         at += 4 + stored
-        left -= want
     return made
 
 
@@ -316,23 +298,27 @@ def _lz4_block(frame: bytes, size: int) -> bytes:
     return bytes(lz4.decompress(struct.pack("<I", size) + frame))
 
 
+def _zstd_block(frame: bytes, size: int) -> bytes:
+    return decompressed(zstd().ZstdDecompressor(), frame, size)
+
+
+# What bitshuffle compresses its blocks with.
+_BITSHUFFLED: Final[dict[int, Callable[[bytes, int], bytes] | None]] = {0: None, 2: _lz4_block, 3: _zstd_block}
+
+
 def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    itemsize, compressor = values[2], _BITSHUFFLED[_nth(values, 4)]
+    itemsize, decode = values[2], _BITSHUFFLED[_nth(values, 4)]
     if not 0 < itemsize <= 1 << 16:
         raise ValueError(f"bitshuffle of elements of {itemsize} bytes")
-    if compressor is None:
+    if decode is None:
         step = itemsize * (_nth(values, 3) or max(8192 // itemsize // 8 * 8, 128))
         return b"".join(_unshuffled(data[at : at + step], itemsize) for at in range(0, len(data), step))
     size, block = struct.unpack_from(">QI", data)
     if size > _most(length) or not block or block % (8 * itemsize):
         raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block}")
-    whole = size // (8 * itemsize) * 8 * itemsize  # elements that are no eight together are not shuffled
-
-    def decode(frame: bytes, want: int) -> bytes:
-        return _lz4_block(frame, want) if compressor == LZ4 else _zstd(frame, (), want)
-
-    parts = [_unshuffled(part, itemsize) for part in _blocks(data, whole, block, decode)]
-    return b"".join([*parts, data[len(data) - (size - whole) :] if size > whole else b""])
+    rest = size % (8 * itemsize)  # elements that are no eight together are not shuffled
+    parts = [_unshuffled(part, itemsize) for part in _blocks(data, size - rest, block, decode)]
+    return b"".join(parts) + data[len(data) - rest :]
 
 
 def _unshuffled(block: bytes, itemsize: int) -> bytes:
@@ -399,70 +385,66 @@ def _nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     if values[1]:  # no bits are left out
         return data
     count = values[2]
-    pieces: list[_Number] = []
-    size = _pieces(values, 3, 0, pieces, 0)[0]
+    pieces: list[_Piece] = []
+    size, _ = _pieces(values, 3, 0, pieces, 0)
     if not size or count * size > _most(length):
         raise ValueError(f"nbit of {count} elements of {size} bytes")
-    bits = _bits(data, count, sum(piece.precision for piece in pieces))
+    bits = _bits(data, count, sum(precision for *_, precision, _ in pieces))
     made = np.zeros((count, size), np.uint8)
     at = 0
-    for piece in pieces:
-        number = _packed(bits[:, at : at + piece.precision]) << np.uint64(piece.offset)
-        raw = number.astype(">u8").view(np.uint8).reshape(count, 8)[:, 8 - piece.size :]
-        made[:, piece.start : piece.start + piece.size] = raw if piece.is_big else raw[:, ::-1]
-        at += piece.precision
-    data = made.tobytes()
-    return data
+    for start, width, is_big, precision, offset in pieces:
+        number = _packed(bits[:, at : at + precision]) << np.uint64(offset)
+        raw = number.astype(">u8").view(np.uint8).reshape(count, 8)[:, 8 - width :]
+        made[:, start : start + width] = raw if is_big else raw[:, ::-1]
+        at += precision
+    return bytes(made.tobytes())
 
 
-class _Number(NamedTuple):
-    """A number within an element: where it starts, its bytes, and which of its bits are kept."""
-
-    start: int
-    size: int
-    is_big: int
-    precision: int
-    offset: int
+# A number within an element: where it starts, its bytes, whether they are big-endian, its bits, and which is the first.
+_Piece = tuple[int, int, int, int, int]
 
 
-def _pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_Number], depth: int) -> tuple[int, int]:
+def _pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_Piece], depth: int) -> tuple[int, int]:
     """Collect the numbers of an element that parameters from ``at`` on describe; return its size, and what is next."""
-    try:
-        kind, size = values[at : at + 2]
-        if depth > 16 or len(pieces) > _PIECES:
-            raise ValueError("nbit of too many members")
-        match kind:
-            case 1:
-                is_big, precision, offset = values[at + 2 : at + 5]
-                if size not in range(1, 9) or not precision or precision + offset > size * 8:
-                    raise ValueError(f"nbit of {precision} bits of {size} bytes")
-                pieces.append(_Number(start, size, is_big, precision, offset))
-                return size, at + 5
-            case 2:
-                base, end = _pieces(values, at + 2, start, pieces, depth + 1)
-                if not base or size % base:
-                    raise ValueError(f"nbit of an array of {size} bytes")
-                for place in range(start + base, start + size, base):
-                    _pieces(values, at + 2, place, pieces, depth + 1)
-                return size, end
-            case 3:
-                many, end = values[at + 2], at + 3
-                for _ in range(many):
-                    place = values[end]
-                    _, end = _pieces(values, end + 1, start + place, pieces, depth + 1)
-                return size, end
-            case 4:
-                if size > _PIECES:
-                    raise ValueError(f"nbit of {size} bytes as they are")
-                pieces += [_Number(start + place, 1, 0, 8, 0) for place in range(size)]
-                return size, at + 2
-    except IndexError:
-        pass
-    raise ValueError("nbit's parameters are cut short, or of an unknown kind")
+    kind, size = values[at : at + 2]
+    end = at + 2
+    if depth > 16 or len(pieces) > _PIECES:
+        raise ValueError("nbit of too many members")
+    match kind:
+        case 1:  # a number
+            is_big, precision, offset = values[end : end + 3]
+            if size not in range(1, 9) or not precision or precision + offset > size * 8:
+                raise ValueError(f"nbit of {precision} bits of {size} bytes")
+            pieces.append((start, size, is_big, precision, offset))
+            return size, end + 3
+        case 2:  # an array
+            base, end = _pieces(values, end, start, pieces, depth + 1)
+            if not base or size % base:
+                raise ValueError(f"nbit of an array of {size} bytes")
+            for place in range(start + base, start + size, base):
+                _pieces(values, at + 2, place, pieces, depth + 1)
+        case 3:  # a compound
+            many, end = values[end], end + 1
+            for _ in range(many):
+                _, end = _pieces(values, end + 1, start + values[end], pieces, depth + 1)
+        case 4 if size <= _PIECES:  # bytes that are kept as they are
+            pieces += [(start + place, 1, 0, 8, 0) for place in range(size)]
+        case _:
+            raise ValueError(f"nbit of the kind {kind}, {size} bytes")
+    return size, end
 
 
-_UNDO: Final[dict[int, Callable[[bytes, tuple[int, ...], int], bytes]]] = {
-    DEFLATE: _deflate, SHUFFLE: _shuffle, FLETCHER32: _fletcher32, SZIP: _szip, NBIT: _nbit,
-    SCALEOFFSET: _scale_offset, BZIP2: _bzip2, LZF: _lzf, BLOSC: _blosc, LZ4: _lz4, BITSHUFFLE: _bitshuffle,
-    ZSTD: _zstd,
-}  # fmt: skip
+_UNDO: Final[dict[int, Undo]] = {
+    DEFLATE: _streamed(zlib.decompressobj),
+    SHUFFLE: _shuffle,
+    FLETCHER32: _fletcher32,
+    SZIP: _szip,
+    NBIT: _nbit,
+    SCALEOFFSET: _scale_offset,
+    BZIP2: _streamed(bz2.BZ2Decompressor),
+    LZF: _lzf,
+    BLOSC: _blosc,
+    LZ4: _lz4,
+    BITSHUFFLE: _bitshuffle,
+    ZSTD: _streamed(lambda: zstd().ZstdDecompressor()),
+}

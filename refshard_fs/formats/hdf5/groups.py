@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from refshard_fs.core.model import Steps, together
-from refshard_fs.formats.hdf5.file import MetadataFile, both
+from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.heaps import heap_objects, read_dense, read_local_heap, text_at
 from refshard_fs.formats.hdf5.structure import LINK, LINK_INFO, SYMBOL_TABLE, Message
 
@@ -49,7 +50,7 @@ def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, le
 def parse_link(file: MetadataFile, data: bytes) -> Link:
     """Return the link that a link message says."""
     fields = file.fields(data)
-    version, flags = fields.uint(1), fields.uint(1)
+    version, flags = fields.unpack("BB")
     if version != 1:
         raise ValueError(f"a link of version {version}; version 1 is known")
     kind = fields.uint(1) if flags & 8 else 0
@@ -86,33 +87,29 @@ def read_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: in
 def _symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: int) -> Steps[tuple[list[bytes], bytes]]:
     """Return the leaves of a group's B-tree, and the data of its heap."""
     fields = file.fields(data)
-    tree, heap = fields.address(), fields.address()
+    tree, heap = fields.unpack("PP")
     if tree is None or heap is None:
         raise ValueError("a symbol table has no B-tree or no heap")
-    return (yield from both(_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)))
+    many: list[Steps[Any]] = [_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
+    nodes, segment = yield from together(many)
+    return nodes, segment
 
 
 def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
     nodes, segment = yield from _symbol_table(file, message.data, group_k, leaf_k)
-    entry_size = 2 * file.sizes.address + 24
     found: list[Link] = []
     named = 0
     for node in nodes:
         fields = file.fields(node)
         fields.expect(b"SNOD", 1)
-        fields.take(1)
-        for _ in range(fields.uint(2)):
-            entry = file.fields(fields.take(entry_size))
-            offset, address, kind = entry.length(), entry.address(), entry.uint(4)
-            name = text_at(segment, offset)
-            entry.take(4)
+        (count,) = fields.unpack("xH")
+        for _ in range(count):
+            offset, address, kind, table = fields.unpack("NPI4x16s")
+            name, target = text_at(segment, offset), None
             if kind == _SOFT_ENTRY:
-                found.append(Link(name, target=text_at(segment, entry.uint(4))))
-            elif kind == _GROUP_ENTRY:
-                found.append(Link(name, address, table=entry.rest()))
-            else:
-                found.append(Link(name, address))
-            named += len(name) + len(found[-1].target or "")
+                address, target = None, text_at(segment, int.from_bytes(table[:4], "little"))
+            found.append(Link(name, address, target, table=table if kind == _GROUP_ENTRY else None))
+            named += len(name) + len(target or "")
             if named > len(segment):
                 raise ValueError(f"the names in a local heap of {len(segment)} bytes overlap")
     return found
@@ -120,8 +117,9 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
 
 def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -> Steps[list[bytes]]:
     """Return the leaves of a group's B-tree."""
-    size = 8 + 2 * file.sizes.address + 2 * group_k * file.sizes.address + (2 * group_k + 1) * file.sizes.length
-    leaf_size = 8 + 2 * leaf_k * (2 * file.sizes.address + 24)
+    sizes = file.sizes
+    size = struct.calcsize(sizes.plain(f"8x2P{2 * group_k}P{2 * group_k + 1}N"))
+    leaf_size = struct.calcsize(sizes.plain(f"8x{2 * leaf_k * 24}x{2 * leaf_k}N{2 * leaf_k}P"))
     level = [address]
     above: int | None = None
     while above != 0 and level:
@@ -132,17 +130,11 @@ def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -
         for node in nodes:
             fields = file.fields(node)
             fields.expect(b"TREE")
-            kind, depth, count = fields.uint(1), fields.uint(1), fields.uint(2)
-            if kind:
-                raise ValueError("a group's B-tree has a node of another kind of tree")
-            if depth > _MOST_LEVELS or (above is not None and depth != above - 1):
-                raise ValueError(f"a group's B-tree has a node of level {depth} below one of level {above}")
-            fields.take(2 * file.sizes.address)
-            for _ in range(count):
-                fields.length()
-                child = fields.address()
-                if child is None:
-                    raise ValueError("a group's B-tree has a child without an address")
-                below.append(child)
+            kind, depth, count = fields.unpack("BBH2P")[:3]
+            if kind or depth > _MOST_LEVELS or (above is not None and depth != above - 1):
+                raise ValueError(f"a group's B-tree has a node of type {kind}, level {depth} below one of {above}")
+            below += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
+        if None in below:
+            raise ValueError("a group's B-tree has a child without an address")
         above, level = depth, below
     return (yield from together([file.peek(at, 8, leaf_size, "a node of a symbol table") for at in level]))

@@ -5,14 +5,16 @@ All that is read at one depth of a tree is read in one round. Depths only fall, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, both, verified
+from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block
 
 MOST_ROWS: Final = 1 << 10  # of a doubling table, whose blocks double every row
 Child = tuple[int, int]  # address of a node, and how many records it has
@@ -22,9 +24,13 @@ Child = tuple[int, int]  # address of a node, and how many records it has
 # Version 2 B-trees: records of one size, sorted, in nodes of one size.
 
 
+B_TREE_2: Final = "BIHH2xPHN"
+
+
 class BTree2(msgspec.Struct, frozen=True):
     """The header of a version 2 B-tree, and the arithmetic of its nodes."""
 
+    sizes: Sizes
     type: int
     node_size: int
     record_size: int
@@ -32,7 +38,6 @@ class BTree2(msgspec.Struct, frozen=True):
     root: int | None
     root_records: int
     total: int
-    sizes: Sizes
 
     @property
     def capacities(self) -> list[tuple[int, int]]:
@@ -50,20 +55,21 @@ class BTree2(msgspec.Struct, frozen=True):
         capacities = self.capacities
         if records > capacities[depth][0]:
             raise ValueError(f"a node of {records} records; it has room for {capacities[depth][0]}")
-        fields = Fields(data, self.sizes)
-        fields.expect(b"BTIN" if depth else b"BTLF", 0)
-        if fields.uint(1) != self.type:
+        count = _width(capacities[0][0])
+        below = _width(capacities[depth - 1][1]) if depth > 1 else 0
+        pointers = (records + 1) * (self.sizes.address + count + below) if depth else 0
+        form = f"B{records * self.record_size}s{pointers}s"
+        kind, found, raw = unpack_block(data, self.sizes, b"BTIN" if depth else b"BTLF", form)
+        if kind != self.type:
             raise ValueError("a node of a v2 B-tree of another type")
-        found = fields.take(records * self.record_size)
+        fields = Fields(raw, self.sizes)
         children: list[Child] = []
-        for _ in range(records + 1 if depth else 0):
-            address, count = fields.address(), fields.uint(_width(capacities[0][0]))
-            if depth > 1:
-                fields.take(_width(capacities[depth - 1][1]))
+        while fields.at < pointers:
+            address, many = fields.address(), fields.uint(count)
+            fields.take(below)
             if address is None:
                 raise ValueError("a node of a v2 B-tree has a child without an address")
-            children.append((address, count))
-        verified(data[: fields.at + 4], "a node of a v2 B-tree")
+            children.append((address, many))
         return found, children
 
 
@@ -73,29 +79,17 @@ def _width(most: int) -> int:
 
 
 def parse_b_tree_2(data: bytes, sizes: Sizes) -> BTree2:
-    """Return the header that ``data`` starts with; ValueError where it cannot be true."""
-    fields = Fields(data, sizes)
-    fields.expect(b"BTHD", 0)
-    kind, node_size, record_size, depth = fields.uint(1), fields.uint(4), fields.uint(2), fields.uint(2)
-    fields.take(2)
-    root, records, total = fields.address(), fields.uint(2), fields.length()
-    verified(data[: fields.at + 4], "a v2 B-tree")
-    if not 0 < record_size <= node_size - 10 or depth > 16 or node_size > 1 << 26:
-        raise ValueError(f"a v2 B-tree of depth {depth} has nodes of {node_size} bytes, records of {record_size}")
-    found = BTree2(kind, node_size, record_size, depth, root, records, total, sizes)
-    if found.capacities[-1][0] < 1:
-        raise ValueError(f"a v2 B-tree of depth {depth} has nodes of {node_size} bytes, too few for it")
+    """Return the header that ``data`` are; ValueError where it cannot be true."""
+    found = BTree2(sizes, *unpack_block(data, sizes, b"BTHD", B_TREE_2))
+    size, record = found.node_size, found.record_size
+    if not 0 < record <= size - 10 or found.depth > 16 or size > 1 << 26 or found.capacities[-1][0] < 1:
+        raise ValueError(f"a v2 B-tree of depth {found.depth} has nodes of {size} bytes, records of {record}")
     return found
-
-
-def b_tree_2_size(sizes: Sizes) -> int:
-    """Return how many bytes the header of a v2 B-tree has."""
-    return 22 + sizes.address + sizes.length
 
 
 def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
     """Return all records of the v2 B-tree at ``address``."""
-    header = yield from file.read(address, b_tree_2_size(file.sizes), "a v2 B-tree")
+    header = yield from file.read(address, file.sizes.block(B_TREE_2), "a v2 B-tree")
     tree = parse_b_tree_2(header, file.sizes)
     if tree.total * tree.record_size > file.size:
         raise ValueError(f"a v2 B-tree of {tree.total} records is larger than its file")
@@ -121,9 +115,10 @@ def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
 
 
 class FractalHeap(msgspec.Struct, frozen=True):
-    """The header of a fractal heap."""
+    """The header of a fractal heap, and the arithmetic of its blocks, whose sizes double every row of a table."""
 
     id_size: int
+    filters: int  # bytes of the filters that blocks are encoded with
     flags: int
     most_managed: int
     huge: int | None  # the B-tree of objects that are too large for the heap
@@ -133,7 +128,6 @@ class FractalHeap(msgspec.Struct, frozen=True):
     bits: int
     root: int | None
     rows: int
-    has_filters: bool
 
     @property
     def offset_size(self) -> int:
@@ -145,44 +139,25 @@ class FractalHeap(msgspec.Struct, frozen=True):
         """Bytes of an object's length."""
         return _width(min(self.most_direct, self.most_managed))
 
-    def row_size(self, row: int) -> int:
-        """Return the bytes of a block of that row."""
-        return self.start_size << max(row - 1, 0)
-
     @property
     def direct_rows(self) -> int:
         """Rows of direct blocks: those after them are of indirect ones."""
         return (self.most_direct // self.start_size).bit_length() + 1
 
 
-def parse_fractal_heap(data: bytes, sizes: Sizes) -> FractalHeap:
-    """Return the header of a fractal heap; ValueError where it cannot be true."""
-    fields = Fields(data, sizes)
-    fields.expect(b"FRHP", 0)
-    id_size, filters, flags, most = fields.uint(2), fields.uint(2), fields.uint(1), fields.uint(4)
-    fields.length()
-    huge = fields.address()
-    fields.length()
-    fields.address()
-    for _ in range(8):
-        fields.length()
-    width, start, direct, bits = fields.uint(2), fields.length(), fields.length(), fields.uint(2)
-    fields.take(2)
-    root, rows = fields.address(), fields.uint(2)
-    if filters:
-        fields.take(sizes.length + 4 + filters)
-    verified(data[: fields.at + 4], "a fractal heap")
-    powers = all(n and not n & (n - 1) for n in (width, start, direct))
-    if not powers or not start <= direct or direct > 1 << 32 or rows > MOST_ROWS or not 0 < bits <= 64:
-        raise ValueError(f"a fractal heap of blocks of {start} to {direct} bytes, {width} a row, {rows} rows")
-    return FractalHeap(id_size, flags, most, huge, width, start, direct, bits, root, rows, bool(filters))
-
-
 def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
-    """Return the header of the fractal heap at ``address``."""
-    least = 22 + 12 * file.sizes.length + 3 * file.sizes.address + 4
-    data = yield from file.peek(address, least, least + 512, "a fractal heap")
-    heap = parse_fractal_heap(data, file.sizes)
+    """Return the header of the fractal heap at ``address``; ValueError where it cannot be true."""
+    length, place = file.sizes.length, file.sizes.address
+    form = f"HHBI{length}xP{length + place + 8 * length}xHNNH2xPH"
+    data = yield from file.read(address, file.sizes.block(form), "a fractal heap")
+    (filters,) = struct.unpack_from("<H", data, 7)
+    if filters:
+        raise ManifestError("a fractal heap is filtered, which is not read")
+    heap = FractalHeap(*unpack_block(data, file.sizes, b"FRHP", form))
+    sizes = heap.width, heap.start_size, heap.most_direct
+    are_powers = all(n and not n & (n - 1) for n in sizes) and 16 <= heap.start_size <= heap.most_direct <= 1 << 32
+    if not are_powers or heap.rows > MOST_ROWS or not 0 < heap.bits <= 64:
+        raise ValueError(f"a fractal heap of blocks that cannot be: {heap}")
     file.expect(heap.root, heap.start_size)  # its objects are asked for once their ids are read, beside this
     return heap
 
@@ -193,132 +168,98 @@ def read_dense(file: MetadataFile, info: bytes, skipped: int) -> Steps[tuple[Fra
     The highest number of these takes ``skipped`` bytes of the message, where it is there.
     """
     fields = file.fields(info)
-    version, flags = fields.uint(1), fields.uint(1)
+    version, flags = fields.unpack("BB")
     if version:
         raise ValueError(f"a message of links or attributes is of version {version}; version 0 is known")
-    fields.take(skipped if flags & 1 else 0)
-    heap, tree = fields.address(), fields.address()
+    heap, tree = fields.unpack(f"{skipped if flags & 1 else 0}xPP")
     if heap is None or tree is None:
         return None
-    return (yield from both(read_fractal_heap(file, heap), read_records(file, tree)))
+    many: list[Steps[Any]] = [read_fractal_heap(file, heap), read_records(file, tree)]
+    header, records = yield from together(many)
+    return header, records
 
 
 def heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes]) -> Steps[list[bytes]]:
     """Return the objects whose ids these are, all of them read in the same rounds."""
-    if heap.has_filters:
-        raise ManifestError("a fractal heap is filtered, which is not read")
-    found: list[bytes] = [b""] * len(ids)
-    managed: dict[int, tuple[int, int]] = {}
-    huge: dict[int, int] = {}
-    spans: dict[int, tuple[int, int]] = {}
-    for place, raw in enumerate(ids):
-        fields = Fields(raw, file.sizes)
-        kind = fields.uint(1)
-        if kind >> 6:
-            raise ValueError(f"an id of a fractal heap is of version {kind >> 6}")
-        match kind >> 4 & 3:
-            case 0:
-                managed[place] = fields.uint(heap.offset_size), fields.uint(heap.length_size)
-            case 1 if heap.id_size - 1 >= file.sizes.address + file.sizes.length:
-                at = fields.address()
-                if at is None:
-                    raise ValueError("a huge object of a fractal heap has no address")
-                spans[place] = at, fields.length()
-            case 1:
-                huge[place] = fields.uint(min(file.sizes.length, fields.left()))
-            case 2 if heap.id_size <= 18:
-                found[place] = fields.take((kind & 15) + 1)
-            case 2:
-                found[place] = fields.take(((kind & 15) << 8 | fields.uint(1)) + 1)
-            case _:
-                raise ValueError(f"an id of a fractal heap is of type {kind >> 4 & 3}")
-    if huge:
+    kinds = {raw[0] >> 4 & 3 for raw in ids if raw}
+    names_address = heap.id_size - 1 >= file.sizes.address + file.sizes.length
+    blocks = (yield from _direct_blocks(file, heap)) if _MANAGED in kinds else []
+    huge: dict[int, tuple[int, int]] = {}
+    if _HUGE in kinds and not names_address:
         if heap.huge is None:
             raise ValueError("a fractal heap has huge objects, and no B-tree of them")
-        by_key: dict[int, tuple[int, int]] = {}
-        for record in (yield from read_records(file, heap.huge)):
-            fields = Fields(record, file.sizes)
-            at, length, key = fields.address(), fields.length(), fields.length()
-            if at is not None:
-                by_key[key] = at, length
-        for place, key in huge.items():
-            if key not in by_key:
-                raise ValueError(f"a fractal heap has no huge object {key}")
-            spans[place] = by_key[key]
-    if managed:
-        spans |= zip(managed, (yield from _located(file, heap, list(managed.values()))), strict=True)
+        records = [file.fields(record).unpack("PNN") for record in (yield from read_records(file, heap.huge))]
+        huge = {key: (at, length) for at, length, key in records if at is not None}
+    found: list[bytes] = [b""] * len(ids)
+    spans: dict[int, tuple[int, int]] = {}
+    for place, raw in enumerate(ids):
+        fields = file.fields(raw)
+        kind = fields.uint(1)
+        match kind >> 4:  # the upper bits are a version
+            case 0:
+                spans[place] = _managed(blocks, fields.uint(heap.offset_size), fields.uint(heap.length_size))
+            case 1:
+                key = 0 if names_address else fields.uint(min(file.sizes.length, len(raw) - 1))
+                at, length = fields.unpack("PN") if names_address else huge.get(key, (None, 0))
+                if at is None:
+                    raise ValueError("a fractal heap does not have a huge object")
+                spans[place] = at, length
+            case 2:
+                is_long = heap.id_size > 18
+                found[place] = fields.take((((kind & 15) << 8 | fields.uint(1)) if is_long else kind & 15) + 1)
+            case _:
+                raise ValueError(f"an id of a fractal heap is of the version and type {kind >> 4}")
     reads = [file.read(at, length, "an object of a fractal heap") for at, length in spans.values()]
     for place, data in zip(spans, (yield from together(reads)), strict=True):
         found[place] = data
     return found
 
 
-def _located(file: MetadataFile, heap: FractalHeap, objects: Sequence[tuple[int, int]]) -> Steps[list[tuple[int, int]]]:
-    """Return (address, length) of the managed ``objects``, (offset, length) pairs in the heap."""
+_MANAGED, _HUGE = 0, 1  # types of objects
+_Block = tuple[int, int, int]  # where it begins in the heap's space, its bytes, and its address in the file
+
+
+def _managed(blocks: Sequence[_Block], offset: int, length: int) -> tuple[int, int]:
+    """Return (address, length) of the object at ``offset`` of the heap's space, of which ``blocks`` ascend."""
+    place = bisect_right(blocks, offset, key=lambda block: block[0]) - 1
+    begin, size, address = blocks[place] if place >= 0 else (0, 0, 0)
+    if offset + length > begin + size:
+        raise ValueError(f"an object of a fractal heap at {offset} does not lie in one block")
+    return address + offset - begin, length
+
+
+def _direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[_Block]]:
+    """Return all direct blocks of a heap, ascending."""
     if heap.root is None:
         raise ValueError("a fractal heap without blocks has objects")
-    found: list[tuple[int, int]] = [(0, 0)] * len(objects)
-    if not heap.rows:
-        blocks = [(heap.root, 0, heap.start_size, list(range(len(objects))))]
-        indirect: list[tuple[int, int, int, list[int]]] = []
-    else:
-        blocks, indirect = [], [(heap.root, 0, heap.rows, list(range(len(objects))))]
-    while indirect or blocks:
-        for at, offset, size, places in blocks:
-            for place in places:
-                begin, length = objects[place]
-                if not offset <= begin <= begin + length <= offset + size:
-                    raise ValueError(f"an object of a fractal heap at {begin} does not lie in one block")
-                found[place] = at + begin - offset, length
-        blocks = []
-        reads = [_indirect(file, heap, at, rows) for at, _, rows, _ in indirect]
-        tables = yield from together(reads)
-        below: list[tuple[int, int, int, list[int]]] = []
-        for (_, offset, rows, places), table in zip(indirect, tables, strict=True):
-            children: dict[int, list[int]] = {}
-            for place in places:
-                children.setdefault(_entry(heap, objects[place][0] - offset, rows), []).append(place)
-            for entry, some in children.items():
-                child = table[entry]
-                if child is None:
-                    raise ValueError("an object of a fractal heap lies in a block that there is not")
-                row, column = divmod(entry, heap.width)
-                size = heap.row_size(row)
-                begin = offset + (heap.width * heap.row_size(row) if row else 0) + column * size
-                if row < heap.direct_rows:
-                    blocks.append((child, begin, size, some))
-                else:
-                    below.append((child, begin, _rows(heap, size), some))
-        indirect = below
-    return found
+    found: list[_Block] = [] if heap.rows else [(0, heap.start_size, heap.root)]
+    level = [(0, heap.rows, heap.root)] if heap.rows else []
+    total = 0
+    while level:
+        tables = yield from together([_indirect_block(file, heap, address, rows) for _, rows, address in level])
+        below: list[tuple[int, int, int]] = []
+        for (begin, _, _), table in zip(level, tables, strict=True):
+            for entry, address in enumerate(table):
+                row = entry // heap.width
+                size = heap.start_size << max(row - 1, 0)
+                if address is not None and row < heap.direct_rows:
+                    found.append((begin, size, address))
+                    total += size
+                elif address is not None:
+                    below.append((begin, (size // (heap.width * heap.start_size)).bit_length(), address))
+                begin += size
+        if total > file.size:
+            raise ValueError("the blocks of a fractal heap are larger than its file")
+        level = below
+    return sorted(found)
 
 
-def _entry(heap: FractalHeap, offset: int, rows: int) -> int:
-    """Return the number of the block, in a table of ``rows``, in which byte ``offset`` of its space lies."""
-    row = (offset // (heap.width * heap.start_size)).bit_length()
-    if offset < 0 or row >= rows:
-        raise ValueError(f"a fractal heap has no byte {offset} in a table of {rows} rows")
-    first = heap.width * heap.row_size(row) if row else 0
-    return row * heap.width + (offset - first) // heap.row_size(row)
-
-
-def _rows(heap: FractalHeap, size: int) -> int:
-    """Return how many rows an indirect block has that stands for ``size`` bytes."""
-    rows = (size // (heap.width * heap.start_size)).bit_length()
-    if rows < 1:
-        raise ValueError(f"a fractal heap has an indirect block of {size} bytes")
-    return rows
-
-
-def _indirect(file: MetadataFile, heap: FractalHeap, address: int, rows: int) -> Steps[list[int | None]]:
-    what = "an indirect block of a fractal heap"
-    size = 5 + file.sizes.address + heap.offset_size + rows * heap.width * file.sizes.address + 4
-    data = yield from file.read(address, size, what)
-    verified(data, what)
-    fields = Fields(data, file.sizes)
-    fields.expect(b"FHIB", 0)
-    fields.take(file.sizes.address + heap.offset_size)
-    return [fields.address() for _ in range(rows * heap.width)]
+def _indirect_block(file: MetadataFile, heap: FractalHeap, address: int, rows: int) -> Steps[list[int | None]]:
+    """Return the addresses of the blocks below an indirect block of so many ``rows``."""
+    form = f"P{heap.offset_size}s{rows * heap.width}P"
+    data = yield from file.read(address, file.sizes.block(form), "an indirect block of a fractal heap")
+    _, _, *addresses = unpack_block(data, file.sizes, b"FHIB", form)
+    return addresses
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -326,37 +267,6 @@ def _indirect(file: MetadataFile, heap: FractalHeap, address: int, rows: int) ->
 
 
 GLOBAL: Final = 4096  # bytes of a collection, unless an object needs more
-
-
-def parse_collection(data: bytes, sizes: Sizes) -> dict[int, bytes]:
-    """Return the objects of a collection, by their index; ``data`` are all of it."""
-    found: dict[int, bytes] = {}
-    prefix = 8 + sizes.length
-    at = prefix
-    while at + prefix <= len(data):
-        index, length = (
-            int.from_bytes(data[at : at + 2], "little"),
-            int.from_bytes(data[at + 8 : at + prefix], "little"),
-        )
-        if not index:  # what is free; nothing follows
-            break
-        at += prefix
-        if at + length > len(data):
-            raise ValueError(f"object {index} of the global heap has {length} bytes, beyond its collection's end")
-        found[index] = data[at : at + length]
-        at += length + -length % 8
-    return found
-
-
-def collection_size(data: bytes, sizes: Sizes) -> int:
-    """Return how many bytes the collection has of which ``data`` are the first."""
-    fields = Fields(data, sizes)
-    fields.expect(b"GCOL", 1)
-    fields.take(3)
-    size = fields.length()
-    if size < 8 + sizes.length:
-        raise ValueError(f"a collection of the global heap has {size} bytes")
-    return size
 
 
 class Collection(NamedTuple):
@@ -370,17 +280,43 @@ class Collection(NamedTuple):
         return self.size + 128 * len(self.objects)
 
 
-def begun_collection(data: bytes, sizes: Sizes) -> Collection:
+def parse_collection(data: bytes, sizes: Sizes) -> Collection:
     """Return the collection of the global heap that ``data`` begin with, of which there may not be all bytes."""
-    size = collection_size(data, sizes)
-    return Collection(size, parse_collection(data[:size], sizes) if size <= len(data) else {})
+    fields = Fields(data, sizes)
+    fields.expect(b"GCOL", 1)
+    (size,) = fields.unpack("3xN")
+    prefix = fields.at
+    if size < prefix:
+        raise ValueError(f"a collection of the global heap has {size} bytes")
+    found: dict[int, bytes] = {}
+    fields.data = data[:size] if size <= len(data) else b""
+    while fields.at + prefix <= len(fields.data):
+        index, length = fields.unpack("H6xN")
+        if not index:  # what is free; nothing follows
+            break
+        found[index] = fields.take(length)
+        fields.at += -length % 8
+    return Collection(size, found)
 
 
-def read_collection(file: MetadataFile, address: int) -> Steps[bytes]:
-    """Return the collection of the global heap at ``address``, for `parse_collection`."""
-    what = "a collection of the global heap"
-    data = yield from file.peek(address, 8 + file.sizes.length, GLOBAL, what)
-    return (yield from file.read(address, collection_size(data, file.sizes), what))
+def read_collections(file: MetadataFile, addresses: Iterable[int]) -> Steps[dict[tuple[int, int], bytes]]:
+    """Return the objects of the collections of the global heap at ``addresses``, by (address, index)."""
+    distinct = sorted(set(addresses))
+    found = yield from together([_read_collection(file, address) for address in distinct])
+    return {
+        (address, index): data
+        for address, objects in zip(distinct, found, strict=True)
+        for index, data in objects.items()
+    }
+
+
+def _read_collection(file: MetadataFile, address: int) -> Steps[Mapping[int, bytes]]:
+    length, what = min(GLOBAL, file.room(address)), "a collection of the global heap"
+    while True:
+        found: Collection = yield file.load(address, length, what, parse_collection, file.sizes)
+        if found.size <= length:
+            return found.objects
+        length = found.size
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -390,13 +326,10 @@ def read_collection(file: MetadataFile, address: int) -> Steps[bytes]:
 def read_local_heap(file: MetadataFile, address: int) -> Steps[bytes]:
     """Return the data segment of the local heap at ``address``."""
     what = "a local heap"
-    data = yield from file.read(address, 8 + 2 * file.sizes.length + file.sizes.address, what)
-    fields = file.fields(data)
+    form = "3xNNP"
+    fields = file.fields((yield from file.read(address, file.sizes.block(form) - 4, what)))
     fields.expect(b"HEAP", 0)
-    fields.take(3)
-    size = fields.length()
-    fields.length()
-    at = fields.address()
+    size, _, at = fields.unpack(form)
     if at is None:
         raise ValueError("a local heap has no data")
     return (yield from file.read(at, size, what))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -77,36 +77,30 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     version = fields.uint(1)
     if version > 3:
         raise ManifestError(f"its superblock is of version {version}; versions up to 3 are read")
-    fields.take(4 if version < 2 else 0)
-    sizes = Sizes(fields.uint(1), fields.uint(1))
-    fields.take(1)
+    address, length = fields.unpack("4xBBx" if version < 2 else "BBx")
+    if not {address, length} <= {2, 4, 8}:
+        raise ManifestError(f"its addresses have {address} bytes, its lengths {length}; 2, 4 and 8 are read")
+    fields.sizes = Sizes(address, length)
     ks: dict[str, int] = {}
+    extension = driver = None
     if version < 2:
-        ks = {"group_leaf_k": fields.uint(2), "group_k": fields.uint(2)}
-        fields.take(4)
-    if version == 1:
-        ks["chunk_k"] = fields.uint(2)
-        fields.take(2)
-    if sizes.address not in (2, 4, 8, 16, 32) or sizes.length not in (2, 4, 8, 16, 32):
-        raise ManifestError(f"its addresses have {sizes.address} bytes, its lengths {sizes.length}")
-    fields.sizes = sizes
-    base, second, end, last = fields.address(), fields.address(), fields.address(), fields.address()
-    if version >= 2:
-        root = last
-        verified(head[at : fields.at + 4], "the superblock")
+        ks["group_leaf_k"], ks["group_k"] = fields.unpack("HH4x")
+        if version == 1:
+            (ks["chunk_k"],) = fields.unpack("H2x")
+        base, _, end, driver, _, root = fields.unpack("PPPPNP")
     else:
-        if last is not None:
-            raise ManifestError("it has a driver information block: files of several parts are not read")
-        fields.length()
-        root = fields.address()
+        base, extension, end, root = fields.unpack("PPPP")
+        verified(head[at : fields.at + 4], "the superblock")
+    if driver is not None:
+        raise ManifestError("it has a driver information block: files of several parts are not read")
     if base is None or end is None or root is None:
         raise ManifestError("its superblock has no base address, end or root group")
     file.base = at  # the user block may have been added later: then the superblock says another base
-    file.sizes = sizes
+    file.sizes = fields.sizes
     end += at - base
     if end > file.size:
         raise ManifestError(f"it is cut short: {file.size} bytes of {end} are there. Was it written to the end?")
-    return Superblock(root, extension=second if version >= 2 else None, **ks)
+    return Superblock(root, extension=extension, **ks)
 
 
 def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superblock, bytes | None]]:
@@ -117,9 +111,7 @@ def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superbl
     table = None
     for message in messages:
         if message.type == B_TREE_K:
-            fields = file.fields(message.data)
-            fields.take(1)
-            chunk_k, group_k, leaf_k = fields.uint(2), fields.uint(2), fields.uint(2)
+            chunk_k, group_k, leaf_k = file.fields(message.data).unpack("xHHH")
             found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
         elif message.type == DRIVER:
             raise ManifestError("it has driver information: files of several parts are not read")
@@ -174,11 +166,9 @@ def read_start(file: MetadataFile, address: int) -> Steps[HeaderStart]:
         body = verified(block, f"the object header at {address}")[begin:]
         start = HeaderStart([], [], {address}, _TRACKED_PREFIX if flags & 4 else _PREFIX)
     else:
-        version = fields.uint(1)
+        version, size = fields.unpack("B7xI")
         if version != 1:
             raise ValueError(f"an object header at {address} is of version {version}; versions 1 and 2 are known")
-        fields.take(7)
-        size = fields.uint(4)
         body = (yield from file.read(address, 16 + size, what))[16:]
         start = HeaderStart([], [], {address}, _OLD_PREFIX)
     _sort(file, start, body, start.messages, start.continued)
@@ -215,19 +205,14 @@ def _sort(
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
             raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
         message = Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
-        if kind == CONTINUATION:
-            continued.append(_continuation(file, message, start.seen))
-        else:
+        if kind != CONTINUATION:
             messages.append(message)
-
-
-def _continuation(file: MetadataFile, message: Message, seen: set[int]) -> tuple[int, int]:
-    fields = file.fields(message.data)
-    at, length = fields.address(), fields.length()
-    if at is None or at in seen or len(seen) > MOST_BLOCKS:
-        raise ValueError(f"an object header continues at {at}, where it was already")
-    seen.add(at)
-    return at, length
+            continue
+        where, length = file.fields(message.data).unpack("PN")
+        if where is None or where in start.seen or len(start.seen) > MOST_BLOCKS:
+            raise ValueError(f"an object header continues at {where}, where it was already")
+        start.seen.add(where)
+        continued.append((where, length))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -245,25 +230,19 @@ class Dataspace(NamedTuple):
 def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
     """Return what a dataspace message says."""
     fields = Fields(data, sizes)
-    version, rank, flags = fields.uint(1), fields.uint(1), fields.uint(1)
-    if version == 1:
-        fields.take(5)
-        kind = 1 if rank else 0
-    elif version == 2:
-        kind = fields.uint(1)
-    else:
+    version, rank, flags, kind = fields.unpack("BBBB")
+    if version not in (1, 2):
         raise ValueError(f"a dataspace of version {version}; versions 1 and 2 are known")
-    if kind == 2:
+    if version == 1:
+        fields.take(4)
+    elif kind == 2:
         return Dataspace(None, ())
     if rank > MOST_DIMENSIONS:
         raise ValueError(f"a dataspace of {rank} dimensions; there are {MOST_DIMENSIONS} at most")
-    shape = tuple([fields.length() for _ in range(rank)])
+    shape = fields.unpack(f"{rank}N")
     unlimited = (1 << 8 * sizes.length) - 1
-    if flags & 1:
-        limits = [fields.length() for _ in range(rank)]
-        maxshape = tuple([None if limit == unlimited else limit for limit in limits])
-    else:
-        maxshape = shape
+    limits = fields.unpack(f"{rank}N") if flags & 1 else shape
+    maxshape = tuple([None if limit == unlimited else limit for limit in limits])
     if math.prod(max(extent, 1) for extent in shape) >= 1 << 63:
         raise ValueError(f"a dataspace of {shape} has more elements than 63 bits count")
     return Dataspace(shape, maxshape)
@@ -274,13 +253,12 @@ def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | Non
     fields = Fields(data, sizes)
     has_value = True
     if kind == FILL_VALUE:
-        version = fields.uint(1)
+        version, flags = fields.unpack("BB")
         if version == 3:
-            has_value = fields.uint(1) & 0x30 == 0x20  # defined, and not said to be undefined
+            has_value = flags & 0x30 == 0x20  # defined, and not said to be undefined
         elif version in (1, 2):
-            fields.take(2)
-            is_defined = fields.uint(1) > 0
-            has_value = (version == 1 or is_defined) and fields.left() >= 4
+            _, is_defined = fields.unpack("BB")
+            has_value = (version == 1 or is_defined) and len(data) >= 8
         else:
             raise ValueError(f"a fill value message of version {version}; versions 1 to 3 are known")
     return (fields.take(fields.uint(4)) or None) if has_value else None
@@ -380,80 +358,68 @@ class Virtual(msgspec.Struct, frozen=True):
 
 
 Layout = Compact | Contiguous | Chunked | Virtual
-INDEXES: Final = {1: "single", 2: "implicit", 3: "fixed array", 4: "extensible array", 5: "B-tree 2"}
+# Chunk indexes by their type, and the parameters that the message has of each.
+INDEXES: Final = {
+    1: ("single", ""),
+    2: ("implicit", ""),
+    3: ("fixed array", "B"),
+    4: ("extensible array", "5B"),
+    5: ("B-tree 2", "IBB"),
+}
 
 
 def parse_layout(data: bytes, sizes: Sizes) -> Layout:
     """Return what a data layout message says."""
     fields = Fields(data, sizes)
     version = fields.uint(1)
-    match version:
-        case 1 | 2:
-            return _old_layout(fields)
-        case 3 | 4 | 5:
-            kind = fields.uint(1)
-        case _:
-            raise ValueError(f"a data layout of version {version}; versions 1 to 5 are known")
+    if not 1 <= version <= 5:
+        raise ValueError(f"a data layout of version {version}; versions 1 to 5 are known")
+    if version < 3:
+        rank, kind = fields.unpack("BB5x")
+        address = fields.address() if kind else None
+        extents = fields.unpack(f"{rank}I")
+    else:
+        kind = fields.uint(1)
     match kind:
         case 0:
-            return Compact(fields.take(fields.uint(2)))
+            return Compact(fields.take(fields.uint(4 if version < 3 else 2)))
         case 1:
-            return Contiguous(fields.address(), fields.length())
-        case 2 if version == 3:
-            rank = fields.uint(1)
-            address = fields.address()
-            return _chunked([fields.uint(4) for _ in range(rank)], "B-tree 1", address)
+            return Contiguous(address, -1) if version < 3 else Contiguous(*fields.unpack("PN"))
+        case 2 if version > 3:
+            return _new_chunked(fields)
         case 2:
-            return _new_chunked(fields, version)
-        case 3 if version >= 4:
-            return Virtual(fields.address(), fields.uint(4))
+            if version == 3:
+                rank, address = fields.unpack("BP")
+                extents = fields.unpack(f"{rank}I")
+            return _chunked(extents, "B-tree 1", address)
+        case 3 if version > 3:
+            return Virtual(*fields.unpack("PI"))
     raise ValueError(f"a data layout of class {kind}, which version {version} does not have")
 
 
-def _old_layout(fields: Fields) -> Layout:
-    rank, kind = fields.uint(1), fields.uint(1)
-    fields.take(5)
-    address = fields.address() if kind else None
-    extents = [fields.uint(4) for _ in range(rank)]
-    match kind:
-        case 0:
-            return Compact(fields.take(fields.uint(4)))
-        case 1:
-            return Contiguous(address, -1)
-        case 2:
-            return _chunked(extents, "B-tree 1", address)
-    raise ValueError(f"a data layout of class {kind}, which its version does not have")
-
-
-def _chunked(
-    extents: list[int], kind: str, address: int | None, parameters: tuple[int, ...] = (), whole_edges: bool = True
-) -> Chunked:
-    if not 1 < len(extents) <= MOST_DIMENSIONS + 1 or not all(extents):
-        raise ValueError(f"chunks of {extents} elements and bytes")
-    return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, whole_edges)
-
-
-def _new_chunked(fields: Fields, version: int) -> Chunked:
-    flags, rank, width = fields.uint(1), fields.uint(1), fields.uint(1)
+def _new_chunked(fields: Fields) -> Chunked:
+    flags, rank, width = fields.unpack("BBB")
     if not 1 <= width <= 8:
         raise ValueError(f"extents of a chunk take {width} bytes each")
     extents = [fields.uint(width) for _ in range(rank)]
     number = fields.uint(1)
-    parameters: tuple[int, ...] = ()
-    match number:
-        case 1 if flags & 2:
-            parameters = (fields.length(), fields.uint(4))
-        case 1 | 2:
-            pass
-        case 3:
-            parameters = (fields.uint(1),)
-        case 4:
-            parameters = tuple([fields.uint(1) for _ in range(5)])
-        case 5:
-            parameters = (fields.uint(4), fields.uint(1), fields.uint(1))
-        case _:
-            raise ValueError(f"a chunk index of type {number}; types 1 to 5 are known")
-    return _chunked(extents, INDEXES[number], fields.address(), parameters, not flags & 1)
+    if number not in INDEXES:
+        raise ValueError(f"a chunk index of type {number}; types 1 to 5 are known")
+    kind, form = INDEXES[number]
+    parameters = fields.unpack("NI" if kind == "single" and flags & 2 else form)
+    return _chunked(extents, kind, fields.address(), parameters, not flags & 1)
+
+
+def _chunked(
+    extents: Sequence[int],
+    kind: str,
+    address: int | None,
+    parameters: tuple[int, ...] = (),
+    whole_edges: bool = True,
+) -> Chunked:
+    if not 1 < len(extents) <= MOST_DIMENSIONS + 1 or not all(extents):
+        raise ValueError(f"chunks of {extents} elements and bytes")
+    return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, whole_edges)
 
 
 # ----------------------------------------------------------------------------------------------------

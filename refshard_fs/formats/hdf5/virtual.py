@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from refshard_fs.core.array_group import LISTABLE
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.keyspace import tails
 from refshard_fs.core.model import Inline, Listed, Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, Stored
@@ -39,7 +38,7 @@ Box = tuple[tuple[int, int], ...]  # of each dimension: where it starts, and how
 def parse_mappings(data: bytes, sizes: Sizes) -> tuple[Source, ...]:
     """Return the mappings of a virtual dataset; ManifestError for those that are not read."""
     fields = Fields(verified(data, "the mappings of a virtual dataset"), sizes)
-    version, count = fields.uint(1), fields.length()
+    version, count = fields.unpack("BN")
     if version > 1:
         raise ManifestError(f"its mappings are of version {version}; versions 0 and 1 are read")
     if count > min(MOST_SOURCES, len(data)):
@@ -58,7 +57,7 @@ def parse_mappings(data: bytes, sizes: Sizes) -> tuple[Source, ...]:
 def _name(fields: Fields, is_shared: int, known: Sequence[str]) -> str:
     """Return the next name; one that is shared is said by the number of the mapping that has it."""
     if is_shared:
-        number = fields.length()
+        number = fields.uint(fields.sizes.length)
         if number >= len(known):
             raise ValueError(f"a mapping has the name of mapping {number}, which comes after it")
         return known[number]
@@ -172,10 +171,10 @@ class VirtualChunks(DatasetChunks):
         yield from ()
 
     def listed(self) -> Steps[list[Listed] | None]:
-        if not self.dataset.variable.fills_itself or self.grid.size > LISTABLE:
+        if not self.fills_itself or self.grid.size > LISTABLE:
             return None
         found = yield from self.stored(range(self.grid.size))
-        return [Listed(tail, None) for tail in tails(self.grid, np.array(sorted(found), np.uint64))]
+        return self.listed_of(np.array(sorted(found), np.uint64))
 
     def stored(self, numbers: Sequence[int]) -> Steps[dict[int, Stored]]:
         wanted = np.array(sorted(set(numbers)), np.int64)
@@ -193,14 +192,14 @@ class VirtualChunks(DatasetChunks):
             many.append(part.chunks.stored(those))
         found: dict[int, Stored] = {}
         for (part, mine, those), stored in zip(theirs, (yield from together(many)), strict=True):
-            unwritten = self._unwritten(part.chunks) if len(stored) < len(those) else None
+            unwritten = self._unwritten_of(part.chunks) if len(stored) < len(those) else None
             for ours, number in zip(mine, those, strict=True):
                 chunk = stored.get(number, unwritten)
                 if chunk is not None:
                     found[ours] = chunk
         return found
 
-    def _unwritten(self, source: DatasetChunks) -> Stored | None:
+    def _unwritten_of(self, source: DatasetChunks) -> Stored | None:
         """Return what a chunk of a source is that was never written; None: the same as here."""
         values = source.fill_elements()
         if values == self.fill_elements():

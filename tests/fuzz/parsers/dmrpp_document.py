@@ -6,10 +6,11 @@ import base64
 import zlib
 from contextlib import nullcontext as configured
 
+from refshard_fs.core.array_group import MOST_FILL
 from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.dmrpp.source import MOST_FILL, open_
+from refshard_fs.formats.dmrpp.source import open_
 from tests.sharding.in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from refshard_fs.core import array_group
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.hdf5 import array_index, heaps, objects, structure
+from refshard_fs.formats.hdf5 import chunk_index, file, objects, structure
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import opened
 
@@ -137,7 +137,7 @@ _SHARED_MESSAGES = (
 @contextlib.contextmanager
 def configured() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for module in (array_index, heaps, objects, structure):
+        for module in (chunk_index, file, objects, structure):
             stack.enter_context(mock.patch.object(module, "verified", lambda data, what: data[:-4]))
         stack.enter_context(mock.patch.object(array_group, "LISTABLE", 1 << 16))  # a second is for more than a listing
         yield
