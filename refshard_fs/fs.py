@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from glob import has_magic
 from operator import index
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import fsspec
@@ -312,11 +313,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             rest = path
         return normalise(rest)
 
-    @classmethod
-    def _key(cls, path: Any) -> str:
-        key: str = cls._strip_protocol(path)
-        return key
-
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
         return {BY_URL: True}
@@ -327,7 +323,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         With ``path``, where keys are objects of their own (in a zarr hierarchy), those at and below it alone are
         forgotten. Other filesystems go on with what they know.
         """
-        self._session.invalidate("" if path is None else self._key(path))
+        self._session.invalidate("" if path is None else self._strip_protocol(path))
         super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
@@ -422,7 +418,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         A text that is no key may be a pattern; what is in a list is a key, whatever characters it has.
         """
         is_one = isinstance(path, (str, os.PathLike))
-        keys = await self._matching(path) if is_one else [self._key(name) for name in path]
+        keys = await self._matching(path) if is_one else [self._strip_protocol(name) for name in path]
         if recursive:
             keys = [below for key in keys for below in await self._files_at(key)]
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
@@ -437,11 +433,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 raise value
         pairs = zip(keys, out, strict=True)
         found = {key: value for key, value in pairs if on_error != "omit" or not isinstance(value, BaseException)}
-        return out[0] if found and is_one and keys == [self._key(path)] else found
+        return out[0] if found and is_one and keys == [self._strip_protocol(path)] else found
 
     async def _matching(self, path: Any) -> list[str]:
         """Return the key that ``path`` is; if there is none, and it is a pattern, the keys that match it."""
-        key = self._key(path)
+        key = self._strip_protocol(path)
         if not has_magic(key) or await self._exists(key):
             return [key]
         return await self._expand_path(key)
@@ -487,7 +483,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             if "size" not in kwargs and file.details["type"] == "directory":
                 raise IsADirectoryError(f"{path!r} is a directory: ls() tells what is in it")
             return file
-        key = self._key(path)
+        key = self._strip_protocol(path)
         self._writing(f"write {key!r}")
         before, kind = b"", mode.replace("b", "").replace("+", "")
         if kind not in ("w", "x", "a", "r"):
@@ -519,7 +515,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         It is another one when they have changed, also where reading them would be a TargetChanged. Targets are asked.
         """
-        key = self._key(path)
+        key = self._strip_protocol(path)
         return self._session.wait(files.ukey, self._session, key)
 
     def checksum(self, path: str) -> int:
@@ -531,7 +527,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Of several targets, that is the last change of any. For bytes in the manifest, it is that of the manifest.
         """
-        key = self._key(path)
+        key = self._strip_protocol(path)
         return self._session.wait(files.modified, self._session, key)
 
     def created(self, path: str) -> datetime:
@@ -542,7 +538,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return ``path`` as a file whose ``read`` and ``close`` are coroutines; it is read only."""
         if mode != "rb" or kwargs.get("compression"):
             raise ValueError(f"mode={mode!r}: such files are read; `await fs._pipe_file(key, data)` writes")
-        key = self._key(path)
+        key = self._strip_protocol(path)
         info = await self._info(key)
         if info["type"] != "file":
             raise IsADirectoryError(key)
@@ -562,23 +558,21 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         found = await files.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
         return found if kwargs.get("detail", False) else list(found)
 
-    async def _exists(self, path: str, **kwargs: Any) -> bool:
+    async def _type_of(self, path: str) -> str | None:
+        """Return the type that `info` tells; None if there is no ``path``. Other errors are raised."""
         try:
-            return not (await self._info(path)).get("empty", False)
+            return str((await self._info(path))["type"])
         except FileNotFoundError:
-            return False
+            return None
+
+    async def _exists(self, path: str, **kwargs: Any) -> bool:
+        return await self._type_of(path) in ("file", "directory")
 
     async def _isdir(self, path: str) -> bool:
-        return await self._is_a("directory", path)
+        return await self._type_of(path) == "directory"
 
     async def _isfile(self, path: str) -> bool:
-        return await self._is_a("file", path)
-
-    async def _is_a(self, kind: str, path: str) -> bool:
-        try:
-            return bool((await self._info(path))["type"] == kind)
-        except FileNotFoundError:
-            return False
+        return await self._type_of(path) == "file"
 
     # ------------------------------------------------------------------ where bytes are, and what will be read
 
@@ -743,7 +737,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         """Let ``path`` hold ``value``: bytes, or whatever can be set in `references`, text for one."""
-        key = self._key(path)
+        key = self._strip_protocol(path)
         writer = self._writing(f"write {key!r}")
         if isinstance(value, (str, list, tuple, dict)):
             self.references[key] = value
@@ -753,7 +747,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             self._session.wait(self._pipe_file, path, data, mode)
 
     async def _pipe_file(self, path: str, value: bytes | str, mode: str = "overwrite", **kwargs: Any) -> None:
-        key = self._key(path)
+        key = self._strip_protocol(path)
         writer = self._writing(f"write {key!r}")
         if not key:
             raise IsADirectoryError("the root is a directory")
@@ -768,14 +762,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self._writing(f"write {rpath!r}")
         if await asyncio.to_thread(os.path.isdir, lpath):
             return
-        data = await asyncio.to_thread(_read, lpath)
+        data = await asyncio.to_thread(Path(lpath).read_bytes)
         callback.set_size(len(data))
         await self._pipe_file(rpath, data, mode=mode)
         callback.relative_update(len(data))
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Let ``path2`` refer to the bytes of ``path1``: those of objects are not copied."""
-        source, key = self._key(path1), self._key(path2)
+        source, key = self._strip_protocol(path1), self._strip_protocol(path2)
         writer = self._writing(f"write {key!r}")
         if await self._isdir(source):
             return
@@ -791,7 +785,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         **kwargs: Any,
     ) -> None:
         """Move ``path1`` to ``path2``, as fsspec does; nothing happens where it is there already, however spelled."""
-        source, target = self._key(path1), self._key(path2)
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if source == target:
             return
         if isinstance(path1, str) and not path1.endswith("/") and parent(source)[0] == target:
@@ -817,7 +811,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         writer = self._writing(f"remove {path!r}")
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
-            key = self._key(name)
+            key = self._strip_protocol(name)
             kind = (await self._info(key))["type"]
             values = await writer.values()
             if kind != "directory":
@@ -840,7 +834,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self._writing(f"remove {path!r}")
         if isinstance(path, (str, os.PathLike)):
             keys = await self._matching(path)
-            if keys != [self._key(path)] and not recursive:
+            if keys != [self._strip_protocol(path)] and not recursive:
                 keys = [key for key in keys if await self._isfile(key)]
             path = keys
         await self._rm(path, recursive=recursive, maxdepth=maxdepth)
@@ -880,7 +874,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem("memory://made.json", remote_protocol="s3").resolve("a/0")
         ('s3://bucket/x.nc', 100, 150)
         """
-        key = self._key(path)
+        key = self._strip_protocol(path)
         writer = self._writing(f"write {key!r}")
         start, size = index(offset), None if length is None else index(length)
         if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
@@ -978,18 +972,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.writing.save import save  # what writes sets: who reads need not wait for it
 
-        kind = format or format_named(url)
+        session, kind = self._session, format or format_named(url)
         whole, spelled = self._respelling(), self._respelling(None if kind == "chunk-manifest" else url)
-
         adopted: list[str] = []
 
         def respell(written: str | None) -> str | None:
             # What is written here is the user's own, and trusted.
-            if (said := self._session.adopt([whole(written)])) and not adopted:
+            if (said := session.adopt([whole(written)])) and not adopted:
                 adopted.append(said)
             return spelled(written)
-
-        session = self._session
 
         def read(entries: Mapping[str, Entry]) -> list[bytes]:
             return session.wait(session.read_entries, entries)
@@ -1041,11 +1032,6 @@ def _create(path: str) -> BinaryIO:
     if folder:
         os.makedirs(folder, exist_ok=True)
     return open(path, "wb")
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def replace_reference_filesystem() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.reading import loading
-from refshard_fs.session import engines
+from refshard_fs.session.session import INDEXES
 
 pytest.importorskip("pyarrow")
 
@@ -300,7 +300,7 @@ def test_json_parquet_manifests_and_the_index_cache_hold_the_same(
     folder = tmp_path_factory.mktemp("set")
     (folder / "refs.json").write_text(json.dumps(found.written(targets)))
     for _ in ("decoded", "from the index cache"):
-        engines.INDEXES.clear()
+        INDEXES.clear()
         check(opened(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)
         loading.settle()
         assert len(list((folder / "cache").iterdir())) == 1

@@ -278,13 +278,6 @@ class EditedKeySpace(View):
         entry = yield from self.base.lookup(key)
         return self._root(entry) if key == ROOT else entry
 
-    def find(self, key: str) -> Entry | None:
-        edit = self.edits.get(key)
-        if edit is not None:
-            return entry_of(edit)
-        entry = self.base.find(key)
-        return self._root(entry) if key == ROOT else entry
-
     def _root(self, entry: Entry | None) -> Entry | None:
         """Return the root's document without consolidated metadata that are no longer those of the nodes."""
         if not isinstance(entry, Inline) or b'"consolidated_metadata"' not in entry.data:

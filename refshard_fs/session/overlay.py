@@ -5,6 +5,7 @@ Whoever commits or discards does so for all. The end of this module says which f
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import os
@@ -15,7 +16,7 @@ import warnings
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -25,7 +26,6 @@ from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Inline, Span
-from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import CostlyPattern, told
 
 if TYPE_CHECKING:
@@ -84,24 +84,14 @@ class Base(NamedTuple):
     url: str = ""  # of that document
 
 
-class _Uncommitted:
-    """Counts the writes that nobody committed, and warns of them when the overlay goes, which it must not refer to."""
-
-    __slots__ = ("count", "pid", "source")
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.count = 0
-        self.pid = os.getpid()
-
-    def warn(self) -> None:
-        if self.count and self.pid == os.getpid():
-            warnings.warn(
-                f"{self.count} writes to {told(self.source)} were never committed, and are lost: "
-                "call commit(), or discard(), or write within `with fs.transaction:`",
-                RuntimeWarning,  # shown by default: data is lost
-                stacklevel=2,
-            )
+def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
+    if uncommitted[0] and pid == os.getpid():
+        warnings.warn(
+            f"{uncommitted[0]} writes to {told(source)} were never committed, and are lost: "
+            "call commit(), or discard(), or write within `with fs.transaction:`",
+            RuntimeWarning,  # shown by default: data is lost
+            stacklevel=2,
+        )
 
 
 OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
@@ -162,9 +152,9 @@ class Overlay:
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # which have opened the source
         self._guard = fork_safe(threading.Lock())
-        self._uncommitted = _Uncommitted(source)
-        if is_durable:  # a source in memory goes as it is, written to or not
-            weakref.finalize(self, self._uncommitted.warn)
+        self._uncommitted = [0]  # how many writes
+        if is_durable:  # nothing is lost of a source in memory that is not lost with it
+            weakref.finalize(self, _warn_of_lost_writes, source, self._uncommitted, os.getpid())
 
     # ------------------------------------------------------------------ edits
 
@@ -174,20 +164,17 @@ class Overlay:
             if made is not None:  # not before the key refers to it: a commit meanwhile would take it for left over
                 self._objects[made] = None
             self.edits.put(key, edit)
-            self._uncommitted.count += self.worker is None
+            self._uncommitted[0] += self.worker is None
             if self.mirror is not None:
                 _follow(self.mirror, key, edit)
-        if is_metadata(key):
-            self._tell_of(key)
 
     def remove_below(self, prefix: str) -> None:
         """Let there be nothing at ``prefix``, nor below it."""
         with self._guard:
             self.edits.remove_below(prefix)
-            self._uncommitted.count += self.worker is None
+            self._uncommitted[0] += self.worker is None
             for key in [key for key in self.mirror or () if is_within(key, prefix)]:
                 _follow(self.mirror, key, REMOVED)
-        self._tell_of(prefix)
 
     def made(self, url: str) -> None:
         """Take note of an object that was put for an edit."""
@@ -227,12 +214,11 @@ class Overlay:
 
         A commit still compares the objects that they replace with what was seen of these before, ``but`` for some URLs.
         """
-        with self._guard:
+        with self._changing():
             self._remember_versions(self.edits, but)
             if self._edited_base is None and len(self.edits):
                 self._edited_base = self.base
-            self._begin_anew()
-        self._tell()
+            self.base = None
 
     def seen(self, url: str) -> Facts | None:
         """Return which version of the object at ``url`` was read by somebody; None if none was."""
@@ -241,26 +227,18 @@ class Overlay:
             return known
         return next((facts for session in list(self._sessions) if (facts := session.seen(url)) is not None), None)
 
-    def replaced(self, urls: Collection[str]) -> None:
-        """Take note that a commit put or removed these objects."""
-        for session in list(self._sessions):
-            session.replaced(urls)
-
     def _remember_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
         """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
         url_of = None if self.base is None else self.base.keyspace.url_of
         urls = self._versions.keys() if url_of is None else {url_of(key) for key in edits.changes()}
         self._versions = {url: facts for url in urls if url not in but and (facts := self.seen(url)) is not None}
 
-    def _begin_anew(self) -> None:
-        self.base = None
-        self.openings += 1
-
-    def _tell_of(self, key: str) -> None:
-        for session in list(self._sessions):
-            session.wrote(key)
-
-    def _tell(self) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Replace the edits, and perhaps the base; afterwards all sessions open the source anew."""
+        with self._guard:
+            yield
+            self.openings += 1
         for session in list(self._sessions):
             session.forget()
 
@@ -276,10 +254,10 @@ class Overlay:
 
     def become(self, given: OverlayCopy) -> None:
         """Be what another process's overlay was, for one more process to write to; later ones take the place of it."""
-        with self._guard:
-            worker = self.worker
-            if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
-                return
+        worker = self.worker
+        if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
+            return
+        with self._changing():
             edits = given.edits()
             if worker is None:
                 self.worker = Worker(given.number, given.commits)
@@ -289,9 +267,8 @@ class Overlay:
                     edits.add(own.prefixes(), own.changes())
                 worker.seen, worker.commits = given.number, given.commits
             self.edits = edits
-            self._uncommitted.count = 0
-            self._begin_anew()
-        self._tell()
+            self._uncommitted[0] = 0
+            self.base = None
 
     def after_fork(self) -> None:
         """Be that of another process: the parent commits what is written here."""
@@ -311,31 +288,27 @@ class Overlay:
 
         Those of them that were committed or dropped since do not come back.
         """
-        with self._guard:
+        with self._changing():
             kept = edits.since(self._settled)
             self._remember_versions(kept)
             left = self._replace(kept)
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
                 self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
-            self.openings += 1
-        self._tell()
         return left
 
     def drop(self) -> list[str]:
         """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
-        with self._guard:
+        with self._changing():
             self._settled = self.edits.number
             left = self._replace(Edits())
-            self._edited_base = None
             self._versions.clear()
-            self._begin_anew()
-        self._tell()
+            self.base = self._edited_base = None
         return left
 
     def settle(self, committed: Edits, stored: Edits) -> list[str]:
         """Take note that ``committed``, a savepoint, is in the source, as ``stored``; return URLs that nobody needs."""
-        with self._guard:
+        with self._changing():
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
             self._settled = committed.number
@@ -343,16 +316,14 @@ class Overlay:
             self._remember_versions(self.edits)
             self.sent.clear()
             self.commits += 1
-            self._edited_base = None
-            self._begin_anew()
-        self._tell()
+            self.base = self._edited_base = None
         return left
 
     def _replace(self, edits: Edits) -> list[str]:
         """Let ``edits`` be all there are; return, and no longer know, the objects that none of them refers to."""
         edits.number = self.edits.number  # numbers are never used again: other processes know them
         self.edits = edits
-        self._uncommitted.count = len(edits)
+        self._uncommitted[0] = len(edits)
         if not len(edits):
             self.spool.clear()
         needed = {span.url for span in edits.spans()}

@@ -35,9 +35,9 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.session.collect import collected, respelled
-from refshard_fs.session.engines import Engines
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, open_source
+from refshard_fs.session.session import Engines
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import Named, Variable, VariableReader, auxiliary, with_packing_types
 from refshard_fs.writing.save import respelling

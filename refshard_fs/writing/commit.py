@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import parent
@@ -25,12 +23,11 @@ from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.targets.document import Document
-from refshard_fs.writing.chunk_manifests import ManifestCommit
-from refshard_fs.writing.committer import Committing, Finish
 from refshard_fs.writing.hierarchy import HierarchyCommit
-from refshard_fs.writing.parquet import ParquetCommit
 from refshard_fs.writing.save import as_written, save_json
+from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit
 from refshard_fs.writing.shards import shard_edits
+from refshard_fs.writing.writer import Writer
 
 HIERARCHY: Final = "zarr-hierarchy"
 MANIFESTS: Final = "chunk-manifest"
@@ -61,76 +58,69 @@ def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) 
     return None
 
 
-def commit(committing: Committing) -> tuple[Edits, Finish | None]:
+def commit(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | None]:
     """Make the edits part of the source; return them as the source has them, and what is left to do, if anything is.
 
     Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and
     ReadOnlyError if it cannot take edits.
     """
-    if not isinstance(committing.source, str):
+    source = writer.source
+    if not isinstance(source, str):
         raise ReadOnlyError(
             "these references are held in memory, where nothing can be committed to: fs.save(url) writes them"
         )
-    if not takes_objects(committing.source):
+    if not takes_objects(source):
         raise ReadOnlyError(
-            f"{committing.source} takes no objects, being over HTTP or in an archive: fs.save(url) writes it, and what "
+            f"{source} takes no objects, being over HTTP or in an archive: fs.save(url) writes it, and what "
             "you have written, as a set of references to another place"
         )
-    _learn_manifests(committing)
-    format = _format_of(committing.source, committing.base, committing.options)
+    _learn_manifests(writer, base, edits)
+    format = _format_of(source, base, writer.options)
     if format is None:
         raise ReadOnlyError(
-            f"{committing.source} takes no writes, being neither a reference set nor a zarr hierarchy: fs.save(url) "
+            f"{source} takes no writes, being neither a reference set nor a zarr hierarchy: fs.save(url) "
             "writes it, and what you have written, as a set of references"
         )
-    stored = committing if format == HIERARCHY else _with_shards(committing)
+    stored, made = base, edits
+    if format != HIERARCHY:
+        if isinstance(base.keyspace, ShardView):
+            made = shard_edits(base.keyspace, edits, writer.session.run, writer.overlay, writer.values_over(base))
+            stored = base._replace(keyspace=base.keyspace.base)
+        made = made.loaded()
     try:
-        finish = _COMMITTERS[format](stored)
+        finish = _COMMITTERS[format](writer, stored, made)
     except TargetChanged as e:
-        if not e.target.startswith(told(committing.source).rstrip("/")):
+        if not e.target.startswith(told(source).rstrip("/")):
             raise
         raise ConflictError(
             f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "
             "are kept: discard() goes on with what is there now, save() writes what you have to another place"
         ) from e
-    _leave_whole(committing)
-    return stored.edits, finish
+    # Whoever wrote arrays with shards of their own goes on with whole shards.
+    written = edits.changes().items()
+    documents = ((key, edit.data) for key, edit in written if is_metadata(key) and isinstance(edit, Inline))
+    writer.overlay.whole |= sharded_by(documents)
+    return made, finish
 
 
-def _with_shards(committing: Committing) -> Committing:
-    """Return the same commit of the keys that are stored, all values in memory: shards in place of inner chunks."""
-    edits, base, view = committing.edits, committing.base, committing.base.keyspace
-    if isinstance(view, ShardView):
-        edits = shard_edits(view, edits, committing.run, committing.overlay, committing.values)
-        base = base._replace(keyspace=view.base)
-    return msgspec.structs.replace(committing, base=base, edits=edits.loaded())
-
-
-def _leave_whole(committing: Committing) -> None:
-    """Take note of the arrays that were written with shards of their own: who wrote them goes on with whole shards."""
-    changes = committing.edits.changes().items()
-    written = ((key, edit.data) for key, edit in changes if is_metadata(key) and isinstance(edit, Inline))
-    committing.overlay.whole |= sharded_by(written)
-
-
-def _learn_manifests(committing: Committing) -> None:
+def _learn_manifests(writer: Writer, base: Base, edits: Edits) -> None:
     """Find out whether arrays that were edited have chunk manifests."""
-    view = manifests_of(committing.base.keyspace)
+    view = manifests_of(base.keyspace)
     if view is not None and not view.maps_anything:
-        for key in {parent(key)[0]: key for key in committing.edits.changes()}.values():
-            committing.run(key, partial(view.array_of, key))
+        for key in {parent(key)[0]: key for key in edits.changes()}.values():
+            writer.session.run(key, partial(view.array_of, key))
 
 
-def _commit_json(committing: Committing) -> None:
-    base = committing.base
-    refs = collect(EditedKeySpace(base.keyspace, committing.edits), committing.run, as_written)
-    document = Document(base.url, committing.given(base.url), base.facts, committing.overlay.sent)
-    save_json(FlatStream(refs, as_written), committing.run, base.url, document)
+def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
+    session = writer.session
+    refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
+    document = Document(base.url, session.given(base.url), base.facts, writer.overlay.sent)
+    save_json(FlatStream(refs, as_written), session.run, base.url, document)
 
 
-_COMMITTERS: Final[dict[str, Callable[[Committing], Finish | None]]] = {
+_COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {
     "kerchunk-json": _commit_json,
-    "kerchunk-parquet": lambda committing: ParquetCommit(committing).run(),
-    MANIFESTS: lambda committing: ManifestCommit(committing).run(),
-    HIERARCHY: lambda committing: HierarchyCommit(committing).make(),
+    "kerchunk-parquet": lambda *given: ParquetCommit(*given).run(),
+    MANIFESTS: lambda *given: ManifestCommit(*given).run(),
+    HIERARCHY: lambda *given: HierarchyCommit(*given).run(),
 }

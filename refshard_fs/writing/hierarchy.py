@@ -17,18 +17,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from refshard_fs.core.edits import Spooled
+from refshard_fs.core.edits import Edits, Spooled
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent, splits
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.reading.cache import Cache
+from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
+from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
-from refshard_fs.writing.committer import Committing
 from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned
+from refshard_fs.writing.writer import Writer
 
 WORKERS: Final = 8  # objects under way at a time
 IN_FLIGHT: Final = 8 << 20  # bytes of chunks that are packed or sent at a time; a larger shard goes alone
@@ -73,19 +75,21 @@ class HierarchyCommit:
     The overlay knows which version of an object was read here before, if one was.
     """
 
-    def __init__(self, committing: Committing) -> None:
-        found = beneath(committing.base.keyspace)
-        url = found.url if isinstance(found, Hierarchy) else str(committing.source)
-        self._committing = committing
-        self._objects = Objects(url, committing.given(url))
-        self._overlay = committing.overlay
+    def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
+        found = beneath(base.keyspace)
+        url = found.url if isinstance(found, Hierarchy) else str(writer.source)
+        self._run = writer.session.run
+        self._base = base
+        self._edits = edits
+        self._objects = Objects(url, writer.session.given(url))
+        self._overlay = writer.overlay
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._conflicting_shards: dict[str, None] = {}
         self._empty_shards: dict[str, Condition] = {}  # which are to be removed
         self._rewritten: list[tuple[ShardPlan, bool]] = []  # and whether the old shard was read
 
-    def make(self) -> None:
+    def run(self) -> None:
         """Put and remove what there is to be.
 
         Raises ConflictError if somebody else replaced what was read here and is to be replaced. Whatever is raised has
@@ -102,7 +106,7 @@ class HierarchyCommit:
             self._give_up(e)
             raise
         finally:
-            self._overlay.replaced({self._objects.url_of(name) for name in self._touched})
+            forget_indexes({self._objects.url_of(name) for name in self._touched})
         for shard, read in self._rewritten:
             self._overlay.costs.put(shard.key, shard.array, len(shard.changes), read=read)
 
@@ -116,10 +120,9 @@ class HierarchyCommit:
             error.add_note(f"{what} were put before that. All edits are kept: commit() makes all of them again")
 
     def _planned(self) -> Plan:
-        made = self._committing
-        steps = partial(planned, made.base.keyspace, made.edits, made.overlay.spool, loads_all=True)
+        steps = partial(planned, self._base.keyspace, self._edits, self._overlay.spool, loads_all=True)
         try:
-            plan: Plan = made.run("", steps)
+            plan: Plan = self._run("", steps)
         except TargetChanged as e:
             raise ConflictError(f"{e.target} {_SINCE}") from e
         return plan

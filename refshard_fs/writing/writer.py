@@ -10,6 +10,7 @@ from refshard_fs.core.edits import Edit, EditedKeySpace, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.errors import ReadOnlyError, RefShardError
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import WriteOptions
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
@@ -31,7 +32,7 @@ class Writer:
 
     def __init__(self, session: Session, options: WriteOptions) -> None:
         self.session = session
-        self._options = options
+        self.options = options
         self._values: Values | None = None
 
     @property
@@ -39,12 +40,17 @@ class Writer:
         """The uncommitted writes; a source in memory has an overlay from the first use on."""
         return self.session.edited()
 
+    @property
+    def source(self) -> str | InMemorySource:
+        """What is written to."""
+        return self.session.options.source
+
     # ------------------------------------------------------------------ keys
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
-        values = self._opened_values()
-        return values is not None and values.write_now(key, data)
+        base = self.overlay.base  # before the source has been opened, nobody knows where its format has values go
+        return base is not None and self.values_over(base).write_now(key, data)
 
     def refer_now(self, key: str, span: Span) -> bool:
         """Let ``key`` refer to ``span``, and return True, where that takes no event loop."""
@@ -78,24 +84,21 @@ class Writer:
         self.overlay.costs.tell()
 
     def _commit(self) -> None:
-        from refshard_fs.writing.commit import commit, waits
-        from refshard_fs.writing.committer import Committing  # what commits: who reads need not wait for it
+        from refshard_fs.writing.commit import commit, waits  # who reads need not wait for it
 
-        overlay, session = self.overlay, self.session
+        overlay = self.overlay
         with overlay.lock:
-            if overlay.is_shared and self._options.data_url is not None:
-                does_wait = waits(session.options.source, self.base(), self._options)
-                merge(overlay, self._store(), self._options, waits=does_wait)
+            if overlay.is_shared and self.options.data_url is not None:
+                does_wait = waits(self.source, self.base(), self.options)
+                merge(overlay, self._store(), self.options, waits=does_wait)
             if not overlay.edits:
                 return
             base = self.base()
             edits = overlay.savepoint()
-            if self._options.data_url is not None:
+            if self.options.data_url is not None:
                 self._store().make_durable(overlay.objects())
-            source, values = session.options.source, self._values_over(base)
-            committing = Committing(source, base, edits, overlay, session.run, session.given, self._options, values)
             try:
-                stored, finish = commit(committing)
+                stored, finish = commit(self, base, edits)
             except RefShardError:  # nothing was committed
                 raise
             except BaseException:  # the store may have done it all the same: `discard` removes no object that it names
@@ -112,7 +115,7 @@ class Writer:
         """Forget all that was written and not committed, and remove its objects."""
         self._refuse_elsewhere()
         with self.overlay.lock:
-            if self.overlay.is_shared and self._options.data_url is not None:
+            if self.overlay.is_shared and self.options.data_url is not None:
                 clear(self.overlay, self._store())
             left = self.overlay.drop()
         self._remove_objects(left)
@@ -144,7 +147,7 @@ class Writer:
             return keyspace
         match keyspace:
             case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
-                values = self._values_over(self.base())
+                values = self.values_over(self.base())
                 keyspace = EditedKeySpace(view.base, shard_edits(view, edits, self.session.run, self.overlay, values))
         self.overlay.entrust()
         return keyspace
@@ -159,31 +162,26 @@ class Writer:
             raise ReadOnlyError(_ELSEWHERE)
 
     def _remove_objects(self, urls: list[str]) -> None:
-        if urls and self._options.data_url is not None:
+        if urls and self.options.data_url is not None:
             store = self._store()
             store.remove_all(name for name in map(store.name_of, urls) if name is not None)
 
     def _store(self) -> Objects:
-        url = self._options.data_url
+        url = self.options.data_url
         assert url is not None
         return Objects(url, self.session.given(url))
 
     # ------------------------------------------------------------------ where values go
 
-    def _opened_values(self) -> Values | None:
-        """Return what writes values; None before the source has been opened, for its format decides where they go."""
-        base = self.overlay.base
-        return None if base is None else self._values_over(base)
-
-    def _values_over(self, base: Base) -> Values:
+    def values_over(self, base: Base) -> Values:
         from refshard_fs.writing.commit import waits  # who reads need not wait for it
 
-        options, values = self._options, self._values
+        options, values = self.options, self._values
         staged = self.overlay.worker is not None
         if values is None or isinstance(values, StagedValues) != staged:
             store = None if options.data_url is None else self._store()
             values = self._values = (StagedValues if staged else Values)(self.overlay, options, store)
-        values.waits = waits(self.session.options.source, base, options)
+        values.waits = waits(self.source, base, options)
         values.is_inner = base.keyspace.is_inner
         return values
 
@@ -191,9 +189,9 @@ class Writer:
         """Return what takes single values and removals, and may take an event loop for them."""
         while True:
             await self.session.keyspace()
-            values = self._opened_values()
-            if values is not None:  # it is open, and no other thread has begun anew meanwhile
-                return values
+            base = self.overlay.base
+            if base is not None:  # no other thread has begun anew meanwhile
+                return self.values_over(base)
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped

@@ -20,7 +20,7 @@ from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.reading import cache as index_cache
 from refshard_fs.reading import loading
 from refshard_fs.reading.cache import IndexCache, default_directory
-from refshard_fs.session import engines
+from refshard_fs.session.session import INDEXES
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -28,7 +28,7 @@ ARRAY |= {"order": "C", "filters": None}
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    engines.INDEXES.clear()
+    INDEXES.clear()
     yield
     loading.settle()
 
@@ -59,7 +59,7 @@ def source(tmp_path: Path, size: int = 100) -> Path:
 
 
 def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFileSystem:
-    engines.INDEXES.clear()
+    INDEXES.clear()
     fs = RefShardFileSystem(str(path), index_cache=cache, target=str(path.parent / "data"), **options)
     assert fs.cat("a/7") == b"\7"
     loading.settle()
@@ -98,7 +98,7 @@ def test_a_changed_source_is_decoded_anew(tmp_path: Path, parses: list[str]) -> 
     opened(path, cache)
     text = path.read_text()
     path.write_text(text.replace('["data", 7, 1]', '["data", 8, 1]'))
-    engines.INDEXES.clear()
+    INDEXES.clear()
     assert RefShardFileSystem(str(path), index_cache=cache).cat("a/7") == b"\10"
     assert len(parses) == 2
 
@@ -267,7 +267,7 @@ def test_nobodys_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server: Any) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     http_server.put("/refs.json", path.read_bytes())
-    engines.INDEXES.clear()
+    INDEXES.clear()
     url = http_server.url + "/refs.json?token=SECRET"
     fs = RefShardFileSystem(url, index_cache=cache)
     assert fs.cat("text") == b"\0\1\2"

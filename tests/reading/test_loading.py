@@ -19,7 +19,7 @@ from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.loading import load
-from refshard_fs.session import engines
+from refshard_fs.session.session import INDEXES
 
 ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -137,7 +137,7 @@ def test_a_long_decode_leaves_the_event_loop_free() -> None:
 def test_a_manifest_is_parsed_once_by_all_filesystems_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines.INDEXES.clear()
+    INDEXES.clear()
     path = tmp_path / "refs.json"
     path.write_bytes(document())
     fs = RefShardFileSystem(str(path), index_cache=False)
@@ -163,7 +163,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
-    engines.INDEXES.clear()
+    INDEXES.clear()
     http_server.put("/refs.json", document())
     fs = RefShardFileSystem(http_server.url + "/refs.json", index_cache=False)
     assert fs.references["a/4999"] == ["s3://b/x", 4999, 1]
@@ -171,6 +171,6 @@ def test_pieces_of_a_remote_source_make_the_same_set(http_server: Any) -> None:
 
 
 def test_memory_filesystems_work_as_sources() -> None:
-    engines.INDEXES.clear()
+    INDEXES.clear()
     fsspec.filesystem("memory").pipe_file("/refs-of-loading.json", document())
     assert len(RefShardFileSystem("memory://refs-of-loading.json", index_cache=False).references) == 5002

@@ -1,0 +1,404 @@
+"""Commits to parquet sets and hierarchies with chunk manifests: new objects first, then the document that names them.
+
+That one PUT is the commit. Readers that know no new names are served by what follows it. If that is interrupted, the
+document says what is left to do, and readers of this package follow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Texts
+from refshard_fs.core.edits import EditedKeySpace, Edits
+from refshard_fs.core.hierarchy import Hierarchy
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Inline, Steps
+from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
+from refshard_fs.formats.chunk_manifest import NAME
+from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
+from refshard_fs.formats.chunk_manifest.view import root_with
+from refshard_fs.formats.kerchunk_parquet import PARQUET
+from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.kerchunk_parquet.writing import (
+    Change,
+    document_with,
+    edited_partition,
+    new_layout,
+    parquet_partition,
+    plan,
+)
+from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
+from refshard_fs.references.stream import FlatStream, Partition
+from refshard_fs.session.collect import columns_of, gather
+from refshard_fs.session.overlay import Base
+from refshard_fs.session.recognition import beneath, manifests_of
+from refshard_fs.targets.document import Document
+from refshard_fs.targets.objects import Objects
+from refshard_fs.writing.save import absolute, as_written, manifest_of
+from refshard_fs.writing.writer import Writer
+
+Finish = Callable[[], None]  # what a commit leaves to do once it is made
+
+
+class DirectoryCommit:
+    """One commit to a directory whose document ``name`` says what is in it: new objects first, that document last."""
+
+    def __init__(self, writer: Writer, base: Base, edits: Edits, name: str) -> None:
+        self._run = writer.session.run
+        self._edits = edits
+        root = str(writer.source).rstrip("/")
+        self._store = Objects(root, writer.session.given(root))
+        self._url = self._store.url_of(name)
+        self._given = writer.session.given(self._url)
+        self._document = Document(self._url, self._given, base.facts, writer.overlay.sent)
+        self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
+        self._written: list[str] = []
+
+    def run(self) -> Finish:
+        """Make the commit: all of it or nothing. Return what is left to do for readers that know no new names."""
+        try:
+            data = self._put_objects()
+            self._publish(data)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._store.remove_all(self._written)
+            raise
+        return self._finish
+
+    def _put_objects(self) -> bytes:
+        """Put all new objects, and return the new document."""
+        raise NotImplementedError
+
+    def _tidy(self) -> None:
+        """Do what is left to do when the commit is made."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
+            self._tidy()
+
+    def _publish(self, data: bytes) -> None:
+        """Put the document that is the commit. If it is not known whether that was done, the objects it names stay."""
+        try:
+            self._document.put(data)
+        except ConflictError:
+            raise
+        except BaseException:
+            if self._document.may_be(data):
+                self._written.clear()
+            raise
+
+    def _publish_again(self, data: bytes) -> None:
+        """Replace the document that this commit has put."""
+        Document(self._url, self._given, self._document.made).put(data)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parquet sets: changed partitions under names of their own; after the commit they get their usual names.
+
+ABANDONED: Final = 900  # seconds after which an earlier commit is not renaming partitions any more
+TIDYING: Final = 300  # seconds that one takes for that at most
+
+Renamed = dict[str, dict[int, str | None]]
+
+
+class ParquetCommit(DirectoryCommit):
+    """One commit to the set at the source's URL, which is made if there is none."""
+
+    def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
+        require_pyarrow()
+        super().__init__(writer, base, edits, PARQUET)
+        found = beneath(base.keyspace)
+        self._old = found if isinstance(found, ParquetKeySpace) and base.facts is not None else None
+        empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
+        self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
+        self._before = zarrmeta.loads(empty if self._old is None else self._old.document)
+        self._now = 0  # seconds since 1970, when the commit is made
+        self._last = b""  # the document when all partitions have their usual names
+        self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
+
+    def _put_objects(self) -> bytes:
+        layout, document = new_layout(self._layout, self._edits, self._url)
+        changes = plan(self._layout, layout, self._edits)
+        for array in changes.gone:
+            self._drop(array, 0)
+        for array, change in changes.changes.items():
+            self._change(layout, array, change)
+        self._now = int(time.time())
+        self._renamed = {array: names for array, names in self._renamed.items() if names}
+        self._last = document_with(document, {}, self._token, self._now)
+        return document_with(document, self._renamed, self._token, self._now)
+
+    # ------------------------------------------------------------------ partitions under names of their own
+
+    def _change(self, layout: Layout, array: str, change: Change) -> None:
+        if change.anew:
+            self._make_anew(layout, array, keeps=change.keeps)
+            return
+        for number in sorted({*change.rows, *change.cut}):
+            before = None
+            if self._old is not None and number < self._layout.partitions(array):
+                before = self._run(partition_name(array, number), partial(self._old.partition, array, number))
+            rows = change.rows.get(number, {})
+            if before is not None or rows:
+                self._put(layout, array, number, edited_partition(before, layout.chunks(array, number), rows))
+        self._drop(array, layout.partitions(array))
+
+    def _make_anew(self, layout: Layout, array: str, *, keeps: bool) -> None:
+        grid = layout.grids[array]
+        refs = ReferenceSet(Texts.of(()), {}, {})
+        if keeps and self._old is not None:
+            refs = columns_of(self._old, self._run, as_written, array)
+        side = {key: value for key, value in refs.side.items() if is_within(key, array)}
+        metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
+        refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
+        stream = FlatStream(refs, as_written)
+        self._drop(array, 0)
+        for numbers in self._run(array, partial(stream.ranges, array, layout.record_size)):
+            part = self._run(array, partial(stream.partition, array, numbers))
+            assert len(part) <= grid.size
+            self._put(layout, array, numbers.start // layout.record_size, part)
+
+    def _put(self, layout: Layout, array: str, number: int, part: Partition) -> None:
+        start = number * layout.record_size
+        numbers = range(start, start + len(part))
+        name = f"refs.{number}.{self._token}.parq"
+        data = parquet_partition(array, layout.grids[array], numbers, part)
+        self._written.append(join(array, name))
+        self._store.put(join(array, name), (data,))
+        self._renamed.setdefault(array, {})[number] = name
+
+    def _drop(self, array: str, start: int) -> None:
+        """Let there be none of the array's partitions from ``start`` on."""
+        if self._old is None or array not in self._layout.grids:
+            return
+        size = self._layout.grids[array].size
+        stored = self._run(array, partial(self._old.stored, array, start * self._layout.record_size, size))
+        renamed = self._renamed.setdefault(array, {})
+        renamed.update(dict.fromkeys(stored))
+        renamed.update((number, None) for number in list(renamed) if number >= start)
+
+    # ------------------------------------------------------------------ and their usual names
+
+    def _may_tidy(self) -> bool:
+        """Whether there are partitions to rename, and no other process can be at it."""
+        if not self._renamed:
+            return False
+        match self._before.get("refshard"):
+            case {"at": int(at)}:
+                return self._now - at > ABANDONED
+        return not self._layout.renamed
+
+    def _tidy(self) -> None:
+        if not self._may_tidy():
+            return
+        until = time.monotonic() + TIDYING
+        unique: list[str] = []
+        for array, names in self._renamed.items():
+            for number, name in names.items():
+                if time.monotonic() > until:
+                    return
+                usual = partition_name(array, number)
+                if name is None:
+                    self._store.remove_all([usual])
+                else:
+                    self._store.copy(join(array, name), usual)
+                    unique.append(join(array, name))
+        for array, before in self._layout.renamed.items():
+            now = self._renamed.get(array, {})
+            unique += [join(array, name) for n, name in before.items() if name is not None and now.get(n) != name]
+        self._publish_again(self._last)
+        self._store.remove_all(unique)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Hierarchies with chunk manifests: the root's document has all metadata; after the commit each node gets its own.
+
+_ROOT = "zarr.json"
+Nodes = dict[str, dict[str, Any]]
+
+
+class ManifestCommit(DirectoryCommit):
+    """One commit to the hierarchy at the source's URL, which is made if there is none."""
+
+    def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
+        super().__init__(writer, base, edits, _ROOT)
+        self._nodes_after: Nodes = {}
+        self._changed: list[str] = []  # nodes whose own documents are to be written
+        self._gone: list[str] = []  # nodes whose documents are to be removed
+        self._done: list[str] = []  # manifests that this commit replaces: the next one removes them
+        self._useless: list[str] = []  # manifests of nodes that are gone: with them, their directories would stay
+        self._replaced: list[str] = []  # manifests that the commit before replaced
+        is_new = base.facts is None
+        self._view = None if is_new else manifests_of(base.keyspace)
+        if not is_new and not (self._view and isinstance(self._view.base, Hierarchy | EditedKeySpace)):
+            raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
+
+    def _put_objects(self) -> bytes:
+        old: Nodes = {} if self._view is None else self._run("", partial(_documents, self._view.base))
+        nodes: Nodes = self._nodes(old)
+        touched = [
+            path
+            for path, doc in nodes.items()
+            if doc.get("node_type") == "array" and self._touches(path, doc, old.get(path))
+        ]
+        self._replaced = _replaced(old.get("", {}))
+        self._done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
+        self._useless = [join(path, name) for path in old.keys() - nodes.keys() if (name := _manifest(old.get(path)))]
+        for path in touched:
+            nodes[path] = self._write(path, nodes[path], old.get(path))
+        for path in nodes.keys() - set(touched):
+            nodes[path] = _declaring(nodes[path], old.get(path))
+        changed = {path for path, doc in nodes.items() if path and doc != old.get(path)}
+        self._nodes_after = nodes
+        self._changed = sorted(changed | _unfinished(old.get("", {}), "pending").intersection(nodes))
+        self._gone = sorted({*old, *_unfinished(old.get("", {}), "gone")} - set(nodes) - {""})
+        return zarrmeta.dumps(root_with(nodes, self._changed, self._gone, self._done))
+
+    def _tidy(self) -> None:
+        for path in self._changed:
+            self._store.put(join(path, _ROOT), (zarrmeta.dumps(self._nodes_after[path]),))
+        self._store.remove_all(join(path, _ROOT) for path in self._gone)
+        self._publish_again(zarrmeta.dumps(root_with(self._nodes_after, [], [], self._done)))
+        self._store.remove_all(self._useless)
+        self._store.remove_all(self._replaced)  # of the last commit: who had it open has had time
+
+    # ------------------------------------------------------------------ metadata
+
+    def _nodes(self, old: Nodes) -> Nodes:
+        """Return the documents of all groups and arrays after the edits, without what declares their manifests."""
+        edits = self._edits
+        shown: dict[str, Any] = {}
+        for path in old:  # which is empty without a view
+            assert self._view is not None
+            entry = self._run(path, partial(self._view.read, join(path, _ROOT)))
+            if entry is not None and not edits.hides(join(path, _ROOT)):
+                shown[join(path, _ROOT)] = entry
+        for key, edit in edits.changes().items():
+            if not zarrmeta.is_metadata(key):
+                continue
+            if isinstance(edit, Inline):
+                shown[key] = edit.data
+            else:
+                shown.pop(key, None)
+        arrays = {key: zarrmeta.object_in(shown[key], repr(key)) for key in shown if zarrmeta.is_array_document(key)}
+        found = ((parent(key)[0], _grid(parent(key)[0], doc)) for key, doc in arrays.items())
+        grids = {path: grid for path, grid in found if grid is not None}
+        return manifest_writing.hierarchy(shown.items(), grids)
+
+    def _touches(self, path: str, doc: Mapping[str, Any], old: Mapping[str, Any] | None) -> bool:
+        """Whether the array ``path`` needs another manifest."""
+        edits = self._edits
+        if old is None or edits.hides(path) or _grid(path, doc) != _grid(path, old):
+            return True
+        has_chunks = any(is_within(key, path) and not zarrmeta.is_metadata(key) for key in edits.changes())
+        return has_chunks or any(is_within(prefix, path) for prefix in edits.prefixes())
+
+    # ------------------------------------------------------------------ manifests
+
+    def _write(self, path: str, doc: dict[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Write the manifest of the array ``path``, and return its metadata, which names that."""
+        grid = _grid(path, doc)
+        if grid is None:
+            raise ManifestError(f"{join(path, _ROOT)!r}: its chunk grid or chunk keys are not known")
+        refs, extras = ReferenceSet(Texts.of(()), {}, {}), {}
+        if self._view is not None and old is not None and not self._edits.hides(path):
+            refs, found = self._run(path, partial(gather, self._view, path))
+            extras = _moved(found.get(path, {}), _grid(path, old), grid)
+        edits = within(self._edits, path)
+        edits.put(join(path, _ROOT), Inline(zarrmeta.dumps(doc)))
+        for key in edits.changes():
+            number = grid.number(relative(key, path))
+            if number is not None:
+                extras.pop(number, None)
+        refs = with_edits(refs, edits, self._url)
+        for key in refs.side:
+            if not zarrmeta.is_metadata(key) and grid.number(relative(key, path)) is None:
+                raise ManifestError(
+                    f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it"
+                )
+        stream = FlatStream(refs, lambda url: None if url is None else absolute(url), {path: extras})
+        data = manifest_of(stream, self._run, path)
+        name = f"manifest.{self._token}.json"
+        self._written.append(join(path, name))
+        self._store.put(join(path, name), (data,))
+        return manifest_writing.with_manifest(doc, name)
+
+
+def _documents(keyspace: KeySpace) -> Steps[Nodes]:
+    """Return the document of every node as it is stored, by path: as the root has them, or each one's own."""
+    root = yield from _document(keyspace, _ROOT)
+    if root is None:
+        return {}
+    match root:
+        case {"consolidated_metadata": {"metadata": dict(members)}}:
+            return {"": root, **{path: doc for path, doc in members.items() if isinstance(doc, dict)}}
+    found = {"": root}
+    groups = [""] if root.get("node_type") == "group" else []
+    while groups:
+        path = groups.pop()
+        for listed in (yield from keyspace.children(path)) or ():
+            below = join(path, listed.name)
+            doc = (yield from _document(keyspace, join(below, _ROOT))) if listed.is_directory else None
+            if doc is not None:
+                found[below] = doc
+                if doc.get("node_type") == "group":
+                    groups.append(below)
+    return found
+
+
+def _document(keyspace: KeySpace, key: str) -> Steps[dict[str, Any] | None]:
+    data = yield from keyspace.read(key)
+    return None if data is None else zarrmeta.object_in(data, repr(key))
+
+
+def _grid(path: str, doc: Mapping[str, Any]) -> ChunkGrid | None:
+    meta = zarrmeta.array_meta(doc, repr(join(path, _ROOT)))
+    return None if meta is None else meta.grid
+
+
+def _manifest(doc: Mapping[str, Any] | None) -> str | None:
+    """Return the name of the manifest, beside it, that an array's document declares and that a commit wrote."""
+    match doc:
+        case {"storage_transformers": [{"name": name, "configuration": {"manifest": str(path)}}]} if name == NAME:
+            plain = path.removeprefix("./")
+            return plain if plain.startswith("manifest.") and "/" not in plain else None
+    return None
+
+
+def _declaring(doc: dict[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return an array's new metadata, which declares the manifest that the old one does."""
+    if old is None or "storage_transformers" not in old:
+        return doc
+    return {**doc, "storage_transformers": old["storage_transformers"]}
+
+
+def _unfinished(root: Mapping[str, Any], what: str) -> set[str]:
+    match root:
+        case {"consolidated_metadata": {"refshard": {**ours}}}:
+            paths: Any = ours.get(what, ())
+            return {path for path in paths if isinstance(path, str)}
+    return set()
+
+
+def _replaced(root: Mapping[str, Any]) -> list[str]:
+    found = _unfinished(root, "replaced")
+    return sorted(key for key in found if parent(key)[1].startswith("manifest.") and ".." not in key.split("/"))
+
+
+def _moved(
+    extras: Mapping[int, Mapping[str, str]], before: ChunkGrid | None, after: ChunkGrid
+) -> dict[int, Mapping[str, str]]:
+    """Return what is said of chunks by their numbers in another grid; of those outside of it, nothing."""
+    if before is None or len(before.counts) != len(after.counts):
+        return {}
+    moved = {after.number_of(before.coords(number)): said for number, said in extras.items()}
+    return {number: said for number, said in moved.items() if number is not None}
