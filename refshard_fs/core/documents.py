@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -133,9 +133,16 @@ class Documents(Generic[K]):
         self.base = base
         self.view = next(_views)
         self.arrays: dict[str, K] = {}
-        self.grids: Mapping[str, ChunkGrid] = _Grids(self.arrays, base)
+        self.grids: Mapping[str, ChunkGrid] = Grids(
+            self._grid, lambda: dict.fromkeys([*base.grids, *list(self.arrays)])
+        )
         self._rewrite = rewrite
         self._on_array = on_array
+
+    def _grid(self, path: str) -> ChunkGrid | None:
+        """Return the grid of an array that has been seen, or else the base's."""
+        known = self.arrays.get(path)
+        return self.base.grids.get(path) if known is None or known.grid is None else known.grid
 
     def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
         """Take in the arrays that the base knows without further reads; without any of ``marks``, as ``plain``."""
@@ -280,21 +287,6 @@ class ArrayView(View, Generic[K]):
         path, grid = yield from self._remapped_above(prefix)
         leading = None if grid is None else grid.leading(relative(prefix, path))
         return None if leading is None else (path, leading)
-
-
-class _Grids(Grids):
-    """The grids of arrays seen so far, before those of the base; it grows as more are seen."""
-
-    def __init__(self, known: Mapping[str, Known], base: KeySpace) -> None:
-        self._known = known
-        self._base = base
-
-    def find(self, path: str) -> ChunkGrid | None:
-        known = self._known.get(path)
-        return self._base.grids.get(path) if known is None or known.grid is None else known.grid
-
-    def paths(self) -> Iterable[str]:
-        return dict.fromkeys([*self._base.grids, *list(self._known)])
 
 
 def _candidates(key: str) -> Iterator[list[str]]:

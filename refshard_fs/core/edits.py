@@ -268,7 +268,8 @@ class EditedKeySpace(View):
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         super().__init__(base)
         self.edits = edits
-        self.grids = _Grids(base, edits)
+        self._parsed: dict[str, tuple[Inline, ChunkGrid | None]] = {}  # grids of written arrays, by key
+        self.grids = Grids(self._grid, self._array_paths)
         self.in_memory = base.in_memory
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -360,6 +361,25 @@ class EditedKeySpace(View):
                 return True
         return False
 
+    def _grid(self, path: str) -> ChunkGrid | None:
+        """Return the grid of an array: the base's, unless its metadata was written or removed since."""
+        for key in (join(path, name) for name in ARRAY_DOCUMENTS):
+            match self.edits.get(key):
+                case Inline(data) as edit:
+                    known = self._parsed.get(key)
+                    if known is None or known[0] is not edit:
+                        known = self._parsed[key] = edit, zarrmeta.grid_of(data)
+                    return known[1]
+                case Span():
+                    return None
+        if self.edits.hides(path) or self.edits.get(join(path, ".zarray")) is REMOVED:
+            return None
+        return self.base.grids.get(path)
+
+    def _array_paths(self) -> Iterable[str]:
+        written = [parent(key)[0] for key in self.edits.changes() if is_array_document(key)]
+        return dict.fromkeys([*self.base.grids, *written])
+
 
 def _is_document(edit: Edit, document: object) -> bool:
     """Whether ``edit`` is the ``document`` of a node; None: it has none."""
@@ -382,32 +402,3 @@ def _parsed(data: bytes) -> Any:
 def unedited(keyspace: KeySpace) -> KeySpace:
     """Return ``keyspace`` without its edits, if there are none."""
     return keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace
-
-
-class _Grids(Grids):
-    """The grids of the base, but for arrays whose metadata was written or removed since."""
-
-    def __init__(self, base: KeySpace, edits: Edits) -> None:
-        self._base = base
-        self._edits = edits
-        self._known: dict[str, tuple[Any, ChunkGrid | None]] = {}
-
-    def find(self, path: str) -> ChunkGrid | None:
-        for name in ARRAY_DOCUMENTS:
-            key = join(path, name)
-            edit = self._edits.get(key)
-            match edit:
-                case Inline(data):
-                    known = self._known.get(key)
-                    if known is None or known[0] is not edit:
-                        known = self._known[key] = edit, zarrmeta.grid_of(data)
-                    return known[1]
-                case Span():
-                    return None
-        if self._edits.hides(path) or self._edits.get(join(path, ".zarray")) is REMOVED:
-            return None
-        return self._base.grids.get(path)
-
-    def paths(self) -> Iterable[str]:
-        written = [parent(key)[0] for key in self._edits.changes() if is_array_document(key)]
-        return dict.fromkeys([*self._base.grids, *written])

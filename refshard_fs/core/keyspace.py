@@ -141,15 +141,14 @@ class KeySpace(ABC):
 
 
 class Grids(Mapping[str, ChunkGrid]):
-    """The chunk grids of arrays, found as they are asked for; ``paths`` names all that there may be."""
+    """The chunk grids of arrays, found as they are asked for.
 
-    def find(self, path: str) -> ChunkGrid | None:
-        """Return the grid of the array ``path``, if it is known."""
-        raise NotImplementedError
+    ``find`` returns the grid of one array, if it is known. ``paths`` names all arrays that may be known, each once.
+    """
 
-    def paths(self) -> Iterable[str]:
-        """Return the paths of all arrays that may be known, each once."""
-        raise NotImplementedError
+    def __init__(self, find: Callable[[str], ChunkGrid | None], paths: Callable[[], Iterable[str]]) -> None:
+        self.find = find
+        self.paths = paths
 
     def get(self, path: str, default: Any = None) -> Any:
         found = self.find(path)
@@ -168,6 +167,9 @@ class Grids(Mapping[str, ChunkGrid]):
         return sum(1 for _ in self)
 
 
+_OF_ATTRIBUTES = ("attribute_dtypes", "unlimited_dimensions")
+
+
 class View(KeySpace):
     """The keys of ``base``, some of them shown otherwise; whatever a view does not say, its base does."""
 
@@ -175,13 +177,8 @@ class View(KeySpace):
 
     def __init__(self, base: KeySpace) -> None:
         self.base = base
-        self.grids = base.grids
-        self.urls = base.urls
-        self.document_url = base.document_url
-        self.url_of = base.url_of
-        self.reports = base.reports
-        self.attribute_dtypes = base.attribute_dtypes
-        self.unlimited_dimensions = base.unlimited_dimensions
+        for name in ("grids", "urls", "document_url", "url_of", "reports", *_OF_ATTRIBUTES):
+            setattr(self, name, getattr(base, name))
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))

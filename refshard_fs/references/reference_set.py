@@ -131,11 +131,12 @@ class _Grids(Grids):
     """The grids of arrays, of which none is known before it is asked for."""
 
     def __init__(self, refs: ReferenceSet) -> None:
+        super().__init__(self._grid, lambda: refs.tables)
         self._refs = refs
         self._known: dict[str, ChunkGrid | None] = {}
         self._read = GridReader(refs.where).grid
 
-    def find(self, path: str) -> ChunkGrid | None:
+    def _grid(self, path: str) -> ChunkGrid | None:
         table = self._refs.chunks.get(path)
         if table is not None:
             return table.grid

@@ -1,4 +1,4 @@
-"""Where written values go: `Values` in the process that commits, `StagedValues` in others that write for it.
+"""Where written values go, in the process that commits and in others that write for it.
 
 In the committing process small values and metadata go into the overlay, and others into objects of their own, at once.
 Values that have a place in the source wait for the commit in the overlay: all of a zarr hierarchy, chunks of shards.
@@ -29,9 +29,16 @@ from refshard_fs.session.overlay import Overlay
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.objects import Buffer, Objects, sum_of
 
+_NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
+_LATER: Final = "another process and, after that one began, by this one"
+_ROOT: Final = "%"  # stands for the empty key: no quoted key is that
+
 
 class Values:
-    """Writes to one overlay; readers see a value when the method returns. Any thread and event loop may call it."""
+    """Writes to one overlay; readers see a value when the method returns. Any thread and event loop may call it.
+
+    Where another process commits, each change is staged before it becomes an edit.
+    """
 
     def __init__(self, overlay: Overlay, options: WriteOptions, store: Objects | None) -> None:
         self._overlay = overlay
@@ -42,7 +49,7 @@ class Values:
 
     def keeps(self, key: str) -> bool:
         """Whether the value of ``key`` waits for the commit."""
-        return (self.waits or self.is_inner(key)) and not is_metadata(key)
+        return self._overlay.worker is None and (self.waits or self.is_inner(key)) and not is_metadata(key)
 
     def stored(self, parts: Sequence[Buffer]) -> Inline | Span:
         """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
@@ -56,34 +63,45 @@ class Values:
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
         if not self.write_now(key, data):
-            span = await in_thread(lambda: self._as_object([data]))
-            self._overlay.put(key, span, self._made(span))
+            await in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Do the same at once, and return True, where that needs no network."""
         overlay = self._overlay
         if self.keeps(key):
             overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
-        elif self.waits or is_metadata(key) or not self._is_large(len(data)):
+        elif overlay.worker is None and (self.waits or is_metadata(key) or not self._is_large(len(data))):
             overlay.put(key, Inline(data))
         elif self._store is not None and self._store.is_immediate:
-            span = self._as_object([data])
-            overlay.put(key, span, self._made(span))
+            self._put(key, data)
         else:
             return False
         return True
 
     async def refer(self, key: str, span: Span) -> None:
         """Let ``key`` hold what is at ``span``."""
+        await self._tell("r", key, msgspec.json.encode([span.url, span.start, span.stop]))
         self._overlay.put(key, span)
 
     async def remove(self, key: str) -> None:
         """Let there be no ``key``."""
+        await self._tell("d", key)
         self._overlay.put(key, REMOVED)
 
     async def remove_below(self, prefix: str) -> None:
         """Let there be nothing at ``prefix``, nor below it."""
+        await self._tell("p", prefix)
         self._overlay.remove_below(prefix)
+
+    def _put(self, key: str, data: bytes) -> None:
+        """Let ``key`` hold ``data``, by an object of its own."""
+        if self._overlay.worker is None:
+            span = self._as_object([data])
+            self._overlay.put(key, span, self._made(span))
+        else:
+            span = Span(self._stage("w", key, data), 0, len(data))
+            is_small = is_metadata(key) or not self._is_large(len(data))
+            self._overlay.put(key, Inline(data) if is_small else span)
 
     def _is_large(self, size: int) -> bool:
         """Whether so many bytes are to be an object."""
@@ -105,56 +123,22 @@ class Values:
             overlay.names.add(name)
         return Span(store.url_of(name), 0, sum(map(len, parts)))
 
-
-_NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
-_LATER: Final = "another process and, after that one began, by this one"
-_ROOT: Final = "%"  # stands for the empty key: no quoted key is that
-
-
-class StagedValues(Values):
-    """Writes of a process that shares an overlay of another one."""
-
-    def __init__(self, overlay: Overlay, options: WriteOptions, store: Objects | None) -> None:
-        if store is None:
-            raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
-        super().__init__(overlay, options, store)
-        self._staging: Objects = store
-
-    async def write(self, key: str, data: bytes) -> None:
-        await in_thread(lambda: self._write(key, data))
-
-    def write_now(self, key: str, data: bytes) -> bool:
-        if self._staging.is_immediate:
-            self._write(key, data)
-        return self._staging.is_immediate
-
-    async def refer(self, key: str, span: Span) -> None:
-        await in_thread(lambda: self._stage("r", key, msgspec.json.encode([span.url, span.start, span.stop])))
-        self._overlay.put(key, span)
-
-    async def remove(self, key: str) -> None:
-        await in_thread(lambda: self._stage("d", key, b"-"))
-        self._overlay.put(key, REMOVED)
-
-    async def remove_below(self, prefix: str) -> None:
-        await in_thread(lambda: self._stage("p", prefix, b"-"))
-        self._overlay.remove_below(prefix)
-
-    def _write(self, key: str, data: bytes) -> None:
-        url = self._stage("w", key, data)
-        small = is_metadata(key) or len(data) <= self._options.inline_threshold
-        self._overlay.put(key, Inline(data) if small else Span(url, 0, len(data)))
+    async def _tell(self, kind: str, key: str, data: bytes = b"-") -> None:
+        """Stage a change where another process commits it."""
+        if self._overlay.worker is not None:
+            await in_thread(lambda: self._stage(kind, key, data))
 
     def _stage(self, kind: str, key: str, data: bytes) -> str:
-        """Put the object of one write; return its URL."""
-        overlay = self._overlay
-        worker = overlay.worker
+        """Put the object that tells the committing process of one change; return its URL."""
+        overlay, worker, store = self._overlay, self._overlay.worker, self._store
+        if store is None:
+            raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
         assert worker is not None
         writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
         name = f"{overlay.id}/{writer}/{number:09}-{kind}/{quote(key, safe='/') or _ROOT}"
-        url = self._staging.url_of(name)
+        url = store.url_of(name)
         worker.staged.append((overlay.edits.number, url))
-        self._staging.put(name, (data,), durable=False)
+        store.put(name, (data,), durable=False)
         return url
 
 

@@ -16,7 +16,7 @@ from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.staging import StagedValues, Values, clear, merge
+from refshard_fs.writing.staging import Values, clear, merge
 
 _ELSEWHERE = (
     "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
@@ -177,10 +177,9 @@ class Writer:
         from refshard_fs.writing.commit import waits  # who reads need not wait for it
 
         options, values = self.options, self._values
-        staged = self.overlay.worker is not None
-        if values is None or isinstance(values, StagedValues) != staged:
+        if values is None:
             store = None if options.data_url is None else self._store()
-            values = self._values = (StagedValues if staged else Values)(self.overlay, options, store)
+            values = self._values = Values(self.overlay, options, store)
         values.waits = waits(self.source, base, options)
         values.is_inner = base.keyspace.is_inner
         return values
