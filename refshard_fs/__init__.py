@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from refshard_fs.tools.check import Finding, Report, check
     from refshard_fs.tools.diff import Changes, Difference, DocumentChange
     from refshard_fs.tools.info import ArraySummary, Node, Summary, Target, Targets
-    from refshard_fs.tools.map_drawing import Picture
+    from refshard_fs.tools.picture import Picture
     from refshard_fs.universal_path import RefShardPath
     from refshard_fs.xarray_backend import RefShardBackend, load
 
@@ -90,7 +90,7 @@ _MODULES = {  # of what is imported at its first use
     "LazySet": "sets.concat",
     "MadeSet": "sets.rebase",
     "Node": "tools.info",
-    "Picture": "tools.map_drawing",
+    "Picture": "tools.picture",
     "RefShardBackend": "xarray_backend",
     "RefShardFileSystem": "fs",
     "RefShardPath": "universal_path",

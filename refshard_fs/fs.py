@@ -66,7 +66,7 @@ from refshard_fs.writing.writer import OverlayTransaction, Writer
 if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet
     from refshard_fs.references.stream import Respell
-    from refshard_fs.tools.map_drawing import Picture
+    from refshard_fs.tools.picture import Picture
 
 
 class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
@@ -717,10 +717,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
         <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
         """
-        from refshard_fs.tools.map import map_of  # whoever draws none waits for none of it
-        from refshard_fs.tools.map_drawing import Picture
+        from refshard_fs.tools.map import picture_of  # whoever draws none waits for none of it
 
-        return Picture(map_of(self, array, select))
+        return picture_of(self, array, select)
 
     def __repr__(self) -> str:
         # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.

@@ -1,9 +1,7 @@
-"""What a picture of an array says: its chunks, the files they lie in, and the requests that a selection causes.
-
-A picture of a whole set says which arrays there are, and where their bytes lie.
+"""The picture of an array: its chunks, the files they lie in, and the requests for a selection; or that of a whole set.
 
 Metadata and indexes are read, and no chunk. Files are in the order in which the array's chunks, in C order, come to
-them.
+them. A chunk has one colour, in the grid and in its file.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from types import EllipsisType
 from typing import Any, Final, NamedTuple
@@ -23,13 +21,26 @@ import numpy.typing as npt
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.selection import chunk_numbers
-from refshard_fs.errors import ManifestError, NotListable, redacted
+from refshard_fs.core.stats import bytes_text, count_text, shape_text
+from refshard_fs.errors import ManifestError, NotListable, printable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, survey
+from refshard_fs.tools import picture
+from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mixed, ramp
+from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Surveyed, survey
 
 Floats = npt.NDArray[np.float64]
-Ranges = list[tuple[float, float]]
+
+GRID_HEIGHT: Final = 320.0  # lengths are in units of the picture
+LARGEST: Final = 56.0  # side of a cell
+BAR: Final = 14.0  # height of a strip
+POINTED: Final = 600  # cells up to which each has a text of its own to show
+SHADES: Final = 24  # of the ramp, and of a file's colour
+LEVELS: Final = 4  # of how full a cell is
+ARRAYS: Final = 12  # of a set that are named
+SHOWN: Final = 6  # files that have a strip of their own
+FINE: Final = 240  # pieces that a strip is drawn in, at most
+FEW: Final = len(HUES)  # files, or arrays of a set, that have a colour of their own
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -102,29 +113,28 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, asked: Positions | None) -
     return Plane(width, split, shape, step, *(column.reshape(shape) for column in (room, present, chosen, first)))
 
 
+def _shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) -> Positions | None:
+    """Return the shard of the first chunk of each cell; None where shards are no larger than cells."""
+    if not shards or plane.split is None or not plane.first.size:
+        return None
+    rows, columns = np.indices(plane.shape)
+    numbers = rows * plane.step[0] * plane.width + columns * plane.step[1]
+    coords = np.unravel_index(numbers, counts)
+    of = np.ravel_multi_index([coord // length for coord, length in zip(coords, shards, strict=True)], counts)
+    return of.astype(np.int64) if 2 * len(np.unique(of)) <= of.size else None
+
+
 # ----------------------------------------------------------------------------------------------------
-# The bytes of one file as a strip: which of them chunks take, in which order, and what requests fetch.
+# The files that chunks lie in, and the bytes of some of them as strips.
 
 
-SHOWN: Final = 6  # files that have a strip of their own
-FINE: Final = 240  # pieces that a strip is drawn in, at most
-FEW: Final = 7  # files, or arrays of a set, that have a colour of their own
+class Strip(msgspec.Struct, frozen=True, eq=False):
+    """One file, up to its ``end``, which is the last byte that its chunks or requests take.
 
-
-class Segment(NamedTuple):
-    """Bytes ``[start, stop)`` that a chunk takes, which is the one at the place ``chunk`` among those that exist."""
-
-    start: float
-    stop: float
-    chunk: int
-
-
-class Strip(msgspec.Struct, frozen=True):
-    """One file: its chunks and their bytes, up to its ``end``, which is the last byte that they take.
-
-    ``is_whole``: chunks reach to the end of the file, wherever that is. ``requests`` are byte ranges. ``file`` is None
-    for all files, one after the other: then bytes are counted from the start of the first, or in files where sizes are
-    not known.
+    ``pieces`` are columns: the start and the stop of bytes, and the chunk that takes them, as a place among those that
+    exist. ``requests`` are starts and stops. ``is_whole``: chunks reach to the end of the file, wherever that is.
+    ``file`` is None for all files, one after the other: bytes are counted from the start of the first, or in files
+    where sizes are not known.
     """
 
     file: int | None
@@ -133,22 +143,108 @@ class Strip(msgspec.Struct, frozen=True):
     bytes: int
     end: float
     is_whole: bool
-    segments: list[Segment]
-    requests: Ranges
+    pieces: tuple[Floats, Floats, Positions]
+    requests: tuple[Floats, Floats]
 
 
-def _segments(chunks: Positions, starts: Floats, stops: Floats, end: float) -> list[Segment]:
+class Files(msgspec.Struct, frozen=True, eq=False):
+    """Where chunks lie: the file of each, as a place in ``names``, or `INLINE`; ``strips`` are some of the files.
+
+    URLs have nothing in them that gives access; ``base`` is the directory that all files lie below.
+    """
+
+    file_of: Positions
+    names: tuple[str, ...]
+    base: str
+    strips: list[Strip]
+
+
+class _Ranges(NamedTuple):
+    """Byte ranges of files as columns; ``stops`` are infinite at the end of a file."""
+
+    files: Positions
+    starts: Floats
+    stops: Floats
+
+
+def _files(chunks: Chunks, urls: Sequence[str], requests: Sequence[Planned]) -> Files:
+    """Return the files that ``chunks`` lie in, in the order in which the chunks come to them."""
+    in_files = chunks.targets != INLINE
+    known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    file_of = np.full(len(chunks.targets), INLINE, np.int64)
+    file_of[in_files] = np.argsort(order)[places]
+    found = [urls[i] for i in known[order].tolist()]
+    names = tuple(map(redacted, found))
+    common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
+    base = common[: common.rfind("/") + 1]
+    base = "" if base.endswith("://") or len(base) < 8 else base  # it is but a protocol
+    number = {url: i for i, url in enumerate(found)}
+    rows = [(number[r.url], r.start, math.inf if r.stop is None else r.stop) for r in requests if r.url in number]
+    files, *bounds = np.array(rows, float).reshape(-1, 3).T
+    return Files(file_of, names, base, _strips(chunks, file_of, names, _Ranges(files.astype(np.int64), *bounds)))
+
+
+def _strips(chunks: Chunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
+    is_known = chunks.stops != WHOLE
+    stops = np.where(is_known, chunks.stops.astype(float), math.inf)
+    places = np.flatnonzero(file_of != INLINE)
+    taken = _Ranges(file_of[places], chunks.starts[places].astype(float), stops[places])
+    ends = np.ones(len(names))  # the last byte that is used, as far as known
+    for ranges in (taken, requests):
+        np.maximum.at(ends, ranges.files, np.where(np.isinf(ranges.stops), ranges.starts, ranges.stops))
+    scale = ends if is_known[places].all() else np.ones(len(names))  # of a file in the strip of all files
+    before = np.cumsum(scale) - scale
+
+    def strip(file: int | None) -> Strip:
+        def cut(ranges: _Ranges) -> tuple[Positions, Floats, Floats]:
+            rows = np.flatnonzero((ranges.files == file) | (file is None))
+            of = ranges.files[rows]
+            starts, stops = ranges.starts[rows], np.minimum(ranges.stops[rows], ends[of])
+            if file is None:
+                return rows, before[of] + starts * scale[of] / ends[of], before[of] + stops * scale[of] / ends[of]
+            return rows, starts, stops
+
+        rows, starts, stops = cut(taken)
+        its, end = places[rows], float(scale.sum() if file is None else ends[file])
+        size = int((chunks.stops - chunks.starts)[its][is_known[its]].sum())
+        return Strip(
+            file,
+            "all files" if file is None else names[file],
+            len(its),
+            size,
+            end,
+            not bool(is_known[its].all()),
+            _pieces(starts, stops, its, end),
+            cut(requests)[1:],
+        )
+
+    read = np.unique(requests.files)
+    shown = _spaced(read, SHOWN)
+    shown += _spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(shown))
+    all_files = [None] if len(names) > SHOWN else []  # each chunk has its place there, whatever its file
+    return [strip(file) for file in (*all_files, *sorted(shown))]
+
+
+def _spaced(places: Positions, most: int) -> list[int]:
+    """Return up to ``most`` of ``places``, evenly spaced, the first and the last among them."""
+    chosen: list[int] = places[np.linspace(0, len(places) - 1, min(most, len(places))).round().astype(int)].tolist()
+    return chosen
+
+
+def _pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tuple[Floats, Floats, Positions]:
+    """Return what a strip is drawn in: the bytes of each chunk, or of more than can be seen, `FINE` equal parts."""
     order = np.argsort(starts, kind="stable")
-    chunks, starts, stops = chunks[order], starts[order], stops[order]
+    starts, stops, chunks = starts[order], stops[order], chunks[order]
     if len(starts) <= FINE:
-        return list(map(Segment, starts.tolist(), stops.tolist(), chunks.tolist()))
+        return starts, stops, chunks
     edges = np.linspace(0, end, FINE + 1)
     first = np.clip(np.searchsorted(edges, starts, side="right") - 1, 0, FINE - 1)
     last = np.clip(np.searchsorted(edges, stops, side="left") - 1, first, FINE - 1)
     begun, ended = np.bincount(first, minlength=FINE + 1), np.bincount(last + 1, minlength=FINE + 1)
     covered = np.flatnonzero(np.cumsum(begun - ended)[:FINE] > 0)
     drawn = chunks[np.searchsorted(first, covered, side="right") - 1]  # the last one that begins there or before
-    return list(map(Segment, edges[covered].tolist(), edges[covered + 1].tolist(), drawn.tolist()))
+    return edges[covered], edges[covered + 1], drawn
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -166,50 +262,24 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     fetched: int  # bytes of requests, as far as known
 
 
-class Files(msgspec.Struct, frozen=True, eq=False):
-    """Where chunks lie: the file of each, as a place in ``names``, or `INLINE`; ``strips`` are some of the files.
+class Map(msgspec.Struct, frozen=True, eq=False):
+    """Everything that is drawn of one array; of a set, its ``arrays`` and ``files``, and no ``plane``.
 
-    URLs have nothing in them that gives access; ``base`` is the directory that all files lie below.
-    """
-
-    file_of: Positions
-    names: tuple[str, ...]
-    base: str
-    strips: list[Strip]
-
-
-class ChunkMap(msgspec.Struct, frozen=True, eq=False):
-    """Everything that is drawn of one array.
-
-    ``shard_of`` has the shard that each cell begins in, where chunks lie in shards that can be seen. ``ranks`` (0 to 1)
-    are where chunks come, in C order, in their file where there are `FEW`, and else in all files one after the other.
-    """
-
-    source: str
-    title: str
-    extents: Extents
-    counts: tuple[int, ...]
-    plane: Plane
-    shard_of: Positions | None
-    files: Files
-    ranks: Floats
-    asked: Asked | None
-
-
-class SetMap(msgspec.Struct, frozen=True, eq=False):
-    """Everything that is drawn of a whole set: its arrays, those with the most bytes first, and the files.
-
-    ``array_of`` has the array of each chunk, as a place in ``arrays``.
+    ``colours`` has that of each chunk, of all arrays. ``shard_of`` has the shard that each cell begins in, where chunks
+    lie in shards that can be seen.
     """
 
     source: str
     arrays: tuple[Extents, ...]
-    array_of: Positions
     files: Files
+    colours: npt.NDArray[np.str_]
+    plane: Plane | None = None
+    shard_of: Positions | None = None
+    asked: Asked | None = None
 
 
-def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkMap | SetMap:
-    """Return what a picture of ``array`` says, as `visualize` explains; without one, of the set or its only array.
+def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Picture:
+    """Return the picture of ``array``, as `visualize` explains; without one, of the set or its only array.
 
     Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError
     where its chunks form no grid or ``select`` is no selection, IndexError where it does not fit.
@@ -230,7 +300,7 @@ def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkM
         raise FileNotFoundError(f"there is no array in {source}")
     ordered = sorted(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)), reverse=True)
     if array is None and select is None and len(ordered) > 1:
-        return set_map(source, ordered, found)
+        return drawn(map_of_set(source, ordered, found.urls))
     extents = ordered[0] if array is None else found.arrays[normalise(array)]
     if not extents.listed:
         raise NotListable(
@@ -238,11 +308,11 @@ def map_of(fs: Surveyed, array: str | None = None, select: Any = None) -> ChunkM
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
     asked = None if select is None else _asked(fs, extents, select, text)
-    return chunk_map(source, extents, found.urls, asked)
+    return drawn(map_of_array(source, extents, found.urls, asked))
 
 
-def chunk_map(source: str, extents: Extents, urls: Sequence[str], asked: Asked | None = None) -> ChunkMap:
-    """Return what a picture of the array of ``extents`` says; ValueError where its chunks form no grid."""
+def map_of_array(source: str, extents: Extents, urls: Sequence[str], asked: Asked | None = None) -> Map:
+    """Return what a picture of one array says; ValueError where its chunks form no grid."""
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no grid that is known here: there is nothing to draw")
@@ -250,124 +320,49 @@ def chunk_map(source: str, extents: Extents, urls: Sequence[str], asked: Asked |
         raise ManifestError(
             f"{extents.path!r} has {len(grid.counts)} dimensions; arrays have {MOST_DIMENSIONS} at most"
         )
-    files = _files(chunks, urls, () if asked is None else asked.requests)
     plane = plane_of(grid.counts, chunks.numbers, None if asked is None else asked.numbers)
-    return ChunkMap(
-        source=redacted(source),
-        title=extents.path or redacted(source).rstrip("/").rpartition("/")[2],
-        extents=extents,
-        counts=grid.counts,
-        plane=plane,
-        shard_of=_shards(grid.counts, extents.shards, plane),
-        files=files,
-        ranks=_ranks(files),
-        asked=asked,
-    )
+    shard_of = _shards(grid.counts, extents.shards, plane)
+    files = _files(chunks, urls, [] if asked is None else asked.requests)
+    return Map(redacted(source), (extents,), files, _colours_by_file(files), plane, shard_of, asked)
 
 
-def set_map(source: str, arrays: Sequence[Extents], found: Survey) -> SetMap:
-    """Return what a picture of all of ``arrays`` says, which are those of a source that was ``found``."""
+def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
+    """Return what a picture of a whole set says; each array has a colour."""
     chunks = Chunks(*(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True)))
-    return SetMap(
-        source=redacted(source),
-        arrays=tuple(arrays),
-        array_of=np.repeat(np.arange(len(arrays)), [len(extents) for extents in arrays]),
-        files=_files(chunks, found.urls, ()),
-    )
+    colours = np.repeat([_hue(i) for i in range(len(arrays))], [len(extents) for extents in arrays])
+    return Map(redacted(source), tuple(arrays), _files(chunks, urls, []), colours)
 
 
-def _shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) -> Positions | None:
-    """Return the shard of the first chunk of each cell; None where shards are no larger than cells."""
-    if not shards or plane.split is None or not plane.first.size:
-        return None
-    rows, columns = np.indices(plane.shape)
-    numbers = rows * plane.step[0] * plane.width + columns * plane.step[1]
-    coords = np.unravel_index(numbers, counts)
-    of = np.ravel_multi_index([coord // length for coord, length in zip(coords, shards, strict=True)], counts)
-    return of.astype(np.int64) if 2 * len(np.unique(of)) <= of.size else None
+def _hue(array: int) -> str:
+    return HUES[array] if array < FEW else "inline"
 
 
-def _files(chunks: Chunks, urls: Sequence[str], asked: Sequence[Planned]) -> Files:
-    """Return the files that ``chunks`` lie in, in the order in which the chunks come to them."""
-    in_files = chunks.targets != INLINE
-    known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    file_of = np.full(len(chunks.targets), INLINE, np.int64)
-    file_of[in_files] = np.argsort(order)[places]
-    found = [urls[i] for i in known[order].tolist()]
-    names = tuple(map(redacted, found))
-    common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
-    base = common[: common.rfind("/") + 1]
-    base = "" if base.endswith("://") or len(base) < 8 else base  # it is but a protocol
-    requests: dict[int, list[Planned]] = {}
-    number = {url: i for i, url in enumerate(found)}
-    for request in asked:
-        if request.url in number:
-            requests.setdefault(number[request.url], []).append(request)
-    return Files(file_of, names, base, _strips(chunks, file_of, names, requests))
+def _colours_by_file(files: Files) -> npt.NDArray[np.str_]:
+    """Return the colour of each chunk of an array: lighter or darker by its place in its file, or in all files."""
+    file_of, is_few = files.file_of, _has_few(files)
+    order = np.argsort(file_of, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    groups = file_of if is_few else np.minimum(file_of, 0)  # in which the first and the last chunk are told apart
+    first, after = (np.searchsorted(groups[order], groups, side) for side in ("left", "right"))
+    last = after - first - 1
+    shades = np.rint(SHADES * np.where(last > 0, (place - first) / np.maximum(last, 1), float(is_few))).astype(int)
+    palette = [ramp(i / SHADES) for i in range(SHADES + 1)]
+    if is_few:
+        palette = [_lighter(hue, i / SHADES) for hue in HUES for i in range(SHADES + 1)]
+        shades += file_of * (SHADES + 1)
+    colours: npt.NDArray[np.str_] = np.array([*palette, "inline"])[np.where(file_of == INLINE, -1, shades)]
+    return colours
 
 
-def _strips(
-    chunks: Chunks, file_of: Positions, names: Sequence[str], requests: Mapping[int, Sequence[Planned]]
-) -> list[Strip]:
-    rows = np.flatnonzero(file_of != INLINE)
-    known = chunks.stops != WHOLE
-    ends = np.ones(len(names))  # the last byte that is used, as far as known
-    np.maximum.at(ends, file_of[rows], np.where(known, chunks.stops, chunks.starts)[rows].astype(float))
-    for file, several in requests.items():
-        ends[file] = max(ends[file], *(request.stop or request.start for request in several))
-    starts = chunks.starts.astype(float)
-    stops = np.where(known, chunks.stops.astype(float), ends[file_of] if len(names) else 0.0)
-    ranges = {
-        file: [(float(request.start), ends[file] if request.stop is None else float(request.stop)) for request in some]
-        for file, some in requests.items()
-    }
-
-    def strip(file: int | None, rows: Positions, starts: Floats, stops: Floats, end: float, asked: Ranges) -> Strip:
-        url = "all files" if file is None else names[file]
-        size = int((chunks.stops - chunks.starts)[rows][known[rows]].sum())
-        segments = _segments(rows, starts, stops, end)
-        return Strip(file, url, len(rows), size, end, not bool(known[rows].all()), segments, asked)
-
-    shown = _spaced(sorted(requests), SHOWN)
-    shown += _spaced([i for i in range(len(names)) if i not in requests], SHOWN - len(shown))
-    strips = []
-    for file in sorted(shown):
-        its = np.flatnonzero(file_of == file)
-        strips.append(strip(file, its, starts[its], stops[its], float(ends[file]), ranges.get(file, [])))
-    if len(names) > SHOWN:  # each chunk has its place here, also those of files that have no strip
-        scale = ends if known[rows].all() else np.ones(len(names))
-        before = np.cumsum(scale) - scale
-
-        def place(file: Any, at: Any) -> Any:
-            return before[file] + at * scale[file] / ends[file]
-
-        files = file_of[rows]
-        asked = [(place(file, start), place(file, stop)) for file in sorted(ranges) for start, stop in ranges[file]]
-        whole = strip(None, rows, place(files, starts[rows]), place(files, stops[rows]), float(scale.sum()), asked)
-        strips.insert(0, whole)
-    return strips
+def _has_few(files: Files) -> bool:
+    """Whether each of several files has a colour of its own."""
+    return 1 < len(files.names) <= FEW
 
 
-def _ranks(files: Files) -> Floats:
-    """Return where each chunk comes among those of its file, if there are few files; else among all, by file."""
-    order = np.argsort(files.file_of, kind="stable")
-    order = order[files.file_of[order] != INLINE]
-    ranks = np.zeros(len(files.file_of))
-    if not 1 < len(files.names) <= FEW:
-        ranks[order] = np.arange(len(order)) / max(len(order) - 1, 1)
-        return ranks
-    counts = np.bincount(files.file_of[order], minlength=len(files.names))
-    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    last = np.repeat(counts, counts) - 1
-    ranks[order] = np.where(last > 0, place / np.maximum(last, 1), 1)
-    return ranks
-
-
-def _spaced(places: list[int], most: int) -> list[int]:
-    """Return up to ``most`` of ``places``, evenly spaced, the first and the last among them."""
-    chosen = np.linspace(0, len(places) - 1, min(most, len(places))).round().astype(int)
-    return [places[i] for i in chosen.tolist()]
+def _lighter(colour: str, rank: float) -> str:
+    """Return the colour of a file's chunk, whose ``rank`` is 0 for its first and 1 for its last."""
+    return mixed(colour, "#ffffff", 0.6 * (1 - rank))
 
 
 def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:
@@ -376,13 +371,11 @@ def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
     numbers = chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
-    requests = fs.plan(extents.keys(rows.tolist()))
-    sizes = extents.sizes
-    fetched = sum(request.stop - request.start for request in requests if request.stop is not None)
-    whole = {key for request in requests if request.stop is None for key in request.keys}
-    if whole:
-        fetched += sum(int(sizes[row]) for row in rows.tolist() if extents.key(row) in whole)
-    return Asked(text, numbers, len(rows), requests, int(sizes[rows].sum()), fetched)
+    keys = extents.keys(rows.tolist())
+    size_of = dict(zip(keys, extents.sizes[rows].tolist(), strict=True))
+    requests = fs.plan(keys)
+    fetched = sum(sum(map(size_of.__getitem__, r.keys)) if r.stop is None else r.stop - r.start for r in requests)
+    return Asked(text, numbers, len(rows), requests, sum(size_of.values()), fetched)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -431,6 +424,233 @@ def _spelled(part: Any) -> str:
             return bounds if step is None else f"{bounds}:{step}"
         case _ if part is Ellipsis:
             return "..."
-        case int():
-            return str(part)
     return np.array2string(np.asarray(part), threshold=4, separator=", ")
+
+
+# ----------------------------------------------------------------------------------------------------
+# The picture: what it is of, the chunk grid or the arrays, and the files.
+
+
+def drawn(shown: Map) -> Picture:
+    """Return the picture of ``shown``."""
+    page, files = Page(), count_text(len(shown.files.names), "file")
+    if shown.plane is None:
+        name, said = shown.source, f"{count_text(len(shown.arrays), 'array')} in {files}"
+        _draw_arrays(page, shown, files)
+    else:
+        name, said = _draw_array(page, shown, shown.plane, files)
+    _draw_files(page, shown)
+    return Picture(shown, page.scene(f"Where the bytes of {printable(name or '/')} lie", said))
+
+
+def _draw_array(page: Page, shown: Map, plane: Plane, files: str) -> tuple[str, str]:
+    """Draw all of an array but its files; return its name, and what the picture says in words."""
+    (extents,), asked, meta = shown.arrays, shown.asked, shown.arrays[0].meta
+    title = extents.path or shown.source.rstrip("/").rpartition("/")[2]
+    page.heading(title or "root array", "" if title == shown.source else shown.source)
+    what = [f"{shape_text(meta.shape, extents.dimensions)} {meta.dtype}"]
+    if meta.chunks is not None:
+        what.append(f"chunks of {shape_text(meta.chunks)}")
+        if extents.shard_shape is not None:
+            what.append(f"shards of {shape_text(extents.shard_shape)}")
+    page.parts(what)
+    present = f"{len(extents):,} of {count_text(extents.possible or 0, 'chunk')}"
+    size = int(extents.sizes.sum())
+    page.parts([present, *([bytes_text(size)] if size or not extents.unsized else []), files])
+    said = f"{present} in {files}"
+    missing = 0
+    if asked is not None:
+        reading = _reading(asked)
+        said += f"; {reading}"
+        missing = len(asked.numbers) - asked.present
+        page.y += 6
+        page.add("", [Box(MARGIN + 1, page.y + 5, 9, 9)], stroke="asked", line=2, radius=2)
+        page.y += 19
+        page.text(MARGIN + 18, page.y - 5, asked.text, ROOM - 18, bold=True)
+        page.parts(reading.split(": ", 1), "ink")
+        if extents.shards and asked.requests:
+            page.line("once the shards' indexes are read")
+    _draw_grid(page, shown, plane)
+    page.legend(_meanings(shown))
+    if missing:
+        page.line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
+    return title, said
+
+
+def _reading(asked: Asked) -> str:
+    """Say what reading a selection takes."""
+    if not len(asked.numbers):
+        return "is empty: nothing is read"
+    said = f"reads {count_text(len(asked.numbers), 'chunk')} in {count_text(len(asked.requests), 'request')}"
+    if len(asked.requests) > 1:
+        said += f" to {count_text(len({request.url for request in asked.requests}), 'file')}"
+    if asked.requests and asked.fetched:
+        said += f": {bytes_text(asked.fetched)}"
+        if bytes_text(asked.fetched) != bytes_text(asked.wanted):
+            said += f", of which {bytes_text(asked.wanted)} wanted"
+    return said
+
+
+def _draw_arrays(page: Page, shown: Map, files: str) -> None:
+    """Draw the arrays of a set, each with a bar of its bytes."""
+    sizes = [int(extents.sizes.sum()) for extents in shown.arrays]
+    page.heading(shown.source, "")
+    page.parts([count_text(len(sizes), "array"), files, bytes_text(sum(sizes))])
+    page.section("Arrays", "bytes of each")
+    for i, (extents, size) in enumerate(zip(shown.arrays[:ARRAYS], sizes, strict=False)):
+        possible = "" if extents.possible is None else f"{extents.possible:,} "
+        figures = [f"{len(extents):,} of {possible}chunks", bytes_text(size)]
+        page.name(_hue(i), extents.path or "/", figures if extents.listed else ["chunks cannot be listed"])
+        page.line(f"{shape_text(extents.meta.shape, extents.dimensions)} {extents.meta.dtype}")
+        page.add("faint", [Box(MARGIN, page.y, ROOM, 6)])
+        page.add(_hue(i), [Box(MARGIN, page.y, max(ROOM * size / (max(sizes) or 1), 1.4), 6)])
+        page.y += 14
+    if len(sizes) > ARRAYS:
+        page.line(f"and {count_text(len(sizes) - ARRAYS, 'more array')}")
+
+
+def _draw_grid(page: Page, shown: Map, plane: Plane) -> None:
+    rows, columns = plane.shape
+    page.section("Chunk grid", _axes(shown.arrays[0], plane.split))
+    if plane.step != (1, 1):
+        page.line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
+    if not rows or not columns:
+        page.line("there are no chunks: a dimension is empty")
+        return
+    wide, high = min(ROOM / columns, LARGEST), min(GRID_HEIGHT / rows, LARGEST)
+    wide, high = min(wide, 5 * high), min(high, 5 * wide)
+    smaller, top = min(wide, high), page.y + 3
+    gap = 1.0 if smaller >= 5 else 0.5 if smaller >= 3 else 0.0
+    cells = np.nonzero(plane.room)
+    boxes = boxes_at(MARGIN + cells[1] * wide, top + cells[0] * high, wide - gap, high - gap)
+    first, full = plane.first[cells], np.ceil(LEVELS * plane.present[cells] / plane.room[cells]) / LEVELS
+    fills = np.append(shown.colours, "faint")[first]  # the last one for `NOTHING`
+    opacities = np.where((full >= 1) | (first == NOTHING), 1, 0.3 + 0.6 * full)
+    is_pointed = len(boxes) <= POINTED
+    titles = [_title(shown, plane, *cell) if is_pointed else "" for cell in np.transpose(cells).tolist()]
+    page.add("faint", [boxes[i] for i in np.flatnonzero(opacities < 1)])  # which shows through
+    looks = zip(fills.tolist(), opacities.tolist(), titles, strict=True)
+    page.paint(boxes, looks, radius=2 if smaller >= 10 and is_pointed else 0)
+    corner = Box(MARGIN - gap / 2, top - gap / 2, wide, high)
+    if shown.shard_of is not None:
+        _outline(page, np.pad(shown.shard_of, 1, constant_values=NOTHING), corner, "ink", 1.6, 3.6)
+    if shown.asked is not None:
+        _outline(page, np.pad(plane.asked > 0, 1), corner, "asked", 2.6, 5)
+    page.y = top + rows * high
+
+
+def _axes(extents: Extents, split: int | None) -> str:
+    counts = extents.counts
+    names = [name or f"dim {i}" for i, name in enumerate(extents.dimensions or [""] * len(counts))]
+    sized = [f"{name} ({count:,})" if count > 1 else "" for name, count in zip(names, counts, strict=True)]
+    if split is None:
+        return f"→ {' × '.join(filter(None, sized))}, line by line"
+    down, across = (" × ".join(filter(None, part)) for part in (sized[:split], sized[split:]))
+    return "   ".join([f"↓ {down}"] * bool(down) + [f"→ {across}"] * bool(across)) or "one chunk"
+
+
+def _title(shown: Map, plane: Plane, row: int, column: int) -> str:
+    """Return what a cell stands for: its chunks, and where the bytes of the first one lie."""
+    extents, first = shown.arrays[0], int(plane.first[row, column])
+    if plane.step == (1, 1):
+        coords = np.unravel_index(row * plane.width + column, extents.counts) if extents.counts else ()
+        said = f"chunk {', '.join(map(str, coords))}".rstrip()
+        if first == NOTHING:
+            return f"{said}: missing"
+    else:
+        said = f"{plane.present[row, column]:,} of {count_text(int(plane.room[row, column]), 'chunk')}"
+        if first == NOTHING:
+            return said
+        said += ", the first"
+    file = int(shown.files.file_of[first])
+    if file == INLINE:
+        return f"{said}: inline"
+    start, stop = int(extents.chunks.starts[first]), int(extents.chunks.stops[first])
+    where = "" if stop == WHOLE and not start else f", bytes {start:,} to {'the end' if stop == WHOLE else f'{stop:,}'}"
+    return f"{said}: {printable(shown.files.names[file].rstrip('/').rpartition('/')[2])}{where}"
+
+
+def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float, border: float) -> None:
+    """Draw the sides between cells of different ``labels``, around which are those of what lies outside.
+
+    They are as wide as ``line``, on a border of paper.
+    """
+    x, y, wide, high = corner
+    level = np.nonzero(labels[:-1, 1:-1] != labels[1:, 1:-1])
+    upright = np.nonzero(labels[1:-1, :-1] != labels[1:-1, 1:])
+    for colour, width in (("paper", border), (fill, line)):
+        left, top = x - width / 2, y - width / 2
+        boxes = boxes_at(left + level[1] * wide, top + level[0] * high, wide + width, width)
+        page.add(colour, boxes + boxes_at(left + upright[1] * wide, top + upright[0] * high, width, high + width))
+
+
+def _meanings(shown: Map) -> Iterator[tuple[str, list[Swatch]]]:
+    """Yield texts, each with the fills and strokes that it explains."""
+    files, strips, (extents,) = len(shown.files.names), shown.files.strips, shown.arrays
+    if _has_few(shown.files):
+        yield "a colour for each file", [(colour, "") for colour in HUES[:files]]
+        if any(strip.chunks > 1 for strip in strips):
+            yield "its first to last chunk", [(_lighter("#59636e", i / 3), "") for i in range(4)]
+    elif files:
+        what = "first to last chunk" + (", file by file" if files > 1 else "")
+        yield what, [(ramp(i / 7), "") for i in range(8)]
+    has_gaps = any(strip.bytes < 0.99 * strip.end for strip in strips if not strip.is_whole)  # that can be seen
+    if len(extents) < (extents.possible or 0):
+        yield "missing; in files: other bytes" if has_gaps else "missing", [("faint", "")]
+    elif has_gaps:
+        yield "other bytes of the file", [("faint", "")]
+    inline = int((shown.files.file_of == INLINE).sum())
+    if inline:
+        yield f"inline ({inline:,})", [("inline", "")]
+    if shown.shard_of is not None:
+        yield "shards", [("", "ink")]
+    if shown.asked is not None:
+        yield "selected, and requested", [("", "asked")]
+
+
+def _draw_files(page: Page, shown: Map) -> None:
+    """Draw the bytes of files as strips, each with a scale."""
+    files, asked = shown.files, shown.asked
+    page.section("Files", f"below {files.base}" if files.base else "bytes up to the last that is used")
+    if not files.strips:
+        page.line("every chunk there is lies in the source itself")
+    for strip in files.strips:
+        _draw_strip(page, strip, strip.url.removeprefix(files.base), shown)
+    own = [strip for strip in files.strips if strip.file is not None]
+    left = len(files.names) - len(own)
+    if left:
+        read = 0 if asked is None else len({request.url for request in asked.requests})
+        hidden = read - sum(len(strip.requests[0]) > 0 for strip in own)
+        more = f", of which {hidden:,} are read from" if hidden else ""
+        page.line(f"and {count_text(left, 'more file')}{more}")
+
+
+def _draw_strip(page: Page, strip: Strip, name: str, shown: Map) -> None:
+    figures = [count_text(strip.chunks, "chunk"), bytes_text(strip.bytes) if strip.bytes else "whole"]
+    requests = len(strip.requests[0])
+    page.y += 4
+    page.name("", name, [*figures, count_text(requests, "request")] if requests else figures)
+    scale = ROOM / strip.end
+
+    def boxes(starts: Floats, stops: Floats, height: float) -> list[Box]:
+        widths = np.maximum((stops - starts) * scale, 1.4)  # to be seen
+        return boxes_at(MARGIN + np.minimum(starts * scale, ROOM - widths), page.y, widths, height)
+
+    starts, stops, chunks = strip.pieces
+    page.add("faint", [Box(MARGIN, page.y, ROOM, BAR)], title=printable(strip.url))
+    page.paint(boxes(starts, stops, BAR), ((fill, 1, "") for fill in shown.colours[chunks].tolist()))
+    page.y += BAR + 2
+    if shown.asked is not None:
+        page.add("asked", boxes(*strip.requests, 5))
+        page.y += 6
+    if strip.is_whole:
+        return
+    step = 1  # of the scale, a power of two
+    while strip.end > 4 * step:
+        step *= 2
+    page.y += 14
+    for tick in range(0, int(strip.end) + 1, step):
+        x, text = MARGIN + tick * scale, bytes_text(tick) if tick else "0"
+        if x + 4 + picture.width_of(text, 11) <= MARGIN + ROOM:
+            page.add("muted", [Box(x, page.y - 13, 1, 11)])
+            page.text(x + 4, page.y - 3, text, size=11, fill="muted")

@@ -151,6 +151,18 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
         return None if self.meta.grid is None else self.meta.grid.size
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """Chunks along each dimension of the grid; empty without one."""
+        return () if self.meta.grid is None else self.meta.grid.counts
+
+    @property
+    def shard_shape(self) -> tuple[int, ...] | None:
+        """Elements along each dimension of a shard; None where chunks do not lie in shards."""
+        if not self.shards or self.meta.chunks is None:
+            return None
+        return tuple(chunk * count for chunk, count in zip(self.meta.chunks, self.shards, strict=True))
+
+    @property
     def sizes(self) -> UInt64s:
         """Bytes of each chunk; 0 where only its target knows."""
         return np.where(self.chunks.stops == _END, np.uint64(0), self.chunks.stops - self.chunks.starts)

@@ -14,9 +14,8 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.columns import ChunkTable, Ranges
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.tools.map import FINE, chunk_map
-from refshard_fs.tools.map_drawing import Picture
-from refshard_fs.tools.map_layout import Box, Boxes, Label
+from refshard_fs.tools.map import FINE, drawn, map_of_array
+from refshard_fs.tools.picture import Box, Boxes, Label, Picture
 from refshard_fs.tools.survey import Chunks, Extents
 from tests.tools.sources import in_files, many, source
 
@@ -56,8 +55,8 @@ def test_no_shape_leaves_the_page_and_no_text_lies_on_one(name: str, asked: bool
         assert 0 <= cell.x <= cell.x + cell.width <= scene.width
         assert 0 <= cell.y <= cell.y + cell.height <= scene.height
         for label in scene.labels:
-            drawn = label.box._replace(y=label.y - 0.7 * label.size, height=0.7 * label.size)
-            assert not overlap(drawn, cell), (label.text, cell)
+            text = label.box._replace(y=label.y - 0.7 * label.size, height=0.7 * label.size)
+            assert not overlap(text, cell), (label.text, cell)
 
 
 def test_labels_say_what_there_is() -> None:
@@ -102,7 +101,7 @@ def colours(shown: Picture) -> tuple[dict[str, str], dict[str, list[tuple[float,
 def test_a_chunk_has_one_colour_in_the_grid_and_in_its_file(name: str) -> None:
     shown = made(name, asked=False)
     cells, strips = colours(shown)
-    chunks = shown.map.extents.chunks
+    chunks = shown.map.arrays[0].chunks
     fills = [fill for title, fill in cells.items() if not title.endswith("missing")]
     for strip in shown.map.files.strips:
         rows = sorted(np.flatnonzero(shown.map.files.file_of == strip.file), key=lambda row: int(chunks.starts[row]))
@@ -137,7 +136,8 @@ def test_a_set_shows_its_arrays_and_what_they_take_of_its_files() -> None:
 def test_shards_are_outlined_also_where_a_cell_is_several_chunks() -> None:
     counts = (200, 200)
     meta = ArrayMeta(2, counts, (1, 1), ChunkGrid(counts, ChunkKeyEncoding("v2", ".")), "|u1", "C", {})
-    shown = chunk_map("big", Extents("v", meta, Chunks.of_places(()), (50, 100)), [])
+    shown = map_of_array("big", Extents("v", meta, Chunks.of_places(()), (50, 100)), [])
+    assert shown.plane is not None
     assert shown.plane.step != (1, 1)
     assert shown.shard_of is not None
     assert len(np.unique(shown.shard_of)) == 8
@@ -173,7 +173,7 @@ def test_a_million_chunks_become_few_shapes() -> None:
     table = ChunkTable(grid, Ranges(targets, offsets, np.full(10**6, 10, np.uint64)))
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
     extents = Extents("v", meta, Chunks.of_table(table, int))
-    scene = Picture(chunk_map("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
+    scene = drawn(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
     cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
     assert cells < 8000
     said = [label.text for label in scene.labels]
@@ -182,7 +182,7 @@ def test_a_million_chunks_become_few_shapes() -> None:
 
 def test_the_largest_array_is_shown_where_none_is_named() -> None:
     fs = source((3,), in_files(1))
-    assert fs.visualize().map.title == "air"
+    assert fs.visualize().map.arrays[0].path == "air"
     with pytest.raises(FileNotFoundError, match="'sea'"):
         fs.visualize("sea")
     with pytest.raises(ValueError, match="is of 'sea'"):

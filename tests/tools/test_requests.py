@@ -12,7 +12,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.selection import chunk_numbers
 from refshard_fs.tools.map import parse_selection
-from refshard_fs.tools.map_drawing import Picture
+from refshard_fs.tools.picture import Picture
 from tests.servers.http import RangeServer
 
 
