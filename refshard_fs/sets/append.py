@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Row
+from refshard_fs.core.columns import ChunkTable, Row, Texts
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
@@ -42,10 +42,11 @@ from refshard_fs.sets.concatenation import (
     shown_value,
 )
 from refshard_fs.sets.cutting import trimmed
+from refshard_fs.sets.outer import gap_of, nothing
 from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
-from refshard_fs.sets.variables import Named, VariableReader, with_metadata, with_type
+from refshard_fs.sets.variables import Named, VariableReader, with_metadata
 from refshard_fs.targets.document import Document
 from refshard_fs.tools.views import progress
 
@@ -140,15 +141,27 @@ class _How(NamedTuple):
     any_order: bool
 
 
-def _fitted(old: Named, new: Named, dim: str, how: _How) -> tuple[Named, Named] | None:
+class _Kept(NamedTuple):
+    """What of both sets is joined: the old one up to ``old``, and the new one from ``start`` to ``stop``.
+
+    Where the new one replaces the beginning of the old one, ``old`` is 0.
+    """
+
+    old: int
+    start: int
+    stop: int
+
+
+def _kept(old: Named, new: Named, dim: str, how: _How) -> _Kept | None:
     """Return what of both sets is joined; None where nothing is new. ManifestError where that is not allowed."""
     values = coordinate_values([old, new], dim)
     if values is None:
-        return old, new
+        return _Kept(length_along(old, dim), 0, length_along(new, dim))
     before, coming = values
     known = np.isin(coming, before)
     if known.all() and how.on_duplicate == "skip":
         return None
+    kept = _Kept(len(before), 0, len(coming))
     if known.any():
         if how.on_duplicate == "error":
             raise ManifestError(
@@ -156,16 +169,13 @@ def _fitted(old: Named, new: Named, dim: str, how: _How) -> tuple[Named, Named] 
                 "appends what is new, on_duplicate='replace' takes the new elements"
             )
         overlap: Overlap = "first" if how.on_duplicate == "skip" else "last"
-        kept = arrange([old, new], dim, overlap=overlap) or []
-        parts = [trimmed((old, new)[k.number], dim, k.start, k.stop) for k in kept]
-        bounds = {k.number: k for k in kept}
-        if 0 not in bounds or bounds[0].start != 0 or len(parts) < 2:
-            raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
-        old, new = parts
-        before, coming = before[: bounds[0].stop], coming[bounds[1].start : bounds[1].stop]
+        pieces = {piece.number: piece for piece in arrange([old, new], dim, overlap=overlap) or []}
+        if 0 not in pieces or pieces[0].start != 0 or 1 not in pieces:
+            return _Kept(0, 0, len(coming))
+        kept = _Kept(pieces[0].stop, pieces[1].start, pieces[1].stop)
     if not how.any_order:
-        check_order(before, coming, new.name, dim)
-    return old, new
+        check_order(before[: kept.old], coming[kept.start : kept.stop], new.name, dim)
+    return kept
 
 
 class _Joined(NamedTuple):
@@ -206,10 +216,13 @@ class _Joined(NamedTuple):
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
         old, new = with_common_units([old, new], dim).parts
-        fitted = _fitted(old, new, dim, how)
-        if fitted is None:
+        kept = _kept(old, new, dim, how)
+        if kept is None:
             return None
-        parts = with_digests(fitted, [dim], same)
+        if not kept.old:
+            raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
+        pieces = [trimmed(old, dim, 0, kept.old), trimmed(new, dim, kept.start, kept.stop)]
+        parts = with_digests(pieces, [dim], same)
         whole = concatenate(parts, dim, same)
         along = frozenset(path for path, variable in old.variables.items() if dim in variable.dims)
         added = length_along(whole, dim) - length_along(old, dim)
@@ -288,44 +301,45 @@ def _append_line(
             f"{base.url} joins sets with several values of {', '.join(map(repr, document.unions))}, and nothing is "
             "appended to such: make it anew (concat(..., resume=) remembers what was found of each file)"
         )
-    new = url_of_set(fo, options, base.url)
-    ends = [part for part in document.parts if part.url]
-    ends = [ends[0], *ends[1:][-1:]]
-    urls = [*(joined.resolve(part.url) for part in ends), new]
-    read = [stacked_along(part, dim, document.stacked) for part in read_sets(urls, options, _ignore)]
-    shown = with_metadata(read[0], document.metadata)
-    values = _values_of(document, shown)
+    url = url_of_set(fo, options, base.url)
+    lead = document.parts[document.first]
+    urls = [joined.resolve(lead.url), url]
+    first, new = [stacked_along(part, dim, document.stacked) for part in read_sets(urls, options, _ignore)]
+    shown = with_metadata(first, document.metadata)
+    if length_along(first, dim) != lead.length:
+        raise ManifestError(
+            f"{lead.url!r} of {base.url} has the length {length_along(first, dim)} now, not {lead.length}: make the "
+            "document anew"
+        )
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
-    times = with_common_units(read, dim, lazy=True, fixed=units)
-    read = times.parts
-    coming = coordinate_values([read[0], read[-1]], dim)
-    gap = None if values is None or coming is None else _gap_for(document, values, coming[1])
-    if gap is not None:
-        _check_chunks(document, read[-1], gap, base.url)
-    elif values is not None and coming is not None:
-        known = np.isin(coming[1], values)
-        if np.isin(coming[1], _missing(document, values)).any():
-            raise ManifestError(
-                f"{new} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: append "
-                "one set for each gap"
-            )
-        if known.all() and how.on_duplicate == "skip":
-            return 0
-        if known.any() and how.on_duplicate == "replace":
-            document = _without_last(document, values, coming[1], base.url)
-            values = _values_of(document, shown)
-        elif known.any():
-            advice = "on_duplicate='skip' leaves it alone, on_duplicate='replace' takes the new set"
-            if how.on_duplicate == "skip":
-                advice = "and not all of the new set: it cannot be taken in part"
-            first = shown_value(coming[1][known][0], read[0], dim)
-            raise ManifestError(f"{base.url} has {dim} = {first} already: {advice}")
-        if values is not None and not how.any_order:
-            check_order(values, coming[1], new, dim)
-    read = with_digests(read, [dim], same)
+    times = with_common_units([first, new], dim, lazy=True, fixed=units)
+    first, new = times.parts
+    values, coming = _values_of(document, shown), coordinate_values([new], dim)
+    gap = None
+    if values is not None and coming is not None:
+        gap = _gap_for(document, values, coming[0])
+        if gap is not None:
+            _check_chunks(document, new, gap, base.url)
+        else:
+            if np.isin(coming[0], _missing(document, values)).any():
+                raise ManifestError(
+                    f"{url} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: "
+                    "append one set for each gap"
+                )
+            kept = _kept(nothing(shown, dim, values, base.url), new, dim, how)
+            if kept is None:
+                return 0
+            document = _whole(document, kept, new, base.url)
+            values = values[: kept.old]
+    # All of the old sets are taken for one, as the first of them is.
+    total = document.starts[-1]
+    nowhere = Named(base.url, ReferenceSet(Texts.of([]), {}, {}), {})
+    old = gap_of(first, dim, total, nowhere) if values is None else nothing(first, dim, values, base.url)
+    old = msgspec.structs.replace(old, units=first.units)
+    first, new = with_digests([first, new], [dim], same)
     found, _ = concat_document(
-        urls,
-        read,
+        [urls[0], urls[0], url],
+        [first, old, new],
         dim,
         same,
         known=document.chunks,
@@ -333,14 +347,9 @@ def _append_line(
         shown={**document.metadata, **times.shown},
         bounds={**document.bounds, **times.bounds},
     )
-    for part, now in zip(ends, found.parts, strict=False):  # the new one is the last
-        if part.length != now.length:
-            raise ManifestError(
-                f"{part.url!r} of {base.url} has the length {now.length} now, not {part.length}: make the document anew"
-            )
     if found.unions:
         raise ManifestError(
-            f"{new} has other values of {', '.join(map(repr, found.unions))} than {base.url}, to which it cannot be "
+            f"{url} has other values of {', '.join(map(repr, found.unions))} than {base.url}, to which it cannot be "
             "appended: make it anew"
         )
     if found.axes != document.axes or found.coordinate != document.coordinate:
@@ -348,17 +357,16 @@ def _append_line(
             f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
-    replaced = joined.document.starts[-1] - document.starts[-1]
-    line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(new))
-    document = _widened(document.with_parts([line]), shown, found)
-    if gap is not None:
-        document = _filled(document, gap)
+    replaced = joined.document.starts[-1] - total
+    line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(url))
     document = msgspec.structs.replace(
-        document,
+        document.with_values(found.parts[1].values).with_parts([line]),
         chunks={**found.chunks, **document.chunks},
         metadata=found.metadata,
         bounds=found.bounds,
     )
+    if gap is not None:
+        document = _filled(document, gap)
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length - replaced
 
@@ -399,55 +407,20 @@ def _filled(document: ConcatDocument, gap: tuple[int, int]) -> ConcatDocument:
     number, start = gap
     *parts, new = document.parts
     old = parts[number]
-    values = np.frombuffer(old.values or b"", np.uint8).reshape(old.length, -1)
-    ends = [(0, start), (start + new.length, old.length)]
-    left = [
-        msgspec.structs.replace(old, length=stop - first, values=values[first:stop].tobytes())
-        for first, stop in ends
-        if first < stop
-    ]
-    parts[number : number + 1] = [*left[: bool(start)], new, *left[bool(start) :]]
+    left = [old.cut(0, start), new, old.cut(start + new.length, old.length)]
+    parts[number : number + 1] = [part for part in left if part.length]
     return msgspec.structs.replace(document, parts=tuple(parts))
 
 
-def _without_last(
-    document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any], name: str
-) -> ConcatDocument:
-    """Return a document without its last sets, all of whose ``values`` are ``coming`` anew; sets are taken whole."""
-    starts, count = document.starts, len(document.parts)
-    while count and np.isin(values[starts[count - 1] : starts[count]], coming).all():
-        count -= 1
-    if not count or np.isin(values[: starts[count]], coming).any():
+def _whole(document: ConcatDocument, kept: _Kept, new: Named, name: str) -> ConcatDocument:
+    """Return a document with those of its sets that are kept; ManifestError where one would be taken in part."""
+    if (kept.start, kept.stop) != (0, length_along(new, document.dim)):
+        raise ManifestError(f"{name} has some values of {new.name} already, and joins whole sets: it takes all or none")
+    if kept.old not in document.starts[1:]:
         raise ManifestError(
-            f"{name} names whole sets, and the new one replaces a part of one, or the first: make the document anew"
+            f"{name} names whole sets, and {new.name} replaces a part of one, or the first: make the document anew"
         )
-    return msgspec.structs.replace(document, parts=document.parts[:count])
-
-
-def _widened(document: ConcatDocument, shown: Named, found: ConcatDocument) -> ConcatDocument:
-    """Return ``document``, whose last line is of ``found``, with all values of the coordinate in one type.
-
-    ``shown`` is the first set as the document has shown it so far. ``found`` gets the wider type.
-    """
-    if document.coordinate is None:
-        return document
-    variable = shown.variables[document.coordinate]
-    told = found.metadata.get(variable.key)
-    mine = dtype_of(variable.meta)
-    new = variable.meta if told is None else zarrmeta.array_meta(told, repr(variable.path))
-    theirs = None if new is None else dtype_of(new)
-    if mine is None or theirs is None or mine == theirs:
-        return document
-    wide = np.result_type(mine, theirs)
-    meta = with_type(variable.meta, wide)
-    found.metadata[variable.key] = dict(meta.raw)
-    wide = dtype_of(meta) or wide
-    types = [mine] * (len(document.parts) - 1) + [theirs]
-    lines = [
-        msgspec.structs.replace(part, values=np.frombuffer(part.values or b"", dtype).astype(wide).tobytes())
-        for part, dtype in zip(document.parts, types, strict=True)
-    ]
-    return msgspec.structs.replace(document, parts=tuple(lines))
+    return msgspec.structs.replace(document, parts=document.parts[: document.starts.index(kept.old)])
 
 
 def _values_of(document: ConcatDocument, first: Named) -> npt.NDArray[Any] | None:

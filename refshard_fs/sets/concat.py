@@ -21,7 +21,6 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
-from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
@@ -204,9 +203,11 @@ def concat_document(
     values: Sequence[bytes | None] = coordinate_values or [None] * len(lengths)
     known_values = None if coordinate is None else _values(whole.refs, variables[coordinate], sum(lengths))
     if coordinate is not None and known_values is not None:
-        meta, data = known_values
-        if meta.dtype != variables[coordinate].meta.dtype:
-            metadata |= {variables[coordinate].key: dict(meta.raw)}
+        dtype, data = known_values
+        key = variables[coordinate].key
+        meta = zarrmeta.array_meta(metadata.get(key) or variables[coordinate].meta.raw, repr(coordinate))
+        if meta is not None and with_type(meta, dtype) is not meta:
+            metadata[key] = dict(with_type(meta, dtype).raw)
         ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
         values = [data[start:stop] for start, stop in pairwise(ends)]
     elif coordinate_values is None:
@@ -243,16 +244,16 @@ def _documents(part: Named, stored: Named) -> dict[str, dict[str, Any]]:
     }
 
 
-def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[ArrayMeta, bytes] | None:
-    """Return the bytes of a coordinate that `concatenate` has put into one plain chunk, and metadata of their type."""
+def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[np.dtype[Any], bytes] | None:
+    """Return type and bytes of a coordinate that `concatenate` has put into one plain chunk; else None."""
     path, doc = variable.path, refs.side.get(variable.key)
     stored = zarrmeta.array_meta(doc, repr(path)) if isinstance(doc, dict) else None
-    dtype = None if stored is None else dtype_of(stored)
+    dtype = dtype_of(variable.meta if stored is None else stored)
     meta = variable.meta if dtype is None else with_type(variable.meta, dtype)
-    if total == 0 or doc != plain_document(meta, [total]):
+    if total == 0 or dtype is None or doc != plain_document(meta, [total]):
         return None
     found = refs.side.get(join(path, refs.tables[path].grid.tail(0)))
-    return (meta, found) if isinstance(found, bytes) else None
+    return (dtype, found) if isinstance(found, bytes) else None
 
 
 def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:

@@ -9,7 +9,7 @@ import base64
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -54,6 +54,12 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     def name(self) -> str:
         """What it is called in errors."""
         return self.url if self.document is None else f"{self.document.parts[0].name} and others"
+
+    def cut(self, start: int, stop: int) -> Part:
+        """Return elements ``[start, stop)`` of a gap."""
+        size = len(self.values or b"") // self.length
+        values = None if self.values is None else self.values[start * size : stop * size]
+        return msgspec.structs.replace(self, length=stop - start, values=values)
 
 
 class _Members(msgspec.Struct, forbid_unknown_fields=True):
@@ -188,6 +194,15 @@ class ConcatDocument(msgspec.Struct, frozen=True):
     def with_parts(self, more: Sequence[Part]) -> ConcatDocument:
         """Return the document with ``more`` parts at its end."""
         return msgspec.structs.replace(self, parts=(*self.parts, *more))
+
+    def with_values(self, values: bytes | None) -> ConcatDocument:
+        """Return the document with other values of the coordinate, of all parts."""
+        if values is None:
+            return self
+        size = len(values) // self.starts[-1]
+        pieces = [values[start * size : stop * size] for start, stop in pairwise(self.starts)]
+        parts = [msgspec.structs.replace(part, values=data) for part, data in zip(self.parts, pieces, strict=True)]
+        return msgspec.structs.replace(self, parts=tuple(parts))
 
     def _line(self, part: Part, respell: Callable[[str], str]) -> list[Any]:
         line: list[Any] = [respell(part.url) if part.url else None, part.length]
