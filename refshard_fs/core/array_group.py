@@ -197,7 +197,7 @@ def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tupl
     What lies in memory is made at once; DamagedIndex, of ``where``, if it is damaged.
     """
     if isinstance(source, Span):
-        return Packed(source, recipe, size, cuts=cuts)
+        return Packed(source, recipe, size, parts=tuple(source.part(at, length) for at, length in cuts))
     assert isinstance(source, Inline)
     data = b"".join([source.data[at : at + length] for at, length in cuts]) if cuts else source.data
     try:

@@ -7,17 +7,17 @@ listing, and reads are not concerned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import check_key, is_key, join
+from refshard_fs.core.keys import is_key, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
-from refshard_fs.errors import ManifestError, NotListable
+from refshard_fs.errors import NotListable
 from refshard_fs.security.policy import locator
 
 OLD_RECORDS: Final = ".refshard"
@@ -85,25 +85,11 @@ def _known(data: bytes, name: str) -> Known:
         return Known()
     if name == ".zarray" or doc.get("node_type") == "array":
         return Known(frozenset([name, ".zattrs"]), frozenset([""]))
-    arrays = frozenset(path for path, _ in zarrmeta.consolidated_arrays(doc))
-    is_flat = name == CONSOLIDATED
-    keys = frozenset([*doc.get("metadata", {}), name] if is_flat else _nodes("", doc))
-    for key in keys:
-        try:
-            check_key(key)
-        except ValueError as e:
-            raise ManifestError(f"{key[:1000]!r} in consolidated metadata: {e}") from e
-    return Known(keys, arrays)
-
-
-def _nodes(path: str, doc: object) -> Iterator[str]:
-    """Yield the key of each ``zarr.json`` of which that of the group at ``path`` tells."""
-    match doc:
-        case {"consolidated_metadata": {"metadata": dict(members)}}:
-            yield join(path, "zarr.json")
-            for name, member in members.items():
-                yield f"{join(path, name)}/zarr.json"
-                yield from _nodes(join(path, name), member)
+    nodes = list(zarrmeta.consolidated_nodes(doc))
+    keys = {join(path, document) for path, document, _ in nodes}
+    if name == CONSOLIDATED or doc.get("consolidated_metadata"):
+        keys.add(name)
+    return Known(frozenset(keys), frozenset(path for path, _, array in nodes if array is not None))
 
 
 def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:

@@ -152,8 +152,7 @@ class SizedRecipe(Recipe, Protocol):
 class Packed(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of what ``recipe`` makes from ``source``; ``made`` is the full size, if known.
 
-    It is made from all of the source, or from ``cuts`` of it, (offset, length) pairs, joined in that order; or from
-    the bytes of ``parts``, joined: then the source is only what errors name.
+    It is made from all of the source, or from the bytes of ``parts``, joined: then the source is what errors name.
     """
 
     source: Span
@@ -162,18 +161,14 @@ class Packed(msgspec.Struct, frozen=True):
     start: int | None = None
     stop: int | None = None
     exact: bool = False
-    cuts: tuple[tuple[int, int], ...] = ()
     parts: tuple[Entry, ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """What is to be read, in the order that `finish` takes it in."""
-        if self.parts:
-            return tuple(span for part in self.parts if not isinstance(part, Inline) for span in part.spans)
-        if not self.cuts:
+        if not self.parts:
             return (self.source,)
-        first = self.source.start
-        return tuple(self.source._range(first + offset, first + offset + length) for offset, length in self.cuts)
+        return tuple(span for part in self.parts if not isinstance(part, Inline) for span in part.spans)
 
     @property
     def size(self) -> int | None:
@@ -215,7 +210,7 @@ class Packed(msgspec.Struct, frozen=True):
         return data
 
     def _window(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
-        return Packed(self.source, self.recipe, self.made, start, stop, exact, self.cuts, self.parts)
+        return Packed(self.source, self.recipe, self.made, start, stop, exact, self.parts)
 
 
 Entry = Span | Inline | Packed

@@ -156,12 +156,22 @@ def plain_grid(text: str) -> ChunkGrid | None:
 
 
 def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metadata") -> Iterator[tuple[str, Any]]:
-    """Yield (path, array metadata) for each array in a ``.zmetadata``, or inline in the ``zarr.json`` of a group.
-
-    Groups inside of v3 metadata may hold theirs in turn; a path comes once. Raises ManifestError where the document
-    does not hold objects.
-    """
+    """Yield (path, array metadata) for each array of which `consolidated_nodes` tell; a path comes once."""
     seen: set[str] = set()
+    for path, _, array in consolidated_nodes(doc, where):
+        if array is not None and path not in seen:
+            seen.add(path)
+            yield path, array
+
+
+def consolidated_nodes(
+    doc: Mapping[str, Any], where: str = "consolidated metadata"
+) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
+    """Yield path, name, and (of arrays) the content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
+
+    Groups inside of v3 metadata may hold theirs in turn. Raises ManifestError where keys are none, and where what
+    describes nodes does not hold objects.
+    """
     pending = [("", doc)]
     while pending:
         base, holder = pending.pop()
@@ -172,21 +182,16 @@ def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metad
         members = _object(_object(inline if version_3 else holder, where).get("metadata", {}), where)
         for key, value in members.items():
             path, name = (key, "zarr.json") if version_3 else parent(key)
-            if name not in (".zarray", "zarr.json"):
-                continue
-            if version_3 or path:
-                try:
-                    check_key(join(base, path) if version_3 else key)
-                except ValueError as e:
-                    raise ManifestError(f"{key[:1000]!r} in {where}: {e}") from e
             path = join(base, path)
-            member = _object(value, f"{key!r} in {where}")
-            is_group = name == "zarr.json" and member.get("node_type") != "array"
-            if is_group and (path or version_3):
+            try:
+                check_key(path if version_3 else key)
+            except ValueError as e:
+                raise ManifestError(f"{key[:1000]!r} in {where}: {e}") from e
+            member = _object(value, f"{key!r} in {where}") if name in ARRAY_DOCUMENTS else {}
+            is_array = name == ".zarray" or member.get("node_type") == "array"
+            yield path, name, member if is_array else None
+            if name == "zarr.json" and path and not is_array:
                 pending.append((path, member))
-            elif not is_group and path not in seen:
-                seen.add(path)
-                yield path, member
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:

@@ -125,11 +125,12 @@ class ShardLayout:
     def slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
         """Return the slot in each of these `levels` of the chunk at ``place``; of many, where these are arrays."""
         plan = self._plan(lengths)
+        *outer, last = plan.strides
         out = []
-        for part, strides in zip(plan.parts, plan.strides):  # noqa: B905  # made together
+        for part, strides in zip(plan.parts, outer):  # noqa: B905  # the innermost part is one chunk
             out.append(sum(map(mul, map(floordiv, place, part), strides)))
             place = tuple(map(mod, place, part))
-        return tuple(out)
+        return (*out, sum(map(mul, place, last)))
 
     def rewrite(
         self, lengths: Coords, old: Buffer | None, changes: Mapping[Coords, Buffer | None]

@@ -220,24 +220,19 @@ class ShardView(ArrayView[ArrayInfo]):
         if table is None:
             return []
         entry = _read(entry)
-        found: list[tuple[T, Entry]] = []
+        if depth + 1 == len(levels):
+            parts = [(name, _chunk(entry, table, slots[depth], shard, path)) for name, slots in wanted]
+            return [(name, part) for name, part in parts if part is not None]
         below: dict[int, list[tuple[T, Coords]]] = {}
         for name, slots in wanted:
             below.setdefault(slots[depth], []).append((name, slots))
-        deeper = []
-        for slot, items in below.items():
-            part = _chunk(entry, table, slot, shard, path)
-            if part is None:
-                continue
-            if depth + 1 == len(levels):
-                found += [(name, part) for name, _ in items]
-            else:
-                deeper.append(self._in_level(part, levels, depth + 1, items, shard, path))
+        inner = [(_chunk(entry, table, slot, shard, path), items) for slot, items in below.items()]
+        deeper = [
+            self._in_level(part, levels, depth + 1, items, shard, path) for part, items in inner if part is not None
+        ]
         if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
             return (yield from deeper[0])
-        for some in (yield from together(deeper)):
-            found += some
-        return found
+        return [item for some in (yield from together(deeper)) for item in some]
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""

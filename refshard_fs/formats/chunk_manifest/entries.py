@@ -165,21 +165,18 @@ class Unmapped(msgspec.Struct, frozen=True):
     """Shows nodes with a chunk manifest as if they had none."""
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Declared]]:
-        return _rewrite if MARK in data else _plain
-
-
-def _plain(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
-    return doc, None if doc.get("node_type") == "group" else Declared(grid_of(doc))
+        return _rewrite
 
 
 def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
+    is_group = doc.get("node_type") == "group"
+    grid = None if is_group else grid_of(doc)
     match doc.get("storage_transformers"):
         case [{"name": name} as transformer] if name == NAME:
             pass
         case _:
-            return _plain(doc, path)
-    grid = None if doc.get("node_type") == "group" else grid_of(doc)
-    if grid is None and doc.get("node_type") != "group":
+            return doc, None if is_group else Declared(grid)
+    if grid is None and not is_group:
         return doc, Declared(None, None, "its chunk grid or chunk keys are not known, so its manifest cannot be used")
     manifest = declaration(transformer)
     if manifest is None:
@@ -237,7 +234,9 @@ class Origin:
     def place(self, path: str, where: str, key: str | None = None) -> Url | Key:
         """Return where ``path`` lies; ManifestError, which names manifest and ``key``, where it climbs out."""
         try:
-            return self._place(path)
+            if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
+                return Url(self._resolve(path))
+            return Key(key_beside(self._directory, path))
         except ManifestError as e:
             raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
 
@@ -246,9 +245,12 @@ class Origin:
 
         Raises ReferenceNotReachable where its path is none of the keys of ``base``, or there is less of it.
         """
-        if source.path is None:
-            return checked(Inline(source.data), source.checksum, where, key)
-        return checked((yield from self._range(source.path, source, base, where, key)), source.checksum, where, key)
+        found = (
+            Inline(source.data)
+            if source.path is None
+            else (yield from self._range(source.path, source, base, where, key))
+        )
+        return checked(found, source.checksum, where, key)
 
     def _range(self, path: str, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
         offset, length, pin = source.offset, source.length, source.pin
@@ -267,11 +269,6 @@ class Origin:
             return found.window(offset) if offset else found
         except ValueError as e:
             raise ReferenceNotReachable(key, repr(name), str(e)) from e
-
-    def _place(self, path: str) -> Url | Key:
-        if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
-            return Url(self._resolve(path))
-        return Key(key_beside(self._directory, path))
 
 
 def key_beside(directory: str, path: str) -> str:

@@ -8,6 +8,7 @@ are left out.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +16,13 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
-from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 from refshard_fs.core.model import Pin
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest.entries import JsonPrefix, Source, entries_in, source_of
+from refshard_fs.references.pins import Pins
 from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
@@ -45,13 +47,12 @@ class Prefix(NamedTuple):
 class ChunkManifest:
     """What a manifest says of an array's chunks; immutable. ``prefixes`` come longest first."""
 
-    __slots__ = ("_checksums", "_data", "_etags", "_modified", "_numbers", "_paths", "empty", "prefixes", "table")
+    __slots__ = ("_checksums", "_data", "_numbers", "_paths", "_pins", "empty", "prefixes", "table")
 
     def __init__(
         self,
         table: ChunkTable,
-        paths: Texts,
-        versions: tuple[Texts | None, Texts | None],
+        targets: tuple[Texts, Pins | None],
         data: bytes,
         empty: UInt64s,
         checksums: tuple[UInt64s, Texts],
@@ -60,17 +61,17 @@ class ChunkManifest:
         self.table = table
         self.empty = empty
         self.prefixes = prefixes
-        self._paths = paths
-        self._etags, self._modified = versions
+        self._paths, self._pins = targets
         self._data = data
         self._numbers, self._checksums = checksums
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns take."""
-        texts = (self._paths, self._etags, self._modified, self._checksums)
-        columns = self.table.nbytes + self.empty.nbytes + self._numbers.nbytes + len(self._data)
-        return columns + sum(text.nbytes for text in texts if text is not None) + 200 * len(self.prefixes)
+        targets = self._paths.nbytes + (0 if self._pins is None else self._pins.nbytes)
+        checksums = self._numbers.nbytes + self._checksums.nbytes
+        rest = self.empty.nbytes + len(self._data) + 200 * len(self.prefixes)
+        return self.table.nbytes + targets + checksums + rest
 
     def __len__(self) -> int:
         """Number of chunks that have an entry of their own, and are not empty."""
@@ -81,100 +82,66 @@ class ChunkManifest:
         row = self.table.row(number)
         if row is None:
             return None
-        pin = None
-        etag = None if self._etags is None else self._etags[row.target]
-        modified = None if self._modified is None else self._modified[row.target]
-        if etag is not None or modified is not None:
-            pin = Pin(etag, modified)
-        checksum = None
-        if len(self._numbers):
-            at = int(self._numbers.searchsorted(np.uint64(number)))
-            if at < len(self._numbers) and self._numbers[at] == number:
-                checksum = self._checksums[at]
+        at = _place(self._numbers, number)
+        checksum = None if at is None else self._checksums[at]
         path = self._paths[row.target]
         if path is None:
             return Source(None, checksum=checksum, data=self._data[row.offset : row.offset + (row.length or 0)])
+        pin = None if self._pins is None else self._pins.pin(row.target)
+        pin = None if pin is None else Pin(pin.etag, pin.last_modified)
         return Source(path, row.offset, row.length, pin, checksum)
 
     def is_empty(self, number: int) -> bool:
         """Whether the manifest says of chunk ``number`` that it is empty."""
-        at = int(self.empty.searchsorted(np.uint64(number)))
-        return at < len(self.empty) and bool(self.empty[at] == number)
+        return _place(self.empty, number) is not None
 
     def prefix(self, coords: Sequence[int]) -> Prefix | None:
         """Return the longest prefix of the chunk at ``coords``, or None."""
         return next((prefix for prefix in self.prefixes if prefix.fits(coords)), None)
 
 
+def _place(numbers: UInt64s, number: int) -> int | None:
+    """Return the place of ``number`` in ``numbers``, which ascend; None if it is not among them."""
+    at = int(numbers.searchsorted(np.uint64(number)))
+    return at if at < len(numbers) and numbers[at] == number else None
+
+
 def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     """Return the manifest in ``data``; ManifestError, which names ``where`` and the chunk key, if it is none."""
     entries = entries_in(data, where)
-    numbers, inside = _numbers(list(entries.keys), grid, where)
-    codes = np.full(len(numbers), ABSENT, np.uint32)
-    offsets, lengths = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint64)
-    targets: dict[tuple[str | None, str | None, str | None], int] = {}
-    inline: list[bytes] = []
-    used = 0  # bytes of inline data so far
-    sums: list[tuple[int, str]] = []
-    for i, (key, entry) in enumerate(entries.keys.items()):
+    spelled_in = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
+    targets: dict[tuple[str | None, Pin | None], int] = {}
+    numbers, codes, offsets, lengths = (array(kind) for kind in "QIQQ")  # of entries that are not empty
+    empty, inline, sums = array("Q"), bytearray(), dict[int, str]()
+    for key, entry in entries.keys.items():
         source = source_of(entry, key, where)
-        if entry.checksum is not None and inside[i]:
-            sums.append((int(numbers[i]), entry.checksum))
+        number = spelled_in.number(key or "0")
+        if number is None:
+            if spelled_in.decode(key) is None:
+                kind = f"{len(grid.counts)} numbers with dots between them are" if grid.counts else "'0' is"
+                raise ManifestError(f"{where}: {key!r} is no chunk key: {kind}")
+            continue  # outside of the grid
+        if entry.checksum is not None:
+            sums[number] = entry.checksum
         if source is None:
+            empty.append(number)
             continue
-        target = source.path, entry.etag, entry.last_modified
-        codes[i] = targets.setdefault(target, len(targets))
-        offsets[i] = source.offset
-        lengths[i] = WHOLE if source.length is None else source.length
-        if source.path is None:
-            offsets[i], lengths[i] = used, len(source.data)
-            inline.append(source.data)
-            used += len(source.data)
-    there = inside & (codes != ABSENT)
-    sums.sort()
-    paths, etags, modified = (_texts([target[field] for target in targets]) for field in range(3))
+        numbers.append(number)
+        codes.append(targets.setdefault((source.path, source.pin), len(targets)))
+        offsets.append(len(inline) if source.path is None else source.offset)
+        length = len(source.data) if source.path is None else source.length
+        lengths.append(WHOLE if length is None else length)
+        inline += source.data
+    ordered = sorted(sums)
+    pins = [pin for _, pin in targets]
     return ChunkManifest(
-        ChunkTable.from_parts(grid, [Part(numbers[there], Ranges(codes, offsets, lengths).take(there))]),
-        paths or Texts.of(None for _ in targets),
-        (etags, modified),
-        b"".join(inline),
-        np.sort(numbers[inside & (codes == ABSENT)]),
-        (np.array([number for number, _ in sums], np.uint64), Texts.of(found for _, found in sums)),
+        ChunkTable.from_parts(grid, [Part(np.array(numbers), Ranges(*map(np.array, (codes, offsets, lengths))))]),
+        (Texts.of(path for path, _ in targets), Pins.of(pins) if any(pins) else None),
+        bytes(inline),
+        np.sort(np.array(empty)),
+        (np.array(ordered, np.uint64), Texts.of(map(sums.__getitem__, ordered))),
         prefixes_of(entries.prefixes, len(grid.counts), where),
     )
-
-
-def _texts(texts: Sequence[str | None]) -> Texts | None:
-    """Return a text for each target; None where there are none at all."""
-    if all(text is None for text in texts):
-        return None
-    return Texts.of(texts)
-
-
-def _numbers(keys: list[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Return the chunk number of each key, and which of them lie inside of the grid."""
-    ndim = len(grid.counts)
-    if not ndim:
-        for key in keys:
-            if key not in ("0", ""):
-                raise ManifestError(f"{where}: {key!r} is no chunk key of an array without dimensions: '0' is")
-        return np.zeros(len(keys), np.uint64), np.ones(len(keys), np.bool_)
-    text = "\n".join(keys)
-    number = r"(?:0|[1-9][0-9]{0,17})"
-    key_form = rf"{number}(?:\.{number}){{{ndim - 1}}}"
-    if not keys:
-        return np.zeros(0, np.uint64), np.zeros(0, np.bool_)
-    if text.count("\n") != len(keys) - 1 or not re.fullmatch(rf"{key_form}(?:\n{key_form})*+", text):
-        wrong = next(key for key in keys if not re.fullmatch(key_form, key))
-        raise ManifestError(f"{where}: {wrong!r} is no chunk key: {ndim} numbers with dots between them are")
-    coords = np.fromstring(text.replace("\n", "."), np.uint64, sep=".").reshape(len(keys), ndim)
-    del text
-    inside: np.ndarray[Any, np.dtype[np.bool_]] = np.all(coords < np.array(grid.counts, np.uint64), axis=1)
-    numbers = np.zeros(len(keys), np.uint64)
-    for dimension, count in enumerate(grid.counts):
-        numbers = numbers * np.uint64(count) + coords[:, dimension]
-    numbers[~inside] = 0
-    return numbers, inside
 
 
 def prefixes_of(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:

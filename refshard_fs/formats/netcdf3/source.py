@@ -78,7 +78,8 @@ class Records(Chunks):
         found = self._source.part(self._variable.begin + first * step, (count - 1) * step + slab)
         size = self._records * slab
         if isinstance(found, Span) and (count - 1) * step > PIECE:
-            return Packed(found, Padded(size), size, cuts=tuple((i * step, slab) for i in range(count)))
+            parts = tuple(found.part(i * step, slab) for i in range(count))
+            return Packed(found, Padded(size), size, parts=parts)
         return made(found, Taken(step, slab, size), size, "")
 
 

@@ -208,7 +208,6 @@ _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1, 8, 0x800
 _STRONG = 0x40 | 0x2000
 _ODD = re.compile(rb"\\|\0/|//|(?<=[/\0])\.{1,2}(?=[/\0])")
 _MOST_WITHHELD = 1000
-_FIELDS = 16  # extra fields of one member that are looked at
 _ZIP64, _UNIX_TIMES, _UNIX_OWNER, _UNICODE_PATH = 0x0001, 0x5455, 0x7875, 0x7075
 _UNICODE_MARK = struct.pack("<H", _UNICODE_PATH)
 
@@ -272,8 +271,12 @@ def _members(data: bytes, end: End) -> Members:
     slack = _set_limits(members, rows["name"], end)
     _check_sizes(members)
     proven = slack == 0
-    left = np.flatnonzero(~proven)
-    proven[left] = slack[left] == _local_extra(data, entries[left], rows[left])
+    wide = (rows["stored"] == 0xFFFFFFFF) | (rows["size"] == 0xFFFFFFFF)
+    told = np.flatnonzero((slack > 0) & (rows["extra"] > 0))  # of the rest, the local header has to be read
+    stops = entries[told].astype(np.int64) + SMALLEST_ENTRY + rows["name"][told] + rows["extra"][told]
+    starts = stops - rows["extra"][told]
+    extras = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    proven[told] = slack[told] == list(map(_local_extra, extras, wide[told].tolist()))
     proven &= (rows["flags"] & _DESCRIPTOR) == 0
     if not end.shift:  # what stands before the archive may as well have been put into it
         members["head"] = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0)
@@ -313,21 +316,25 @@ def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
         name.decode()  # UnicodeDecodeError is a ValueError
         return name
     unicode = _field(extra, _UNICODE_PATH)
-    if unicode is not None and unicode[:1] == b"\1" and unicode[1:5] == zlib.crc32(name).to_bytes(4, "little"):
+    if unicode[:1] == b"\1" and unicode[1:5] == zlib.crc32(name).to_bytes(4, "little"):
         unicode[5:].decode()
         if unicode[5:]:
             return unicode[5:]
     return name.decode("cp437").encode()
 
 
-def _field(extra: bytes, wanted: int) -> bytes | None:
+def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and content of each field of an extra field; what is left over is one of kind -1."""
     at = 0
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<2H", extra, at)
-        if kind == wanted:
-            return extra[at + 4 : at + 4 + length]
-        at += 4 + length
-    return None
+    while at < len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at) if at + 4 <= len(extra) else (-1, 0)
+        stop = at + 4 + length
+        yield (kind if stop <= len(extra) else -1), extra[at + 4 : stop]
+        at = stop
+
+
+def _field(extra: bytes, wanted: int) -> bytes:
+    return next((content for kind, content in _fields(extra) if kind == wanted), b"")
 
 
 def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: npt.NDArray[np.void]) -> None:
@@ -336,7 +343,7 @@ def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: 
     full = np.stack([column == 0xFFFFFFFF for column in columns])
     for i in np.flatnonzero(full.any(axis=0) | (rows["disk"] == 0xFFFF)).tolist():
         start = int(entries[i]) + SMALLEST_ENTRY + int(rows["name"][i])
-        field = _field(data[start : start + int(rows["extra"][i])], _ZIP64) or b""
+        field = _field(data[start : start + int(rows["extra"][i])], _ZIP64)
         wanted = [column for column, is_full in zip(columns, full[:, i].tolist(), strict=True) if is_full]
         disk = 4 * int(rows["disk"][i] == 0xFFFF)
         if len(field) < 8 * len(wanted) + disk:
@@ -375,41 +382,23 @@ def _check_sizes(members: npt.NDArray[np.void]) -> None:
         raise ValueError(f"member {i + 1} of its directory cannot have {size[i]} bytes, stored in {stored[i]}")
 
 
-def _local_extra(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """Return how long the extra field of each local header is by what the directory's says; -1 where it cannot tell.
+def _local_extra(extra: bytes, is_wide: bool) -> int:  # of many at once
+    """Return how long the extra field of a local header is, as the directory's ``extra`` tells; -1 where it cannot.
 
     Info-ZIP's fields: of times (the local one has all that its flags name), and of owners (the same
-    in both). A zip64 field is local only where sizes need one.
+    in both). A zip64 field is local only where sizes need one (``is_wide``).
     """
-    raw = np.frombuffer(data, np.uint8)
-    at = entries.astype(np.int64) + SMALLEST_ENTRY + rows["name"]
-    stop = at + rows["extra"]
-    total = np.zeros(len(entries), np.int64)
-    for _ in range(_FIELDS):
-        live = np.flatnonzero((at < stop) & (total >= 0))
-        if not len(live):
-            break
-        here, room = at[live], stop[live] - at[live]
-        kind, length = (_two_bytes(raw, here + skip) for skip in (0, 2))
-        flags = raw[np.minimum(here + 4, len(raw) - 1)]
-        times = 1 + 4 * ((flags & 1) + (flags >> 1 & 1) + (flags >> 2 & 1)).astype(np.int64)
-        sizes_need_it = (rows["stored"][live] == 0xFFFFFFFF) | (rows["size"][live] == 0xFFFFFFFF)
-        local = np.select(
-            [(kind == _UNIX_TIMES) & (length > 0), kind == _UNIX_OWNER, kind == _ZIP64],
-            [4 + times, 4 + length, np.where(sizes_need_it, 20, 0)],
-            -1,
-        )
-        local[length + 4 > room] = -1
-        total[live] = np.where(local < 0, -1, total[live] + local)
-        at[live] += 4 + length
-    total[at < stop] = -1
+    total = 0
+    for kind, content in _fields(extra):
+        if kind == _UNIX_TIMES and content:
+            total += 5 + 4 * (content[0] & 7).bit_count()
+        elif kind == _UNIX_OWNER:
+            total += 4 + len(content)
+        elif kind == _ZIP64:
+            total += 20 if is_wide else 0
+        else:
+            return -1
     return total
-
-
-def _two_bytes(raw: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    last = len(raw) - 1
-    low, high = raw[np.minimum(at, last)].astype(np.int64), raw[np.minimum(at + 1, last)].astype(np.int64)
-    return low | high << 8
 
 
 def _withheld(names: Sequence[bytes]) -> dict[int, str]:
@@ -450,14 +439,6 @@ class Method(NamedTuple):
     most: int  # bytes that it makes of one, at most, roughly: a directory that promises more is forged
 
 
-def _deflated(raw: bytes, size: int) -> tuple[Any, bytes]:
-    return zlib.decompressobj(-zlib.MAX_WBITS), raw
-
-
-def _bzip2(raw: bytes, size: int) -> tuple[Any, bytes]:
-    return bz2.BZ2Decompressor(), raw
-
-
 def _lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
     if len(raw) < _LZMA_HEAD.size:
         raise ValueError("its LZMA header is cut short")
@@ -472,21 +453,17 @@ def _lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
     return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), raw[_LZMA_HEAD.size :]
 
 
-def _xz(raw: bytes, size: int) -> tuple[Any, bytes]:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), raw
-
-
 def _zstd(raw: bytes, size: int) -> tuple[Any, bytes]:
     return zstd().ZstdDecompressor(), raw
 
 
 METHODS: Final = {
-    8: Method("deflate", _deflated, 1032),
-    12: Method("bzip2", _bzip2, 1 << 20),
+    8: Method("deflate", lambda raw, _: (zlib.decompressobj(-zlib.MAX_WBITS), raw), 1032),
+    12: Method("bzip2", lambda raw, _: (bz2.BZ2Decompressor(), raw), 1 << 20),
     14: Method("LZMA", _lzma, 1 << 14),
     20: Method("Zstandard", _zstd, 1 << 16),  # its number before version 6.3.8
     93: Method("Zstandard", _zstd, 1 << 16),
-    95: Method("XZ", _xz, 1 << 14),
+    95: Method("XZ", lambda raw, _: (lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), raw), 1 << 14),
 }
 # Those that are not read.
 OTHERS: Final = {1: "shrink", 6: "implode", 9: "deflate64", 98: "PPMd"}
