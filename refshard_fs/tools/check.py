@@ -53,7 +53,7 @@ from refshard_fs.tools.survey import (
     contents,
     survey,
 )
-from refshard_fs.tools.trial import Apart, Here, NotDecoded
+from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
 from refshard_fs.tools.views import folded, paragraph, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
@@ -250,11 +250,6 @@ class Ranges:
         stop = self.stops[row]
         return f"bytes [{self.starts[row]}, {'end' if stop == _END else stop})"
 
-    def mean_size(self, default: int) -> int:
-        """Return how many bytes a range has on average, as far as that is known."""
-        known = self.stops != _END
-        return max(1, int((self.stops - self.starts)[known].astype(float).mean())) if known.any() else default
-
     def users(self) -> tuple[Positions, Positions]:
         """Return the first row of each target (-1: none), and how many rows each has."""
         first = np.full(len(self.source.urls), -1, np.int64)
@@ -364,7 +359,7 @@ def _compare_with_target(ranges: Ranges, sizes: UInt64s, found: Findings) -> Non
 
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
 TOGETHER: Final = 1024  # chunks that are read at a time
-MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, by their mean size
+MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, as far as their sizes are known
 
 
 def check(
@@ -426,12 +421,9 @@ class _Check:
         ranges = Ranges(source)
         self._fs._session.wait(check_targets, self._fs._session, ranges, self._found, self._callback)
         decodes = mode == "full" and importlib.util.find_spec("zarr") is not None
-        batch = max(1, min(TOGETHER, MEMORY // ranges.mean_size(MEMORY // 16)))
-        here = Here()
-        with contextlib.closing(Apart()) as apart:
-            for extents, positions in wanted:
-                is_safe = self._fs._session.is_own or is_bounded(extents.meta)
-                self._check_chunks(extents, positions, (here if is_safe else apart) if decodes else None, batch)
+        for extents, positions in wanted:
+            if len(positions):
+                self._check_chunks(extents, positions, decodes=decodes)
         return self._found.report(
             mode,
             keys=source.keys,
@@ -457,32 +449,43 @@ class _Check:
                 text = f"array {path!r} has no such chunk: its grid is {shape}"
                 self._found.add("error", "outside-grid", key, text=text)
 
-    def _check_chunks(self, extents: Extents, positions: Sequence[int], trial: Here | Apart | None, batch: int) -> None:
+    def _check_chunks(self, extents: Extents, positions: Sequence[int], *, decodes: bool) -> None:
         """Read the chunks of an array at ``positions``, and decode them."""
-        if trial is not None and positions:
-            try:
-                trial.open(extents.meta)
-            except ValueError as e:
-                text = f"its chunks were read, and not decoded: {e}"
-                self._found.add("warning", "not-decoded", extents.path, text=text)
-                trial = None
-        for some in batches(positions, batch):
+        largest = int(extents.sizes.max()) or MEMORY // 16  # which only their targets know
+        for some in batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
             keys = extents.keys(some)
+            chunks: list[StoredChunk] = []
             for key, data in zip(keys, contents(self._fs, keys, self._callback.relative_update), strict=True):
                 if isinstance(data, Exception):
                     self._found.add_error(key, data)
-                    continue
-                self._read += 1
-                self._bytes += len(data)
-                try:
-                    if trial is not None:
-                        trial.decode(relative(key, extents.path), data)
-                        self._decoded += 1
-                except NotDecoded as e:
-                    self._found.add("warning", "not-decoded", key, text=f"it was read, and left out: decoding it {e}")
-                except ValueError as e:
-                    text = f"its {len(data):,} bytes are not what zarr decodes: {e}"
+                else:
+                    chunks.append((relative(key, extents.path), data))
+            self._read += len(chunks)
+            self._bytes += sum(len(data) for _, data in chunks)
+            if decodes:
+                decodes = self._decode(extents, chunks)
+
+    def _decode(self, extents: Extents, chunks: Sequence[StoredChunk]) -> bool:
+        """Decode chunks of an array on trial; return whether that can be done."""
+        is_safe = self._fs._session.is_own or is_bounded(extents.meta)
+        try:
+            problems = Trial(extents.meta).problems(chunks, apart=not is_safe)
+        except ValueError as e:
+            text = f"its chunks were read, and not decoded: {e}"
+            self._found.add("warning", "not-decoded", extents.path, text=text)
+            return False
+        for (tail, data), problem in zip(chunks, problems, strict=True):
+            key = join(extents.path, tail)
+            match problem:
+                case None:
+                    self._decoded += 1
+                case NotDecoded():
+                    text = f"it was read, and left out: decoding it {problem}"
+                    self._found.add("warning", "not-decoded", key, text=text)
+                case _:
+                    text = f"its {len(data):,} bytes are not what zarr decodes: {problem}"
                     self._found.add("error", "undecodable", key, text=text)
+        return True
 
 
 def _wanted(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tuple[Extents, Sequence[int]]]:

@@ -8,14 +8,16 @@ their own, which may end: then the chunk is left out.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import check_chunk, promised
@@ -26,19 +28,21 @@ PATIENCE: Final = 30.0  # seconds that a chunk from elsewhere may take: those of
 MEMORY: Final = 2 << 30  # bytes that decoding it may take: zarr holds a chunk of 256 MiB up to four times
 _STARTING: Final = 120.0  # seconds for the process to begin, which imports zarr
 
+StoredChunk = tuple[str, bytes]  # its key in the array, and its bytes as stored
+Problem = ValueError | None  # why a chunk cannot be decoded
 
-class NotDecoded(Exception):
+
+class NotDecoded(ValueError):
     """A chunk was left out: decoding it takes too long, or too much memory, or ends the process."""
 
 
-class Here:
+class Trial:
     """An array without chunks, into which one stored chunk after the other is put, to be decoded. Not thread-safe.
 
-    An array's chunks cannot be tried if no zarr here reads it, if they differ in shape, or if decoding may do harm.
+    ValueError where its chunks cannot be tried: no zarr here reads it, they differ in shape, or decoding may do harm.
     """
 
-    def open(self, meta: ArrayMeta) -> None:
-        """Have chunks of this array decoded; ValueError where its chunks cannot be tried."""
+    def __init__(self, meta: ArrayMeta) -> None:
         harm = unsafe(meta)
         if harm is not None:
             raise ValueError(harm)
@@ -46,10 +50,8 @@ class Here:
             raise ValueError("its chunks are of no one known shape")
         if meta.zarr_format == 2 and "shards" in meta.raw:
             raise ValueError("no zarr reads the shards of the version 2 prototype")
-        self._chunks, self._grid, self._shape = meta.chunks, meta.grid, meta.shape
+        self._meta, self._chunks, self._grid = meta, meta.chunks, meta.grid
         promised(meta)
-        self._is_blosc = is_blosc(meta)
-        self._meta = meta
         zarr = importlib.import_module("zarr")
         self._is_zarr_2 = zarr.__version__.startswith("2.")
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
@@ -60,23 +62,41 @@ class Here:
         except Exception as e:  # whatever codecs and extensions raise: it is the answer
             raise ValueError(f"zarr {zarr.__version__} does not open it: {type(e).__name__}: {e}") from e
 
-    def decode(self, tail: str, data: bytes) -> None:
-        """Decode the chunk keyed ``tail``; ValueError, saying why, where that fails."""
+    def problem(self, tail: str, data: bytes) -> Problem:
+        """Return why the chunk keyed ``tail`` cannot be decoded; None if it can."""
         number = self._grid.number(tail)
         if number is None:
-            return
+            return None
         starts = [c * size for c, size in zip(self._grid.coords(number), self._chunks, strict=True)]
-        ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._shape, strict=True)]
-        if self._is_blosc:
-            check_blosc(data)
-        check_chunk(self._meta, data)
+        ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._meta.shape, strict=True)]
+        try:
+            if is_blosc(self._meta):
+                check_blosc(data)
+            check_chunk(self._meta, data)
+        except ValueError as e:
+            return e
         self._store[tail] = self._stored(data)
         try:
             self._array[tuple(map(slice, starts, ends))]
-        except Exception as e:  # as above
-            raise ValueError(f"{type(e).__name__}: {e}") from e
+        except MemoryError:
+            return NotDecoded("takes more memory than there is")
+        except Exception as e:  # noqa: BLE001  # whatever codecs raise
+            return ValueError(f"{type(e).__name__}: {e}")
         finally:
             del self._store[tail]
+        return None
+
+    def problems(self, chunks: Sequence[StoredChunk], *, apart: bool) -> list[Problem]:
+        """Return why each of ``chunks`` cannot be decoded, which happens ``apart`` in another process, or here.
+
+        ValueError if the array cannot be opened there.
+        """
+        if not apart:
+            return [self.problem(*chunk) for chunk in chunks]
+        found: list[Problem] = []
+        while len(found) < len(chunks):  # the process begins anew after a chunk that has ended it
+            found += _problems_apart(self._meta, chunks[len(found) :])
+        return found
 
     def _stored(self, data: bytes) -> Any:
         if self._is_zarr_2:
@@ -84,116 +104,50 @@ class Here:
         return importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes(data)
 
 
-class Apart:
-    """Decodes in another process, which begins with the first array, and anew when a chunk has ended it."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._array = b""
-
-    def open(self, meta: ArrayMeta) -> None:
-        """Have chunks of this array decoded; ValueError where neither this process nor that one can try them."""
-        Here().open(meta)
-        self._array = json.dumps({"raw": dict(meta.raw)}).encode() + b"\n"
-        if self._process is None:
-            self._begin()
-        else:
-            self._open()
-
-    def decode(self, tail: str, data: bytes) -> None:
-        """Decode the chunk keyed ``tail``; ValueError where that fails, NotDecoded where it was given up."""
-        if self._process is None:
-            self._begin()
-        head = json.dumps({"tail": tail, "size": len(data)}).encode()
-        self._asked(PATIENCE, head + b"\n", data)
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None and process.stdout is not None:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):  # of what was not sent
-                process.stdin.close()
-
-    def _begin(self) -> None:
-        found = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._process = subprocess.Popen(  # noqa: S603  # our own code, by this interpreter
-            [sys.executable, "-P", "-c", f"from {__name__} import work; work({MEMORY})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": found},
-        )
-        self._open()
-
-    def _open(self) -> None:
-        try:
-            self._asked(_STARTING, self._array)
-        except NotDecoded as e:
-            raise ValueError(f"to open its array {e}") from e
-
-    def _asked(self, patience: float, *parts: bytes) -> None:
-        """Send ``parts`` and wait for the answer; ValueError or NotDecoded if it is not that all is well."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        is_late = threading.Event()
-
-        def give_up() -> None:
-            is_late.set()
-            process.kill()
-
-        timer = threading.Timer(patience, give_up)
-        timer.start()
-        line = b""
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                for part in parts:
-                    process.stdin.write(part)
-                process.stdin.flush()
-                line = process.stdout.readline()
-        finally:
-            timer.cancel()
-        if not line.endswith(b"\n"):
-            self.close()
-            raise NotDecoded(f"takes more than {patience:g} s" if is_late.is_set() else "ends the process that does it")
-        answer = json.loads(line)
-        if answer["kind"] == "memory":
-            raise NotDecoded(f"takes more than {MEMORY:,} bytes of memory")
-        if answer["kind"] == "wrong":
-            raise ValueError(answer["text"])
+def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Problem]:
+    """Return what a new process says of chunks, up to the one that ends it."""
+    done = subprocess.run(  # noqa: S603  # our own code, by this interpreter
+        [sys.executable, "-P", "-c", f"from {__name__} import work; work({PATIENCE}, {MEMORY})"],
+        input=msgspec.msgpack.encode((json.dumps(dict(meta.raw)), chunks)),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    _, *answers = done.stdout.split(b"\n")  # the first line says that it is open, the last one is not complete
+    if not answers:
+        raise ValueError("opening its array ends the process that decodes it")
+    found: list[Problem] = []
+    for kind, text in map(msgspec.json.decode, answers[:-1]):
+        found.append(None if not kind else NotDecoded(text) if kind == "left out" else ValueError(text))
+    if len(found) < len(chunks):
+        is_late = b"Timeout (" in done.stderr
+        found.append(NotDecoded(f"takes more than {PATIENCE:g} s" if is_late else "ends the process that does it"))
+    return found
 
 
-def work(memory: int) -> None:
-    """Decode for an `Apart`: what comes by standard input, with answers to standard output."""
-    given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+def work(patience: float, memory: int) -> None:
+    """Decode the chunks that come by standard input, in a process of their own, with answers to standard output."""
+    answers, watchdog = os.fdopen(os.dup(1), "wb"), os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for shown in (1, 2):  # whatever a codec prints is no answer, and no text for a terminal
         os.dup2(nowhere, shown)
+    faulthandler.dump_traceback_later(_STARTING, exit=True, file=watchdog)  # also while a codec holds the GIL
     importlib.import_module("zarr")
+    document, chunks = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[str, list[StoredChunk]])
     _limit(memory)
-    here = Here()
-    while line := given.readline():
-        asked = json.loads(line)
-        kind = text = ""
-        try:
-            if "raw" in asked:
-                here.open(_meta(asked["raw"]))
-            else:
-                here.decode(asked["tail"], given.read(asked["size"]))
-        except (ValueError, MemoryError) as e:
-            kind, text = "memory" if MemoryError in (type(e), type(e.__cause__)) else "wrong", told(str(e))
-        answers.write(json.dumps({"kind": kind, "text": text}).encode() + b"\n")
+    meta = zarrmeta.array_meta(json.loads(document), "the array")
+    assert meta is not None, "the other process has opened it"
+    trial = Trial(meta)
+    answers.write(b"open\n")
+    for chunk in chunks:
         answers.flush()
-
-
-def _meta(document: dict[str, Any]) -> ArrayMeta:
-    meta = zarrmeta.array_meta(document, "the array")
-    if meta is None:
-        raise ValueError("it is no array")
-    return meta
+        faulthandler.dump_traceback_later(patience, exit=True, file=watchdog)
+        problem = trial.problem(*chunk)
+        answer = ("", "") if problem is None else ("wrong", told(str(problem)))
+        if isinstance(problem, NotDecoded):
+            answer = ("left out", f"takes more than {memory:,} bytes of memory")
+        answers.write(msgspec.json.encode(answer) + b"\n")
+    answers.flush()
 
 
 def _limit(memory: int) -> None:

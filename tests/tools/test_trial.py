@@ -87,6 +87,6 @@ def test_what_cannot_be_decoded_there_is_said_as_it_is_here(http_server: RangeSe
 
 
 def test_common_codecs_need_no_process(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial.subprocess, "Popen", lambda *arguments, **options: pytest.fail("a process begins"))
+    monkeypatch.setattr(trial.subprocess, "run", lambda *arguments, **options: pytest.fail("a process begins"))
     report = checked(http_server, ["good"], codec="gzip")
     assert [finding.kind for finding in report.findings] == ["undecodable"]
