@@ -11,7 +11,7 @@ import importlib.util
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
 
@@ -42,7 +42,6 @@ from refshard_fs.session.session import Session
 from refshard_fs.targets import IGNORES_RANGES, Versions
 from refshard_fs.tools.survey import (
     INLINE,
-    Chunks,
     Extents,
     Fault,
     Positions,
@@ -227,11 +226,10 @@ class Ranges:
 
     def __init__(self, source: Survey) -> None:
         self.source = source
-        arrays, rest = list(source.arrays.values()), list(source.rest)
-        self._keys: list[Callable[[int], str]] = [rest.__getitem__, *(extents.key for extents in arrays)]
-        parts = [Chunks.of_places(enumerate(source.rest.values())), *(extents.chunks for extents in arrays)]
-        self._ends = list(accumulate(len(part.numbers) for part in parts))
-        _, targets, starts, stops, derived = map(np.concatenate, zip(*parts, strict=True))
+        self._parts = [source.rest, *source.arrays.values()]
+        self._ends = list(accumulate(map(len, self._parts)))
+        columns = zip(*(part.chunks for part in self._parts), strict=True)
+        _, targets, starts, stops, derived = map(np.concatenate, columns)
         self._rows = np.flatnonzero((targets != INLINE) & ~derived)
         self.targets, self.starts, self.stops = targets[self._rows], starts[self._rows], stops[self._rows]
 
@@ -239,7 +237,7 @@ class Ranges:
         """Return the key of a row."""
         place = int(self._rows[row])
         part = bisect_right(self._ends, place)
-        return self._keys[part](place - (self._ends[part - 1] if part else 0))
+        return self._parts[part].key(place - (self._ends[part - 1] if part else 0))
 
     def url(self, row: int) -> str:
         """Return the target of a row."""
@@ -442,7 +440,7 @@ class _Check:
 
     def _check_names(self) -> None:
         """Find keys that look like chunks and are none of their array's grid."""
-        for key in self._source.rest:
+        for key in self._source.rest.names:
             path, grid = _grid_of(self._source, key)
             if grid is not None and CHUNK_NAME.fullmatch(relative(key, path)):
                 shape = " × ".join(map(str, grid.counts)) or "one chunk"

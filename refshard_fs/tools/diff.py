@@ -14,8 +14,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Survey, Surveyed, batches, contents, survey
+from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Surveyed, batches, contents, survey
 from refshard_fs.tools.views import progress
 
 NAMED: Final = 10  # keys of each kind that are named
@@ -89,7 +88,7 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
         return found
 
     unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}
-    changes = [_changes(None, _rest(a), _rest(b), targets, differing)]
+    changes = [_changes(None, a.rest, b.rest, targets, differing)]
     for path in sorted((a.arrays.keys() | b.arrays.keys()) - unlisted):
         one, other = a.arrays.get(path), b.arrays.get(path)
         one, other = _emptied(other) if one is None else one, _emptied(one) if other is None else other
@@ -124,13 +123,6 @@ def _fields(a: bytes, b: bytes) -> tuple[str, ...]:
     # Compared as text: NaN is not itself, and 1 is not true.
     texts = [{name: zarrmeta.dumps(value) for name, value in document.items()} for document in (one, other)]
     return tuple(name for name in dict.fromkeys([*one, *other]) if texts[0].get(name) != texts[1].get(name))
-
-
-def _rest(found: Survey) -> Extents:
-    """Return the keys that are no chunks as those of an array without a grid."""
-    names = tuple(sorted(found.rest))
-    chunks = Chunks.of_places((number, found.rest[name]) for number, name in enumerate(names))
-    return Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=names)
 
 
 def _emptied(extents: Extents | None) -> Extents:

@@ -97,16 +97,15 @@ def summarise(fs: Surveyed) -> Summary:
     found = survey(fs)
     left_whole = fs.left_whole
     arrays = tuple(map(_array, found.arrays.values()))
-    rest = [place.size for place in found.rest.values()]
     keyspace = beneath(fs._session.open())
-    unsized = sum(size is None for size in rest) + sum(array.unsized for array in arrays)
-    sizes = [*map(len, found.documents.values()), *(size for size in rest if size), *(a.bytes for a in arrays)]
+    keys = (found.rest, *found.arrays.values())
+    unsized = sum(extents.unsized for extents in keys)
     return Summary(
         format=fs._session.format,
         version=keyspace.refs.version if isinstance(keyspace, FlatKeySpace) else None,
         zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
         keys=found.keys,
-        bytes=sum(sizes),
+        bytes=sum(map(len, found.documents.values())) + sum(int(extents.sizes.sum()) for extents in keys),
         unsized=unsized,
         groups=found.groups,
         arrays=arrays,
@@ -125,10 +124,8 @@ def _array(extents: Extents) -> ArraySummary:
             isinstance(length, int) for length in inner
         ):  # shown whole
             shards, chunks = chunks, tuple(inner)
-        case _ if extents.shards and chunks is not None:
-            shards = tuple(chunk * count for chunk, count in zip(chunks, extents.shards, strict=True))
         case _:
-            shards = None
+            shards = extents.shard_shape
     return ArraySummary(
         name=extents.path,
         zarr_format=meta.zarr_format,

@@ -180,14 +180,15 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
     """What a source holds. ``documents`` are its metadata as shown, by key; ``urls`` are all targets, by number.
 
     ``inline_keys`` and ``inline_bytes`` count the keys, metadata among them, whose bytes a reference set holds itself.
-    ``rest`` are the keys that are neither chunks nor metadata. ``pins`` are what the source says of its targets.
+    ``rest`` are the keys that are neither chunks nor metadata, by name, as if they were chunks of an array without a
+    grid. ``pins`` are what the source says of its targets.
     """
 
     urls: list[str]
     groups: tuple[str, ...]
     arrays: dict[str, Extents]
     documents: dict[str, bytes]
-    rest: dict[str, Place]
+    rest: Extents
     inline_keys: int
     inline_bytes: int
     pins: dict[int, set[Pin]]
@@ -263,8 +264,7 @@ class _Surveying:
             self._look_for_chunks(path, metas, damage)
         arrays, rest = self._arrays(metas, texts)
         inline = [len(texts[key]) for key in self._inline]
-        inline += [place.stop for place in rest.values() if place.target == INLINE]
-        for extents in arrays.values():
+        for extents in (*arrays.values(), rest):
             inline += extents.sizes[extents.chunks.targets == INLINE].tolist()
         urls = list(self._urls)
         return Survey(urls, tuple(groups), arrays, texts, rest, len(inline), sum(inline), self._pins)
@@ -462,33 +462,33 @@ class _Surveying:
                     raise
         return sorted(groups - metas.keys()), metas
 
-    def _arrays(
-        self, metas: Mapping[str, ArrayMeta], texts: Mapping[str, bytes]
-    ) -> tuple[dict[str, Extents], dict[str, Place]]:
+    def _arrays(self, metas: Mapping[str, ArrayMeta], texts: Mapping[str, bytes]) -> tuple[dict[str, Extents], Extents]:
         """Return the arrays, into whose grids keys are sorted, and the keys that are no chunks."""
-        numbered: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
-        names: dict[str, list[str]] = {path: [] for path in metas}
+        placed: dict[str | None, list[tuple[int, Place]]] = {path: [] for path in (None, *metas)}
+        names: dict[str | None, list[str]] = {path: [] for path in placed}
         stray = dict.fromkeys(metas, 0)
-        rest: dict[str, Place] = {}
         manifests = manifests_of(unedited(self._keyspace))
-        for key, place in self._places.items():
-            path = array_of(key, metas)
-            if path not in metas:
-                rest[key] = place
-                continue
-            grid, tail = metas[path].grid, relative(key, path)
-            number = len(names[path]) if grid is None else grid.number(tail)
-            if number is None:
-                rest[key] = place
-                stray[path] += manifests is None or key != manifests.manifest_key(path)
+        for key, place in sorted(self._places.items()):
+            path: str | None = array_of(key, metas)
+            tail, number = key, None
+            if path is None or path not in metas:
+                path = None
+            elif (grid := metas[path].grid) is None:
+                tail = relative(key, path)
             else:
-                names[path] += [tail] if grid is None else []
-                numbered[path].append((number, place))
+                number = grid.number(relative(key, path))
+                if number is None:
+                    stray[path] += manifests is None or key != manifests.manifest_key(path)
+                    path = None
+            if number is None:
+                number = len(names[path])
+                names[path].append(tail)
+            placed[path].append((number, place))
         arrays = {
             path: Extents(
                 path,
                 metas[path],
-                Chunks.joined([*self._chunks.get(path, ()), Chunks.of_places(numbered[path])]),
+                Chunks.joined([*self._chunks.get(path, ()), Chunks.of_places(placed[path])]),
                 self._shards(path),
                 stray[path],
                 tuple(names[path]),
@@ -497,7 +497,8 @@ class _Surveying:
             )
             for path in sorted(metas)
         }
-        return arrays, rest
+        no_array = ArrayMeta(2, (), None, None, "", "C", {})
+        return arrays, Extents("", no_array, Chunks.of_places(placed[None]), names=tuple(names[None]))
 
 
 def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] | None]:

@@ -39,7 +39,7 @@ def meta(shape: list[int], chunks: list[int]) -> dict[str, Any]:
 
 def keys_of(found: Survey) -> set[str]:
     chunks = {extents.key(i) for extents in found.arrays.values() for i in range(len(extents))}
-    return chunks | found.rest.keys() | found.documents.keys()
+    return chunks | set(found.rest.names) | found.documents.keys()
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -74,7 +74,7 @@ def test_what_stands_aside_hides_what_is_in_columns() -> None:
         [0, 0],
         [2, 2],
     )
-    assert (array.possible, array.stray, sorted(found.rest)) == (3, 1, ["a/9", "b"])
+    assert (array.possible, array.stray, sorted(found.rest.names)) == (3, 1, ["a/9", "b"])
     assert (found.inline_keys, found.inline_bytes) == (4, len(refs["a/.zarray"]) + 7)
 
 
@@ -131,7 +131,7 @@ def test_shards_in_shards_and_what_lies_beside_shards_are_surveyed(tmp_path: Pat
     found = survey(fs)
     assert keys_of(found) == set(fs.find(""))
     assert {path: len(extents) for path, extents in found.arrays.items()} == {"deep": 20, "flat": 9}
-    assert sorted(found.rest) == ["flat/more/x", "flat/notes.txt"]
+    assert sorted(found.rest.names) == ["flat/more/x", "flat/notes.txt"]
     for extents in found.arrays.values():
         for i in range(len(extents)):
             match fs._session.wait(fs._session.find, extents.key(i)):
