@@ -7,13 +7,16 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from refshard_fs.core.stats import bytes_text
 from refshard_fs.core.zarrmeta import object_in
 from refshard_fs.errors import ManifestError, printable
 from refshard_fs.fs import RefShardFileSystem
@@ -27,13 +30,18 @@ class Argument(NamedTuple):
     group: str
 
 
-def argument(names: str, help: str, metavar: str = "", *, group: str = "", **keywords: Any) -> Argument:
-    """Return an argument; an option without ``metavar`` and ``choices`` is a flag."""
+def argument(names: str, help: str, metavar: str = "", choices: str = "", group: str = "", **more: Any) -> Argument:
+    """Return an argument; an option without ``metavar`` and ``choices``, the first of which counts, is a flag."""
     if metavar:
-        keywords["metavar"] = metavar
-    elif "choices" not in keywords:
-        keywords["action"] = "store_true"
-    return Argument(names.split(), {"help": help, **keywords}, group)
+        more["metavar"] = metavar
+    if choices:
+        more = {"choices": choices.split(), "default": choices.split()[0], **more}
+    elif not metavar:
+        more["action"] = "store_true"
+    return Argument(names.split(), {"help": help, **more}, group)
+
+
+Run = Callable[[Namespace], int | None]
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -45,11 +53,11 @@ class Command(msgspec.Struct, frozen=True):
 
     name: str
     help: str
-    run: Callable[[Namespace], int | None]
-    arguments: Sequence[Argument] = ()
-    sources: Sequence[str] = ("SOURCE",)
-    json: bool = False
-    example: str = ""
+    run: Run
+    arguments: Sequence[Argument]
+    sources: Sequence[str]
+    json: bool
+    example: str
 
     def add_to(self, parser: ArgumentParser) -> None:
         """Let ``parser`` take this command's arguments."""
@@ -68,6 +76,18 @@ class Command(msgspec.Struct, frozen=True):
             if group not in groups:
                 groups[group] = parser.add_mutually_exclusive_group()
             groups[group].add_argument(*names, **keywords)
+
+
+def command(
+    example: str, *arguments: Argument, sources: Sequence[str] = ("SOURCE",), json: bool = False
+) -> Callable[[Run], Command]:
+    """Return what makes a `Command` of a function: its docstring is the help, and its name that of the command."""
+
+    def made(run: Run) -> Command:
+        text = (run.__doc__ or "").removesuffix(".")
+        return Command(run.__name__.strip("_"), text[:1].lower() + text[1:], run, arguments, sources, json, example)
+
+    return made
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -190,6 +210,22 @@ def _widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
     return widths
 
 
-def print_json(value: Any) -> None:
-    """Print ``value`` for programs."""
-    print(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key steers a terminal
+def print_json(value: Any, **more: Any) -> None:
+    """Print ``value``, after ``more`` members of it, for programs."""
+    built = msgspec.to_builtins(value)
+    built = {**more, **built} if more else built
+    print(json.dumps(built, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key steers a terminal
+
+
+def print_written(arguments: Namespace, destination: str, what: Sequence[str] = (), files: Iterable[str] = ()) -> None:
+    """Print what a command has written: where, ``what``, how many bytes if ``files`` are local, and how long it took.
+
+    Without ``files``, they are all that is at ``destination``.
+    """
+    path = Path(destination)
+    found = list(map(Path, files)) or (
+        [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    )
+    size = [bytes_text(sum(file.stat().st_size for file in found))] if found else []
+    took = f"written in {time.monotonic() - arguments.began:.1f} s"
+    print_line(f"{destination}: {', '.join([*what, *size, took])}")

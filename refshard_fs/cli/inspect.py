@@ -5,30 +5,37 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections import Counter
-from typing import Any
+from operator import itemgetter
 
-import msgspec
-from fsspec.callbacks import Callback
-
-from refshard_fs.cli.command import Command, Style, argument, open_source, positive, print_json, print_line, print_table
-from refshard_fs.core.keys import normalise
+from refshard_fs.cli.command import (
+    Style,
+    argument,
+    command,
+    open_source,
+    positive,
+    print_json,
+    print_line,
+    print_table,
+    print_written,
+)
+from refshard_fs.core.keys import normalise, relative
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, redacted
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.check import CheckMode, check
 from refshard_fs.tools.diff import compare
 from refshard_fs.tools.info import ArraySummary, Node, summarise, tree
 from refshard_fs.tools.views import progress
 
 
+@command("refs.json", json=True)
 def _info(arguments: Namespace) -> None:
+    """Show format, groups, arrays and targets, and how many chunks exist."""
     found = summarise(open_source(arguments))
     source = redacted(arguments.source)
     if arguments.json:
-        print_json({"source": source, **msgspec.to_builtins(found)})
+        print_json(found, source=source)
         return
     print_line(source, "bold")
     version = "" if found.version is None else f" version {found.version}"
@@ -80,28 +87,38 @@ def _array_row(array: ArraySummary) -> list[str]:
     ]
 
 
+@command(
+    "refs.json air",
+    argument("path", "a directory or a key; default: the root", "PATH", nargs="?", default=""),
+    argument("-l --long", "sizes in bytes too"),
+    json=True,
+)
 def _ls(arguments: Namespace) -> None:
-    entries = sorted(open_source(arguments).ls(arguments.path, detail=True), key=lambda entry: str(entry["name"]))
+    """List the keys directly below a path."""
+    entries = sorted(open_source(arguments).ls(arguments.path, detail=True), key=itemgetter("name"))
     if arguments.json:
         print_json([{name: entry[name] for name in ("name", "type", "size")} for entry in entries])
         return
-    sizes = [_size(entry) for entry in entries]
+    directories = [entry["type"] == "directory" for entry in entries]
+    sizes = ["?" if entry["size"] is None else str(entry["size"]) for entry in entries]
+    sizes = ["-" if is_directory else size for size, is_directory in zip(sizes, directories, strict=True)]
     width = max(map(len, sizes), default=0)
-    for entry, size in zip(entries, sizes, strict=True):
-        name = entry["name"] + ("/" if entry["type"] == "directory" else "")
+    for entry, size, is_directory in zip(entries, sizes, directories, strict=True):
+        name = entry["name"] + ("/" if is_directory else "")
         print_line(f"{size:>{width}}  {name}" if arguments.long else name)
 
 
-def _size(entry: dict[str, Any]) -> str:
-    if entry["type"] == "directory":
-        return "-"
-    return "?" if entry["size"] is None else str(entry["size"])
-
-
+@command(
+    "refs.json",
+    argument("path", "a group or an array; default: the root", "PATH", nargs="?", default=""),
+    argument("-L --depth", "levels of groups below PATH", "N", type=positive),
+    json=True,
+)
 def _tree(arguments: Namespace) -> None:
+    """Show groups and arrays, with shapes and dtypes."""
     found = tree(open_source(arguments), arguments.path, arguments.depth)
     if arguments.json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     else:
         print_line(_label(found, found.path or "/"), "bold")
         _print_below(found, "")
@@ -121,14 +138,22 @@ def _label(node: Node, name: str) -> str:
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
 
 
+@command(
+    "refs.json --read 20",
+    argument("--head", "ask each target, read no chunk (default)", group="depth"),
+    argument("--read", "read N chunks too, evenly spaced over all", "N", group="depth", type=positive),
+    argument("--full", "read all chunks, and decode them where zarr is installed", group="depth"),
+    json=True,
+)
 def _check(arguments: Namespace) -> int:
+    """Find what is wrong with metadata, ranges, targets and data."""
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
     mode: CheckMode = "full" if arguments.full else "read" if arguments.read else "head"
     report = check(fs, mode, sample=arguments.read or 1)
     source = redacted(arguments.source)
     status = 2 if "source" in report.counts else int(report.has_errors)
     if arguments.json:
-        print_json({"source": source, "has_errors": report.has_errors, **msgspec.to_builtins(report)})
+        print_json(report, source=source, has_errors=report.has_errors)
         return status
     print_line(source, "bold")
     print_line(
@@ -152,10 +177,12 @@ def _check(arguments: Namespace) -> int:
     return status
 
 
+@command("refs.json newer.json", sources=("A", "B"), json=True)
 def _diff(arguments: Namespace) -> int:
+    """Show arrays, metadata and references that differ."""
     found = compare(open_source(arguments, "A"), open_source(arguments, "B"))
     if arguments.json:
-        print_json({"same": found.is_empty, **msgspec.to_builtins(found)})
+        print_json(found, same=found.is_empty)
         return int(not found.is_empty)
     for what, removed, added in (
         ("group", found.groups_removed, found.groups_added),
@@ -185,48 +212,54 @@ def _print_keys(sign: str, style: Style, count: int, some: tuple[str, ...]) -> N
         print_line(f"{sign} and {count - len(some):,} more", style)
 
 
+@command(
+    'refs.json air -o map.svg --select "air[0:10, :, :]"',
+    argument("array", "path of the array; default: all arrays and their files", "ARRAY", nargs="?"),
+    argument("-o --output", "where to write it: FILE.svg, FILE.html or FILE.png", "FILE", required=True),
+    argument("--select", 'mark the requests that a slice causes: "air[0:10, :, :]"', "TEXT"),
+)
 def _map(arguments: Namespace) -> None:
+    """Draw where an array's or a set's bytes lie, and the requests for a slice."""
     made = open_source(arguments).visualize(arguments.array, arguments.select)
     made.save(arguments.output)
     print_line(f"{arguments.output}: {made.scene.title}: {made.scene.text}")
 
 
+@command("refs.json air/.zattrs", argument("keys", "written one after the other", "KEY", nargs="+"))
 def _cat(arguments: Namespace) -> None:
+    """Write the bytes of keys to the standard output."""
     fs = open_source(arguments)
     for key in arguments.keys:
         fs.get_file(key, sys.stdout.buffer)
     sys.stdout.buffer.flush()
 
 
+@command(
+    "-r refs.json air DEST",
+    argument("key", "a key; with -r, a directory or '' for all", "KEY"),
+    argument("destination", "a file or a directory; default: the last part of KEY", "DEST", nargs="?"),
+    argument("-r --recursive", "all keys below KEY, into the directory DEST"),
+)
 def _get(arguments: Namespace) -> None:
+    """Copy a key, or all keys below a path, to files."""
     fs, key = open_source(arguments), normalise(arguments.key)
     above, _, name = key.rpartition("/")
-    with progress("get") as shown:
-        if arguments.recursive:
-            destination = arguments.destination or name or "."
-            keys = fs.find(key)
-            if not keys:
-                raise FileNotFoundError(key)
-            root = above if keys == [key] else key
-            files = {found: _below(destination, found[len(root) + 1 :] if root else found) for found in keys}
-            _write(fs, files, destination, shown)
-        else:
-            destination = arguments.destination or name
-            if not name or fs.isdir(key):
-                raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
-            if os.path.isdir(destination):
-                destination = os.path.join(destination, name)
-            files = {key: destination}
-            _write(fs, files, os.path.dirname(destination) or ".", shown)
-    size = bytes_text(sum(map(os.path.getsize, files.values())))
-    took = time.monotonic() - arguments.began
-    print_line(f"{destination}: {count_text(len(files), 'file')}, {size}, written in {took:.1f} s")
-
-
-def _write(fs: RefShardFileSystem, files: dict[str, str], directory: str, shown: Callback) -> None:
-    """Write keys to files; all are fetched into a directory of their own before the first one appears."""
+    destination = directory = arguments.destination or name or "."
+    if arguments.recursive:
+        keys = fs.find(key)
+        if not keys:
+            raise FileNotFoundError(key)
+        root = above if keys == [key] else key
+        files = {found: _below(directory, relative(found, root)) for found in keys}
+    else:
+        if not name or fs.isdir(key):
+            raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
+        if os.path.isdir(destination):
+            destination = os.path.join(destination, name)
+        files, directory = {key: destination}, os.path.dirname(destination) or "."
     os.makedirs(directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
+    # All keys are fetched into a directory of their own before the first file appears.
+    with progress("get") as shown, tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
         parts = [os.path.join(fetched, str(number)) for number in range(len(files))]
         if len(files) == 1:
             fs.get_file(*files, *parts, callback=shown)  # it counts bytes
@@ -237,6 +270,7 @@ def _write(fs: RefShardFileSystem, files: dict[str, str], directory: str, shown:
                 open(part, "wb").close()
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             os.replace(part, path)
+    print_written(arguments, destination, [count_text(len(files), "file")], files.values())
 
 
 def _below(directory: str, name: str) -> str:
@@ -248,64 +282,4 @@ def _below(directory: str, name: str) -> str:
     return path
 
 
-_ROOT: Any = {"nargs": "?", "default": ""}
-_LS = [
-    argument("path", "a directory or a key; default: the root", "PATH", **_ROOT),
-    argument("-l --long", "sizes in bytes too"),
-]
-_TREE = [
-    argument("path", "a group or an array; default: the root", "PATH", **_ROOT),
-    argument("-L --depth", "levels of groups below PATH", "N", type=positive),
-]
-_CAT = [argument("keys", "written one after the other", "KEY", nargs="+")]
-_GET = [
-    argument("key", "a key; with -r, a directory or '' for all", "KEY"),
-    argument("destination", "a file or a directory; default: the last part of KEY", "DEST", nargs="?"),
-    argument("-r --recursive", "all keys below KEY, into the directory DEST"),
-]
-_MAP = [
-    argument("array", "path of the array; default: all arrays and their files", "ARRAY", nargs="?"),
-    argument("-o --output", "where to write it: FILE.svg, FILE.html or FILE.png", "FILE", required=True),
-    argument("--select", 'mark the requests that a slice causes: "air[0:10, :, :]"', "TEXT"),
-]
-_CHECK = [
-    argument("--head", "ask each target, read no chunk (default)", group="depth"),
-    argument("--read", "read N chunks too, evenly spaced over all", "N", group="depth", type=positive),
-    argument("--full", "read all chunks, and decode them where zarr is installed", group="depth"),
-]
-COMMANDS = (
-    Command(
-        "info",
-        "show format, groups, arrays and targets, and how many chunks exist",
-        _info,
-        json=True,
-        example="refs.json",
-    ),
-    Command("ls", "list the keys directly below a path", _ls, _LS, json=True, example="refs.json air"),
-    Command("tree", "show groups and arrays, with shapes and dtypes", _tree, _TREE, json=True, example="refs.json"),
-    Command("cat", "write the bytes of keys to the standard output", _cat, _CAT, example="refs.json air/.zattrs"),
-    Command("get", "copy a key, or all keys below a path, to files", _get, _GET, example="-r refs.json air DEST"),
-    Command(
-        "diff",
-        "show arrays, metadata and references that differ",
-        _diff,
-        sources=("A", "B"),
-        json=True,
-        example="refs.json newer.json",
-    ),
-    Command(
-        "map",
-        "draw where an array's or a set's bytes lie, and the requests for a slice",
-        _map,
-        _MAP,
-        example='refs.json air -o map.svg --select "air[0:10, :, :]"',
-    ),
-    Command(
-        "check",
-        "find what is wrong with metadata, ranges, targets and data",
-        _check,
-        _CHECK,
-        json=True,
-        example="refs.json --read 20",
-    ),
-)
+COMMANDS = (_info, _ls, _tree, _cat, _get, _diff, _map, _check)

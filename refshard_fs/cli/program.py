@@ -18,30 +18,27 @@ from typing import Any, Final
 
 from refshard_fs import __version__
 from refshard_fs.cli import inspect, make
-from refshard_fs.cli.command import Command, argument
+from refshard_fs.cli.command import Command, argument, command
 from refshard_fs.errors import RefShardError, redacted, told
 
 
+@command("bash", argument("shell", "bash, zsh or fish", "SHELL", "bash zsh fish"), sources=())
 def _completion(arguments: argparse.Namespace) -> None:
+    """Print a script that lets your shell complete this command."""
     try:
         shtab: Any = importlib.import_module("shtab")
     except ImportError as e:
         raise ImportError('completion scripts are made by shtab: pip install "refshard_fs[cli]"') from e
     whole: argparse.ArgumentParser = arguments.parser
     (below,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
-    for command in below.choices.values():
-        for action in command._actions:
+    for one in below.choices.values():
+        for action in one._actions:
             if action.nargs != 0 and not action.choices:
                 action.complete = shtab.FILE
     print(shtab.complete(whole, arguments.shell), end="")
 
 
-_SHELL = argument("shell", "bash, zsh or fish", "SHELL", choices=("bash", "zsh", "fish"))
-_HELP = "print a script that lets your shell complete this command"
-COMPLETION = (Command("completion", _HELP, _completion, [_SHELL], sources=(), example="bash"),)
-
-
-COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, *COMPLETION)
+COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, _completion)
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130  # as shells have it
@@ -53,12 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     arguments = parser().parse_args(argv)
     arguments.began = began
-    command: Command = arguments.command
     status = None
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            status = command.run(arguments)
+            status = arguments.command.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,15 +74,15 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
     below = whole.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
+    for each in COMMANDS:
         one = below.add_parser(
-            command.name,
-            help=command.help,
-            description=f"{command.help[:1].upper()}{command.help[1:]}.",
-            epilog=f"example: refshard {command.name} {command.example}",
+            each.name,
+            help=each.help,
+            description=f"{each.help[:1].upper()}{each.help[1:]}.",
+            epilog=f"example: refshard {each.name} {each.example}",
         )
-        command.add_to(one)
-        one.set_defaults(command=command, parser=whole)
+        each.add_to(one)
+        one.set_defaults(command=each, parser=whole)
     return whole
 
 
