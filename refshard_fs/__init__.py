@@ -81,32 +81,20 @@ __all__ = [
 ]
 
 
-_MODULES = {  # of what is imported at its first use
-    "ArraySummary": "tools.info",
-    "Changes": "tools.diff",
-    "Difference": "tools.diff",
-    "DocumentChange": "tools.diff",
-    "Finding": "tools.check",
-    "LazySet": "sets.concat",
-    "MadeSet": "sets.rebase",
-    "Node": "tools.info",
-    "Picture": "tools.picture",
-    "RefShardBackend": "xarray_backend",
-    "RefShardFileSystem": "fs",
-    "RefShardPath": "universal_path",
-    "Report": "tools.check",
-    "Summary": "tools.info",
-    "Target": "tools.info",
-    "Targets": "tools.info",
-    "append": "sets.append",
-    "check": "tools.check",
-    "concat": "sets.concat",
-    "load": "xarray_backend",
-    "rebase": "sets.rebase",
-    "replace_reference_filesystem": "fs",
-    "snapshot": "sets.rebase",
-    "tune_zarr": "session.tuning",
+_NAMES = {  # by module, of what is imported at its first use
+    "fs": "RefShardFileSystem replace_reference_filesystem",
+    "session.tuning": "tune_zarr",
+    "sets.append": "append",
+    "sets.concat": "LazySet concat",
+    "sets.rebase": "MadeSet rebase snapshot",
+    "tools.check": "Finding Report check",
+    "tools.diff": "Changes Difference DocumentChange",
+    "tools.info": "ArraySummary Node Summary Target Targets",
+    "tools.picture": "Picture",
+    "universal_path": "RefShardPath",
+    "xarray_backend": "RefShardBackend load",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _OF_OTHERS = {"xarray": '"refshard_fs[xarray]"', "upath": "universal_pathlib"}  # packages that some of it needs
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
@@ -55,19 +56,8 @@ class RefShardBackend(BackendEntrypoint):
     description = "Open reference sets, archives and shards as zarr, through refshard_fs"
     supports_groups = True
     open_dataset_parameters = (
-        "filename_or_obj",
-        "drop_variables",
-        "storage_options",
         "open_dataset_options",
-        "group",
-        "consolidated",
-        "zarr_format",
-        "mask_and_scale",
-        "decode_times",
-        "concat_characters",
-        "use_cftime",
-        "decode_coords",
-        "decode_timedelta",
+        *inspect.signature(ZarrBackendEntrypoint.open_dataset).parameters,
     )
 
     def open_dataset(
@@ -213,18 +203,23 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
 
 def _consolidates(store: Any) -> bool:
     """Return whether consolidated metadata tell the same as all documents do: zarr takes a third of the time."""
-    try:
-        from zarr.core.sync import sync  # opened on the event loop that zarr reads on, whose connections it leaves open
-    except ImportError:  # no public name: then zarr reads the documents
-        return False
-    session = store.fs._session
-    if session.options.overlay is not None:  # what is written may change one without the other
+    sync, session = _run_by_zarr(), store.fs._session
+    if sync is None or session.options.overlay is not None:  # what is written may change one without the other
         return False
 
     async def found() -> bool:
         return bool((await session.keyspace()).consolidates)
 
-    return sync(found())
+    return bool(sync(found()))
+
+
+def _run_by_zarr() -> Any:
+    """Return what runs coroutines on the event loop that zarr reads on, whose connections are open; None of zarr 2."""
+    try:
+        from zarr.core.sync import sync
+    except ImportError:
+        return None
+    return sync
 
 
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
@@ -259,13 +254,10 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
 
 def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], object] | None = None) -> None:
     variables = list(variables)
-    if not hasattr(xr.Variable, "load_async"):  # an xarray of zarr 2's time: `load` does it one by one
+    sync = _run_by_zarr()
+    if sync is None or not hasattr(xr.Variable, "load_async"):  # then xarray loads one after the other
         return
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
-        return
-    try:
-        from zarr.core.sync import sync  # onto the event loop that zarr reads on, whose connections are open
-    except ImportError:  # no public name: without it, one after the other
         return
 
     async def one(variable: xr.Variable) -> None:
@@ -295,21 +287,16 @@ def _named_group(store: Any, group: str | None) -> Iterator[None]:
         yield
     except (KeyError, FileNotFoundError, ValueError) as e:  # zarr 3 of consolidated metadata, of others; zarr 2
         path = (group or "").strip("/")
-        if isinstance(e, RefShardError) or not path or _exists(store, path):
+        if isinstance(e, RefShardError) or not path:
+            raise
+        sync = _run_by_zarr()  # the filesystem of zarr 2 is synchronous
+        if store.fs.exists(path) if sync is None else sync(store.fs._exists(path)):
             raise
         import zarr
 
         names = sorted(zarr.open_group(store, mode="r").group_keys())
         known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
         raise FileNotFoundError(f"there is no group {group!r}: at the root are {known or 'no groups'}") from e
-
-
-def _exists(store: Any, path: str) -> bool:
-    try:
-        from zarr.core.sync import sync
-    except ImportError:  # zarr 2: the mapping's filesystem is synchronous
-        return bool(store.fs.exists(path))
-    return bool(sync(store.fs._exists(path)))
 
 
 def _warn_of_groups(root: Any, group: str | None) -> None:

@@ -38,7 +38,6 @@ from refshard_fs.errors import (
 from refshard_fs.reading.failures import said
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
-from refshard_fs.session.session import Session
 from refshard_fs.targets import IGNORES_RANGES, Versions
 from refshard_fs.tools.survey import (
     INLINE,
@@ -60,6 +59,7 @@ from refshard_fs.tools.views import folded, paragraph, progress, table, view
 
 
 CheckMode = Literal["head", "read", "full"]
+Severity = Literal["error", "warning"]
 
 SHOWN: Final = 10  # findings of one kind that are reported one by one
 
@@ -67,7 +67,7 @@ SHOWN: Final = 10  # findings of one kind that are reported one by one
 class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong (``error``) or looks wrong (``warning``); ``key`` and ``url`` say where."""
 
-    severity: Literal["error", "warning"]
+    severity: Severity
     kind: str
     key: str
     url: str
@@ -136,9 +136,7 @@ class Findings:
                 text = said(error, url)
         self.add("error", kind, key, url, text)
 
-    def add(
-        self, severity: Literal["error", "warning"], kind: str, key: str = "", url: str = "", text: str = ""
-    ) -> None:
+    def add(self, severity: Severity, kind: str, key: str = "", url: str = "", text: str = "") -> None:
         """Take in one finding; the first of each kind are kept."""
         self.count(kind, 1)
         if self.counts[kind] <= SHOWN:
@@ -277,84 +275,6 @@ class Ranges:
         return order[again], order[again - 1], order[distinct[within + 1]], order[distinct[within]]
 
 
-async def check_targets(session: Session, ranges: Ranges, found: Findings, callback: Callback) -> None:
-    """Ask each target once, and compare ``ranges`` with the answers; ``callback`` counts the targets."""
-    urls = ranges.source.urls
-    sizes = np.full(len(urls), WHOLE, np.uint64)
-    first, uses = ranges.users()
-    for some in batches(range(len(urls)), STAT_TOGETHER):
-        answers = await asyncio.gather(*(_ask(session, urls[i], callback) for i in some))
-        for i, answer in zip(some, answers, strict=True):
-            key = ranges.key(int(first[i])) if first[i] >= 0 else ""
-            match answer:
-                case Facts(size):
-                    if size is None:
-                        found.add("warning", "unsized", key, urls[i], "its target does not tell its size")
-                    else:
-                        sizes[i] = size
-                    _check_pins(ranges.source, i, answer, key, found)
-                case None:
-                    text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
-                    found.add("error", "unreachable", key, urls[i], text)
-                case error:
-                    found.add_error(key, error, "unreachable", urls[i])
-    await _check_servers(session, urls, sizes, found)
-    _compare_with_target(ranges, sizes, found)
-
-
-async def _check_servers(session: Session, urls: Sequence[str], sizes: UInt64s, found: Findings) -> None:
-    """Ask each web server of large files for one byte, and find those that answer with the whole file."""
-    largest: dict[str, int] = {}
-    for i in np.flatnonzero(sizes != _END).tolist():
-        if sizes[i] >= UNASKED and protocol_of(urls[i]) in WEB:
-            i = max(i, largest.get(server_of(urls[i]), i), key=lambda i: int(sizes[i]))
-            largest[server_of(urls[i])] = i
-    for server, i in largest.items():
-        with contextlib.suppress(OSError, RefShardError):  # what cannot be read has been found already
-            await session.engine().need(Head(urls[i], 1))
-        if session.stats.ignores_ranges(server):
-            text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"
-            found.add("warning", "no-ranges", url=urls[i], text=text)
-
-
-async def _ask(session: Session, url: str, callback: Callback) -> Facts | Exception | None:
-    try:
-        if not url:
-            return ValueError("a reference without a URL needs target=, the URL it stands for")
-        answer: Facts | None = await session.engine().need(Stat(url, fresh=True))
-        return answer
-    except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
-        return e
-    finally:
-        callback.relative_update()
-
-
-def _check_pins(source: Survey, target: int, facts: Facts, key: str, found: Findings) -> None:
-    for pin in source.pins.get(target, ()):
-        try:
-            Versions().of(source.urls[target]).observe(facts.etag, facts.last_modified, facts.size, pin)
-        except TargetChanged as e:
-            found.add("error", "changed", key, source.urls[target], e.reason)
-            return
-
-
-def _compare_with_target(ranges: Ranges, sizes: UInt64s, found: Findings) -> None:
-    beyond = ranges.beyond(sizes)
-    for row in beyond[:SHOWN].tolist():
-        text = f"{ranges.text(row)} reaches beyond the {sizes[ranges.targets[row]]:,} bytes there are"
-        found.add("error", "beyond-target", ranges.key(row), ranges.url(row), text)
-    found.count("beyond-target", len(beyond) - SHOWN)
-    again, before, within, outer = ranges.shared(sizes)
-    for kind, rows, others, verb in (
-        ("duplicate-range", again, before, "are also those of"),
-        ("overlapping-range", within, outer, "begin within those of"),
-    ):
-        for row, other in zip(rows[:SHOWN].tolist(), others[:SHOWN].tolist(), strict=True):
-            text = f"{ranges.text(row)} {verb} {ranges.key(other)!r}"
-            found.add("warning", kind, ranges.key(row), ranges.url(row), text)
-        found.count(kind, len(rows) - SHOWN)
-
-
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
 TOGETHER: Final = 1024  # chunks that are read at a time
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, as far as their sizes are known
@@ -405,7 +325,8 @@ class _Check:
     """One check of a source that could be surveyed."""
 
     def __init__(self, fs: Surveyed, source: Survey, found: Findings, callback: Callback) -> None:
-        self._fs, self._source, self._found, self._callback = fs, source, found, callback
+        self._fs, self._session = fs, fs._session
+        self._source, self._found, self._callback = source, found, callback
         self._read = self._bytes = self._decoded = 0
 
     def report(self, faults: Sequence[Fault], mode: CheckMode, sample: int) -> Report:
@@ -416,8 +337,7 @@ class _Check:
         self._check_names()
         wanted = _wanted(arrays, mode, sample)
         self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
-        ranges = Ranges(source)
-        self._fs._session.wait(check_targets, self._fs._session, ranges, self._found, self._callback)
+        self._session.wait(self._check_targets)
         decodes = mode == "full" and importlib.util.find_spec("zarr") is not None
         for extents, positions in wanted:
             if len(positions):
@@ -437,6 +357,78 @@ class _Check:
             if mode == "full" and not decodes
             else (),
         )
+
+    async def _check_targets(self) -> None:
+        """Ask each target once, and compare the ranges of keys with the answers."""
+        urls, found, ranges = self._source.urls, self._found, Ranges(self._source)
+        sizes = np.full(len(urls), WHOLE, np.uint64)
+        first, uses = ranges.users()
+        for some in batches(range(len(urls)), STAT_TOGETHER):
+            answers = await asyncio.gather(*(self._ask(urls[i]) for i in some))
+            for i, answer in zip(some, answers, strict=True):
+                key = ranges.key(int(first[i])) if first[i] >= 0 else ""
+                match answer:
+                    case Facts(size):
+                        if size is None:
+                            found.add("warning", "unsized", key, urls[i], "its target does not tell its size")
+                        else:
+                            sizes[i] = size
+                        self._check_pins(i, answer, key)
+                    case None:
+                        text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
+                        found.add("error", "unreachable", key, urls[i], text)
+                    case error:
+                        found.add_error(key, error, "unreachable", urls[i])
+        await self._check_servers(sizes)
+        self._check_ranges(ranges, sizes)
+
+    async def _ask(self, url: str) -> Facts | Exception | None:
+        try:
+            if not url:
+                return ValueError("a reference without a URL needs target=, the URL it stands for")
+            answer: Facts | None = await self._session.engine().need(Stat(url, fresh=True))
+            return answer
+        except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
+            return e
+        finally:
+            self._callback.relative_update()
+
+    def _check_pins(self, target: int, facts: Facts, key: str) -> None:
+        url = self._source.urls[target]
+        try:
+            for pin in self._source.pins.get(target, ()):
+                Versions().of(url).observe(facts.etag, facts.last_modified, facts.size, pin)
+        except TargetChanged as e:
+            self._found.add("error", "changed", key, url, e.reason)
+
+    async def _check_servers(self, sizes: UInt64s) -> None:
+        """Ask each web server of large files for one byte, and find those that answer with the whole file."""
+        urls = self._source.urls
+        large = [
+            i for i in np.flatnonzero((sizes != _END) & (sizes >= UNASKED)).tolist() if protocol_of(urls[i]) in WEB
+        ]
+        largest = {server_of(urls[i]): i for i in sorted(large, key=sizes.__getitem__)}
+        for server, i in largest.items():
+            with contextlib.suppress(OSError, RefShardError):  # what cannot be read has been found already
+                await self._session.engine().need(Head(urls[i], 1))
+            if self._session.stats.ignores_ranges(server):
+                text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"
+                self._found.add("warning", "no-ranges", url=urls[i], text=text)
+
+    def _check_ranges(self, ranges: Ranges, sizes: UInt64s) -> None:
+        """Find ranges that reach beyond their target, and those that share bytes."""
+        beyond, (again, before, within, outer) = ranges.beyond(sizes), ranges.shared(sizes)
+        ends = [f"reaches beyond the {size:,} bytes there are" for size in sizes[ranges.targets[beyond[:SHOWN]]]]
+        same = [f"are also those of {ranges.key(row)!r}" for row in before[:SHOWN]]
+        inside = [f"begin within those of {ranges.key(row)!r}" for row in outer[:SHOWN]]
+        self._add_rows("error", "beyond-target", ranges, beyond, ends)
+        self._add_rows("warning", "duplicate-range", ranges, again, same)
+        self._add_rows("warning", "overlapping-range", ranges, within, inside)
+
+    def _add_rows(self, severity: Severity, kind: str, ranges: Ranges, rows: Positions, texts: Sequence[str]) -> None:
+        for row, text in zip(rows.tolist(), texts, strict=False):
+            self._found.add(severity, kind, ranges.key(row), ranges.url(row), f"{ranges.text(row)} {text}")
+        self._found.count(kind, len(rows) - len(texts))
 
     def _check_names(self) -> None:
         """Find keys that look like chunks and are none of their array's grid."""
@@ -465,7 +457,7 @@ class _Check:
 
     def _decode(self, extents: Extents, chunks: Sequence[StoredChunk]) -> bool:
         """Decode chunks of an array on trial; return whether that can be done."""
-        is_safe = self._fs._session.is_own or is_bounded(extents.meta)
+        is_safe = self._session.is_own or is_bounded(extents.meta)
         try:
             problems = Trial(extents.meta).problems(chunks, apart=not is_safe)
         except ValueError as e:

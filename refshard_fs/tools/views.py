@@ -22,7 +22,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import ManifestError, told
 from refshard_fs.reading.plan import Planned
 from refshard_fs.session.session import Session
@@ -251,40 +251,26 @@ def _arrays(keyspace: KeySpace) -> str:
     except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
         return paragraph(f"its arrays cannot be told: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
-    rows = (tuple(_figures(keyspace, path, grids[path])) for path in sorted(grids)[:ARRAYS])
+    rows = (_figures(keyspace, path, grids[path]) for path in sorted(grids)[:ARRAYS])
     return table(heading, rows, right=["chunks"], total=len(grids))
 
 
-def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Iterator[str]:
-    meta = _meta(keyspace, path)
-    yield path or "/"
-    if meta is None:
-        yield from ("", "", "")
-    else:
-        yield shape_text(meta.shape, zarrmeta.dimension_names(meta, _inline(keyspace, join(path, ".zattrs"))))
-        yield meta.dtype
-        yield "" if meta.chunks is None else shape_text(meta.chunks)
-    yield f"{grid.size:,}"
-    yield shape_text(grid.shards) if grid.shards else ""
-
-
-def _meta(keyspace: KeySpace, path: str) -> ArrayMeta | None:
-    """Return what the metadata of an array says, if it takes no reading to know."""
-    for name in ARRAY_DOCUMENTS:
+def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]:
+    """Return a row of the table of arrays; metadata tell of one if it takes no reading to know them."""
+    texts: dict[str, bytes] = {}
+    meta = None
+    for name in (*ARRAY_DOCUMENTS, ".zattrs"):
         with contextlib.suppress(ValueError, TypeError):  # it is damaged
-            data = _inline(keyspace, join(path, name))
-            if data is not None:
-                return zarrmeta.array_meta(zarrmeta.loads(data), name)
-    return None
-
-
-def _inline(keyspace: KeySpace, key: str) -> bytes | None:
-    """Return the bytes of a document that the source itself holds; None where it has to be read."""
-    with contextlib.suppress(ValueError, TypeError):
-        entry = keyspace.find(key)
-        if isinstance(entry, Inline):
-            return entry.data
-    return None
+            entry = keyspace.find(join(path, name))
+            if isinstance(entry, Inline):
+                texts[name] = entry.data
+                if name in ARRAY_DOCUMENTS:
+                    meta = meta or zarrmeta.array_meta(zarrmeta.loads(entry.data), name)
+    shape = dtype = chunk = ""
+    if meta is not None:
+        shape, dtype = shape_text(meta.shape, zarrmeta.dimension_names(meta, texts.get(".zattrs"))), meta.dtype
+        chunk = "" if meta.chunks is None else shape_text(meta.chunks)
+    return path or "/", shape, dtype, chunk, f"{grid.size:,}", shape_text(grid.shards) if grid.shards else ""
 
 
 # ----------------------------------------------------------------------------------------------------
