@@ -25,8 +25,7 @@ from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, NotListable, printable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools import picture
-from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mixed, ramp
+from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mixed, ramp, width_of
 from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Surveyed, survey
 
 Floats = npt.NDArray[np.float64]
@@ -651,6 +650,6 @@ def _draw_strip(page: Page, strip: Strip, name: str, shown: Map) -> None:
     page.y += 14
     for tick in range(0, int(strip.end) + 1, step):
         x, text = MARGIN + tick * scale, bytes_text(tick) if tick else "0"
-        if x + 4 + picture.width_of(text, 11) <= MARGIN + ROOM:
+        if x + 4 + width_of(text, 11) <= MARGIN + ROOM:
             page.add("muted", [Box(x, page.y - 13, 1, 11)])
             page.text(x + 4, page.y - 3, text, size=11, fill="muted")

@@ -31,7 +31,7 @@ _WIDTHS: Final = dict.fromkeys(" !'(),-./:;I[\\]fijlrt|·", 0.43) | dict.fromkey
 _BOLD: Final = 1.17
 
 
-def width_of(text: str, size: float, *, bold: bool = False) -> float:
+def width_of(text: str, size: float = 13, *, bold: bool = False) -> float:
     """Return the width of one line of ``text`` at a font size, in the unit of that size."""
     return sum(map(_width, text)) * size * (_BOLD if bold else 1)
 
@@ -45,14 +45,16 @@ def _width(char: str) -> float:
     return 1.8 if is_wide else 1.0
 
 
-def _shortened(text: str, size: float, room: float, *, bold: bool, keep_end: bool) -> str:
-    """Return ``text``, or what fits of its start (``keep_end``: of its end) with an ellipsis; "" if nothing does."""
-    if width_of(text, size, bold=bold) <= room:
+def _shortened(text: str, room: float, *, keep_end: bool) -> str:
+    """Return ``text``, or what fits of its start (``keep_end``: of its end) with an ellipsis; "" if nothing does.
+
+    ``room`` is in font sizes.
+    """
+    if width_of(text, 1) <= room:
         return text
-    left = room - width_of("…", size, bold=bold)
-    ends = accumulate(width_of(char, size, bold=bold) for char in (reversed(text) if keep_end else text))
-    kept = sum(end <= left for end in ends)
-    if not kept:
+    ends = accumulate(map(_width, reversed(text) if keep_end else text), initial=_width("…"))
+    kept = sum(end <= room for end in ends) - 1
+    if kept < 1:
         return ""
     return "…" + text[-kept:] if keep_end else text[:kept].rstrip() + "…"
 
@@ -120,18 +122,22 @@ class Label(msgspec.Struct, frozen=True):
     x: float
     y: float
     text: str
-    size: float
-    fill: str
-    ends_there: bool
-    bold: bool
-    title: str
+    size: float = 13
+    fill: str = "ink"
+    ends_there: bool = False
+    bold: bool = False
+    title: str = ""
+
+    @property
+    def width(self) -> float:
+        """The width that the text takes, at most."""
+        return width_of(self.text, self.size, bold=self.bold)
 
     @property
     def box(self) -> Box:
         """The room that the text takes, at most."""
-        width = width_of(self.text, self.size, bold=self.bold)
-        left = self.x - width if self.ends_there else self.x
-        return Box(left, self.y - 0.95 * self.size, width, 1.2 * self.size)
+        left = self.x - self.width if self.ends_there else self.x
+        return Box(left, self.y - 0.95 * self.size, self.width, 1.2 * self.size)
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -170,25 +176,17 @@ class Page:
         paper = Boxes("paper", [Box(0.5, 0.5, WIDTH - 1, height - 1)], stroke="edge", radius=8)
         return Scene(WIDTH, height, (paper, *self._shapes), title, said)
 
-    def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        room: float = ROOM,
-        size: float = 13,
-        fill: str = "ink",
-        *,
-        ends_there: bool = False,
-        bold: bool = False,
-        keep_end: bool = False,
-    ) -> float:
-        """Place one line of text, cut to ``room``; return its width."""
+    def text(self, x: float, y: float, text: str, room: float = ROOM, *, keep_end: bool = False, **look: Any) -> float:
+        """Place one line of text, cut to ``room``, which looks as a `Label` of ``look``; return its width."""
         text = printable(text)
-        cut = _shortened(text, size, room, bold=bold, keep_end=keep_end)
+        label = Label(x, y, text, **look)
+        size = label.size * (_BOLD if label.bold else 1)
+        cut = _shortened(text, room / size, keep_end=keep_end)
+        if cut != text:
+            label = msgspec.structs.replace(label, text=cut, title=text)
         if cut:
-            self._shapes.append(Label(x, y, cut, size, fill, ends_there, bold, text if cut != text else ""))
-        return width_of(cut, size, bold=bold)
+            self._shapes.append(label)
+        return label.width
 
     def add(self, fill: str, boxes: Sequence[Box], **more: Any) -> None:
         """Place boxes of one colour, where there are any."""
@@ -220,7 +218,7 @@ class Page:
         line, *rest = parts
         for part in rest:
             longer = f"{line}  ·  {part}"
-            if width_of(longer, 13) > ROOM:
+            if width_of(longer) > ROOM:
                 self.line(line, fill)
                 longer = part
             line = longer
@@ -236,7 +234,7 @@ class Page:
         """Place a name behind a swatch of its colour, if it has one, and its figures on the right."""
         self.y += 19
         right, left = WIDTH - MARGIN, MARGIN + (17 if colour else 0)
-        taken = self.text(right, self.y - 5, "  ·  ".join(figures), ROOM - 130, 12, "muted", ends_there=True)
+        taken = self.text(right, self.y - 5, "  ·  ".join(figures), ROOM - 130, size=12, fill="muted", ends_there=True)
         if colour:
             self.add(colour, [Box(MARGIN, self.y - 15, 11, 11)], radius=2)
         self.text(left, self.y - 5, name, right - taken - 12 - left, keep_end=True)
@@ -248,7 +246,7 @@ class Page:
         for text, swatches in entries:
             is_one = len(swatches) == 1
             wide = 12.0 if is_one else 6.0 * len(swatches)
-            needed = wide + 6 + width_of(text, 13)
+            needed = wide + 6 + width_of(text)
             if x > MARGIN and x + needed > MARGIN + ROOM:
                 x, y = MARGIN, y + 20
             for i, (fill, stroke) in enumerate(swatches):
@@ -412,13 +410,12 @@ def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
 
     colour = _by_day(shape.fill)
     if isinstance(shape, Label):
-        font = {"fontsize": shape.size, "family": "DejaVu Sans", "weight": "bold" if shape.bold else "normal"}
+        font: Any = {"fontsize": shape.size, "family": "DejaVu Sans", "weight": "bold" if shape.bold else "normal"}
         side = "right" if shape.ends_there else "left"
         return axes.text(shape.x, shape.y, shape.text, color=colour, ha=side, parse_math=False, zorder=order, **font)
     corners = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
     patches = [FancyBboxPatch((x, y), width, height, corners) for x, y, width, height in shape.boxes]
-    edge = _by_day(shape.stroke)
-    look: Any = {"facecolor": colour, "edgecolor": edge, "linewidth": shape.line, "alpha": shape.opacity}
-    painted = PatchCollection(patches, zorder=order, **look)
+    painted = PatchCollection(patches, fc=colour, ec=_by_day(shape.stroke), lw=shape.line, alpha=shape.opacity)
+    painted.set_zorder(order)
     painted.set_snap(False)
     return axes.add_collection(painted, autolim=False)
