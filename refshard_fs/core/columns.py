@@ -235,11 +235,11 @@ class Texts(Sequence[str | None]):
     @classmethod
     def of(cls, texts: Iterable[str | bytes | None]) -> Texts:
         """Return the sequence of ``texts``; bytes are in UTF-8 (half surrogate pairs allowed)."""
-        given = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
-        parts = [text or b"" for text in given]
-        ends = np.cumsum(np.fromiter(map(len, parts), np.uint64, len(parts)), dtype=np.uint64)
-        ends[[text is None for text in given]] |= _NONE
-        return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
+        texts = list(texts)
+        given = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text or b"" for text in texts]
+        ends = np.cumsum(np.fromiter(map(len, given), np.uint64, len(given)), dtype=np.uint64)
+        ends[[i for i, text in enumerate(texts) if text is None]] |= _NONE
+        return cls(np.frombuffer(b"".join(given), np.uint8), ends)
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:

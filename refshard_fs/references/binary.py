@@ -21,15 +21,15 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Ranges, Row, Texts
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.swar import Buffer
 from refshard_fs.references.key_table import KeyTable, Value
+from refshard_fs.references.pieces import Buffer
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 
 Bytes: TypeAlias = bytes | memoryview
 Column: TypeAlias = npt.NDArray[Any]
 
-VERSION: Final = 5
+VERSION: Final = 6
 _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64  # bytes

@@ -14,32 +14,31 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row, UInt32s
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row, Texts
 from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normalise
-from refshard_fs.core.swar import Positions
 from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
-from refshard_fs.references.json_scan import Irregular, NotExpanded, Records, Urls, block_texts, scan
+from refshard_fs.references.json_scan import Members, Urls, scan
 from refshard_fs.references.key_table import KeyTable, Value
+from refshard_fs.references.pieces import Positions
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, GridReader
 
 SMALL: Final = 256  # chunks; arrays of no more stay by key: columns of their own take as much room, and more time
 BATCH: Final = 16384  # members that are taken at a time from something longer
 FEW: Final = 64  # members that are looked at one by one
-# Metadata is read where it is that of few arrays, or of arrays with so many members each. Of many arrays with few
-# members none can be large, and to read all their metadata would take longer than all the rest.
-MANY: Final = 512  # arrays
+# Metadata is read where there are few metadata documents, or so many members for each. Of many arrays with few members
+# none can be large, and to read all their metadata would take longer than all the rest.
+MANY: Final = 512  # documents
 EACH: Final = 16  # members
 
 
 class _Kept(msgspec.Struct, eq=False):
-    """Members that are kept by key, looked through when the arrays had changed ``grids_seen`` times."""
+    """Members by key. If grids changed since, there may be chunks of large arrays among them."""
 
     order: int
     members: KeyTable
-    grids_seen: int
-    is_read: bool  # whether the metadata among them is
+    grids_seen: int  # how often grids had changed when chunks were looked for; -1: they were not
 
 
 class ReferenceBuilder:
@@ -47,83 +46,74 @@ class ReferenceBuilder:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._urls = Urls()
+        self._urls: Urls = {}
         self._read_grid = GridReader(where).grid
         self._grids: dict[str, ChunkGrid] = {}  # of large arrays
         self._grids_seen = 0  # how often they changed
         self._parts: dict[str, list[tuple[int, Part]]] = {}  # their chunks, each part with its place in the order
         self._kept: list[_Kept] = []
         self._order = 0
-        self._data = bytearray()  # the texts of all blocks
+        self._texts = bytearray()  # of all blocks
         self._members = self._documents = 0  # how many there were
+        self._unread = False  # whether metadata was passed over
 
     @property
     def is_empty(self) -> bool:
         return not self._order
 
     def add_block(self, block: bytes | memoryview, others: Iterable[bytes] = ()) -> bool:
-        """Take compact members (see `json_scan`); False, and nothing taken, where they are not of that form.
+        """Take the members in a block of JSON; False, and nothing taken, where `json_scan` cannot read them.
 
         Nor is anything taken where there is one of ``others``, keys with a meaning of their own.
         """
         try:
-            records = scan(block, self._urls)
-            if records is None or any(map(records.has, others)):
-                return False
-            self._add_records(records)
-        except (UnicodeDecodeError, Irregular):
+            found = scan(block, self._urls)
+        except UnicodeDecodeError:
             return False  # a reader of JSON will say what is wrong
+        if found is None or any(map(found.keys.has, others)):
+            return False
+        self._add(found)
         return True
-
-    def add_batches(self, members: Mapping[Any, Any]) -> None:
-        """Take the members of a mapping that may be long."""
-        if len(members) <= 2 * BATCH:
-            self.add_members(members)
-            return
-        items = iter(members.items())
-        while batch := dict(islice(items, BATCH)):
-            self.add_members(batch)
 
     def add_members(self, members: Mapping[Any, Any]) -> None:
         """Take members as Python values."""
-        if len(members) <= FEW:
-            self._add_one_by_one(members)
-            return
-        if _is_regular(members):
-            self._add_regular(members)
-            return
-        regular: dict[str, Any] = {}
-        others: dict[Any, Any] = {}
-        for key, value in members.items():
-            kind = type(value)
-            is_list = (kind is list or kind is tuple) and len(value) in (1, 3) and type(value[0]) is str
-            (regular if type(key) is str and (is_list or kind is str) else others)[key] = value
-        self._add_one_by_one(others)
-        self._add_regular(regular)
-
-    def _add_regular(self, members: Mapping[str, Any]) -> None:
-        """Take members that are texts, or lists that begin with one."""
-        records = _compact(members, self._urls) if len(members) > FEW else None
-        if records is None:
-            self._add_one_by_one(members)
-        else:
-            self._add_records(records)
+        items = iter(members.items())
+        while batch := dict(islice(items, BATCH)):
+            regular = {key: value for key, value in batch.items() if type(key) is str and _is_regular(value)}
+            found = _scanned(regular, self._urls) if len(regular) > FEW else None
+            if found is None:
+                self._add_one_by_one(batch)
+            else:
+                self._add_one_by_one({key: value for key, value in batch.items() if key not in regular})
+                self._add(found)
 
     def expand(self, expand: Callable[[str], str]) -> None:
         """Expand the URLs of all members so far that have ``{{`` in them, once each; ManifestError names the key."""
-        try:
-            self._renumber(self._urls.expand(expand))
-        except NotExpanded as e:
-            key = self._key_of(e.number)
-            kind = DivisionByZero if isinstance(e.__cause__, DivisionByZero) else ManifestError
-            raise kind(f"{key!r} of {self._where}: its URL {e.text!r}: {e.__cause__}") from e
+        if not any(url is not None and b"{{" in url for url in self._urls):
+            return
+        known: Urls = {}
+        became = []
+        for number, url in enumerate(self._urls):
+            if url is not None and b"{{" in url:
+                text = url.decode("utf-8", "surrogatepass")
+                try:
+                    url = expand(text).encode("utf-8", "surrogatepass")
+                except ManifestError as e:
+                    kind = DivisionByZero if isinstance(e, DivisionByZero) else ManifestError
+                    raise kind(f"{self._key_of(number)!r} of {self._where}: its URL {text!r}: {e}") from e
+            became.append(known.setdefault(url, len(known)))
+        self._urls, numbers = known, np.array(became, np.uint32)
+        for ranges in self._ranges():
+            there = ranges.targets != ABSENT
+            ranges.targets[there] = numbers[ranges.targets[there]]
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; the builder is of no use after that."""
-        urls, numbers = self._urls.finish()
-        self._renumber(numbers)
-        if self._documents <= MANY:
-            self._read_metadata()
+        if self._unread and self._is_worth_reading():
+            for item in sorted(self._kept, key=attrgetter("order")):
+                documents = item.members.keys_in_rows.named(METADATA)
+                for row in documents.tolist():
+                    self._learn(item.members.key(row), item.members.value(row))
         self._kept.sort(key=attrgetter("order"))
         unplaced = [item for item in self._kept if item.grids_seen < self._grids_seen]
         # Inline data hides nothing where there are no references.
@@ -144,36 +134,34 @@ class ReferenceBuilder:
         keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
             keys = keys.without_rows(keys.rows_of(replaced))
-        return ReferenceSet(urls, chunks, keys, where=self._where)
+        return ReferenceSet(Texts.of(self._urls), chunks, keys, where=self._where)
 
     # ------------------------------------------------------------------ columns
 
-    def _add_records(self, records: Records) -> None:
-        """Take records, and the texts among them; `Irregular` as `block_texts`."""
-        texts = block_texts(records)
-        order = self._next()
-        ranges, keys = records.ranges, records.keys
-        documents = np.zeros(0, np.int64) if texts is None else keys.take(texts.rows).named(METADATA)
-        is_read = self._count(len(records), len(documents))
-        if texts is not None:
-            for place in documents.tolist() if is_read else ():
-                self._learn(keys.key(int(texts.rows[place])), texts.text(place))
-            ranges.offsets[texts.rows] = texts.offsets + np.uint64(len(self._data))
-            ranges.lengths[texts.rows] = texts.lengths
-            self._data += texts.data
-        is_inline = texts is not None and len(texts.rows) == len(records)
-        left = np.arange(len(records)) if is_inline else self._place(order, keys, ranges)
+    def _add(self, found: Members) -> None:
+        """Take the members of a block."""
+        keys, ranges, texts = found
+        order, count = self._next(), len(keys.starts)
+        is_text = ranges.targets == ABSENT
+        ranges.offsets[is_text] += np.uint64(len(self._texts))
+        self._texts += texts
+        documents = [row for row in keys.named(METADATA).tolist() if is_text[row]]
+        if self._reads_metadata(count, len(documents)):
+            for row in documents:
+                start, stop = int(ranges.offsets[row]), int(ranges.offsets[row] + ranges.lengths[row])
+                self._learn(keys.key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
+        left = np.arange(count) if is_text.all() else self._place(order, keys, ranges)
         if not len(left):
             return
-        spelled, sizes = records.spelled_keys(left), (keys.stops - keys.starts)[left]
-        is_odd = _has_odd(spelled)
+        kept = keys if len(left) == count else keys.take(left)
+        spelled, sizes = kept.spelled(), kept.stops - kept.starts
+        is_odd = _may_be_odd(spelled, sizes)
         if is_odd:
-            names = [self._checked_key(key).encode("utf-8", "surrogatepass") for key in records.names(left)]
+            names = [self._checked_key(key).encode("utf-8", "surrogatepass") for key in kept.names()]
             sizes = np.fromiter(map(len, names), np.int64, len(names))
-            spelled = b"".join([name + b'"' for name in names])
-        kept = ranges if len(left) == len(records) else ranges.take(left)
-        members = KeyTable.of_rows(spelled, sizes, kept, self._data)
-        self._keep(order, members, is_placed=not is_odd and not is_inline)
+            spelled = b"".join([name + b"\0" for name in names])
+        members = KeyTable.of_rows(spelled, sizes, ranges if kept is keys else ranges.take(left), self._texts)
+        self._keep(order, members, is_placed=not is_odd and not is_text.all())
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
         """Take the references to chunks of large arrays; return what is to be kept by key, with all inline data.
@@ -204,7 +192,7 @@ class ReferenceBuilder:
 
     def _keep(self, order: int, members: KeyTable, *, is_placed: bool = True) -> None:
         seen = self._grids_seen if is_placed else -1
-        self._kept.append(_Kept(order, members, seen, self._reads_metadata))
+        self._kept.append(_Kept(order, members, seen))
 
     def _next(self) -> int:
         self._order += 1
@@ -212,25 +200,16 @@ class ReferenceBuilder:
 
     # ------------------------------------------------------------------ arrays
 
-    @property
-    def _reads_metadata(self) -> bool:
+    def _is_worth_reading(self) -> bool:
         return self._documents <= MANY or self._members > EACH * self._documents
 
-    def _count(self, members: int, documents: int) -> bool:
-        """Count some more members; return whether the metadata among them is to be read."""
+    def _reads_metadata(self, members: int, documents: int) -> bool:
+        """Count some more members, and the metadata among them; return whether that is to be read."""
         self._members += members
         self._documents += documents
-        if self._documents > MANY and self._reads_metadata:
-            self._read_metadata()
-        return self._reads_metadata
-
-    def _read_metadata(self) -> None:
-        """Read the metadata that was passed over."""
-        for item in [item for item in self._kept if not item.is_read]:
-            item.is_read = True
-            keys = item.members.keys_in_rows
-            for row in keys.named(METADATA).tolist():
-                self._learn(keys.key(row), item.members.value(row))
+        is_read = self._is_worth_reading()
+        self._unread |= bool(documents) and not is_read
+        return is_read
 
     def _learn(self, key: str, value: Value) -> None:
         """Take note of the array that the metadata ``key`` is about. If it had another grid, its chunks go by key."""
@@ -253,17 +232,10 @@ class ReferenceBuilder:
 
     # ------------------------------------------------------------------ URLs
 
-    def _columns(self) -> Iterator[UInt32s]:
+    def _ranges(self) -> Iterator[Ranges]:
         for parts in self._parts.values():
-            yield from (part.ranges.targets for _, part in parts)
-        yield from (item.members.ranges.targets for item in self._kept)
-
-    def _renumber(self, numbers: UInt32s | None) -> None:
-        """Replace the numbers of all URLs."""
-        if numbers is not None:
-            for targets in self._columns():
-                there = targets != ABSENT
-                targets[there] = numbers[targets[there]]
+            yield from (part.ranges for _, part in parts)
+        yield from (item.members.ranges for item in self._kept)
 
     def _key_of(self, target: int) -> str:
         """Return a key that refers to ``target``."""
@@ -294,7 +266,7 @@ class ReferenceBuilder:
             if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
                 documents.append(name)
         order = self._next()
-        if self._count(len(members), len(documents)):
+        if self._reads_metadata(len(members), len(documents)):
             for name in documents:
                 self._learn(name, found[name])
         columns = KeyTable.of_mapping(found)
@@ -327,28 +299,22 @@ class ReferenceBuilder:
                 raise ManifestError(f"{value!r} is neither data nor a reference")
 
     def _target_of(self, url: str | None) -> int:
-        return self._urls.number(None if url is None else url.encode("utf-8", "surrogatepass"))
+        encoded = None if url is None else url.encode("utf-8", "surrogatepass")
+        return self._urls.setdefault(encoded, len(self._urls))
 
 
-def _is_regular(members: Mapping[Any, Any]) -> bool:
-    """Whether ``members`` are texts, and lists that begin with one; bytes, for one, would become a text as JSON."""
-    values = members.values()
-    if not set(map(type, members)) <= {str} or not set(map(type, values)) <= {str, list, tuple}:
-        return False
+def _is_regular(value: Any) -> bool:
+    """Whether a value is a text, or a list that begins with one: bytes, for one, would become a text as JSON."""
+    kind = type(value)
+    return kind is str or ((kind is list or kind is tuple) and len(value) > 0 and type(value[0]) is str)
+
+
+def _scanned(members: Mapping[str, Any], urls: Urls) -> Members | None:
+    """Return members as columns, by way of their JSON; None where they are not that regular."""
     try:
-        return set(map(type, map(itemgetter(0), values))) <= {str}  # so is the first character of a text
-    except IndexError:  # an empty one
-        lists = [value for value in values if type(value) is not str]
-        return all(lists) and set(map(type, map(itemgetter(0), lists))) <= {str}
-
-
-def _compact(members: Mapping[str, Any], urls: Urls) -> Records | None:
-    """Return members as records, by way of their compact JSON; None where they are not that regular."""
-    try:
-        block = msgspec.json.encode(members)[1:-1]
-    except (TypeError, ValueError, OverflowError):  # the reading one by one says what is wrong
+        return scan(msgspec.json.encode(members)[1:-1], urls)
+    except (TypeError, ValueError, OverflowError):  # reading them one by one will say what is wrong
         return None
-    return scan(block, urls)
 
 
 def _key(key: str) -> str:
@@ -357,22 +323,12 @@ def _key(key: str) -> str:
     return check_key(key)
 
 
-def _has_odd(keys: bytes) -> bool:
-    """Whether one of ``keys``, each of which has a quote behind it, may have another normal form, or none."""
-    if b"\\" in keys or b"\0" in keys:
+def _may_be_odd(keys: bytes, sizes: Positions) -> bool:
+    """Whether one of ``keys``, each of which has a NUL behind it, may have another normal form, or none."""
+    if int(sizes.max()) >= 2 * MOST_STEPS:  # some may be too long
         return True
-    characters = np.frombuffer(b'"' + keys, np.uint8)
-    ends = (characters == ord("/")) | (characters == ord('"'))
-    if (ends[1:] & ends[:-1]).any():
-        return True
-    if np.diff(np.flatnonzero(characters == ord('"'))).max(initial=0) >= 2 * MOST_STEPS:  # some may be too long
-        return True
-    first = ends[:-1] & (characters[1:] == ord("."))  # of a name
-    if not first.any():
-        return False
-    dots = np.flatnonzero(first) + 1
-    after = characters[dots + 1]
-    return bool((ends[dots + 1] | ((after == ord(".")) & ends[np.minimum(dots + 2, len(ends) - 1)])).any())
+    steps = (b"\0" + keys).replace(b"/", b"\0")
+    return any(odd in steps for odd in (b"\0\0", b"\0.\0", b"\0..\0", b"\\"))
 
 
 def _count(value: Any, name: str) -> int:

@@ -1,53 +1,40 @@
-"""Chunk keys among many keys, found and read as numbers in their grids all at once. No I/O here.
-
-Keys that follow one another mostly lie in the same directory. One look-up for each such run tells the array that it
-belongs to; the coordinates behind the array's path are read eight bytes at a time.
-"""
+"""Chunk keys among many keys: which array each belongs to, and its number in that array's grid. No I/O here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.keys import ChunkGrid, join, nearest
-from refshard_fs.core.swar import (
-    LEAST,
-    ONES,
+from refshard_fs.references.pieces import (
     PAD,
     Booleans,
+    Buffer,
     Positions,
-    bytes_after_last,
-    digits,
-    marks,
+    begins_with,
+    join_pieces,
+    numbers_before,
     runs,
-    stands,
-    u64,
-    words_at,
 )
 
-FEW: Final = 64  # pieces that are decoded one by one
-
-_CHUNK_END: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by the last byte of a key
-_SLASHES: Final = u64(ord("/") * ONES)
-_8, _64 = u64(8), u64(64)
+_ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by the last byte of a key
 
 
 class Keys(NamedTuple):
-    """Keys in UTF-8, one after the other in a text that has `PAD` on either side."""
+    """Keys in UTF-8 within one text, which has `PAD` behind it; a NUL follows each key."""
 
-    text: bytes
+    text: Buffer
     starts: Positions
     stops: Positions
 
     @classmethod
     def of(cls, spelled: bytes, sizes: Positions) -> Keys:
-        """Return keys of so many bytes each, which ``spelled`` has with a quote behind each."""
-        stops = len(PAD) + (sizes + 1).cumsum() - 1
-        return cls(b"".join((PAD, spelled, PAD)), stops - sizes, stops)
+        """Return keys of so many bytes each, which ``spelled`` has with a NUL behind each."""
+        stops = (sizes + 1).cumsum() - 1
+        return cls(spelled + PAD, stops - sizes, stops)
 
     def take(self, rows: Any) -> Keys:
         """Return some of the keys."""
@@ -55,35 +42,78 @@ class Keys(NamedTuple):
 
     def key(self, row: int) -> str:
         """Return one key."""
-        return self.text[self.starts[row] : self.stops[row]].decode("utf-8", "surrogatepass")
+        return bytes(self.text[self.starts[row] : self.stops[row]]).decode("utf-8", "surrogatepass")
+
+    def spelled(self, skipped: int = 0) -> bytes:
+        """Return the keys, a NUL behind each, without the first ``skipped`` bytes of each."""
+        return join_pieces(self.text, self.starts + skipped, self.stops + 1)
+
+    def names(self, skipped: int = 0) -> list[str]:
+        """Return the keys as texts, without the first ``skipped`` bytes of each."""
+        return self.spelled(skipped).decode("utf-8", "surrogatepass").split("\0")[:-1]
+
+    def has(self, key: bytes) -> bool:
+        """Whether ``key`` is among them."""
+        rows = np.flatnonzero(self.stops - self.starts == len(key))
+        return bool(begins_with(self.text, self.starts[rows], key).any())
 
     def may_be_chunks(self) -> Booleans:
         """Return which keys end as those of chunks do."""
-        found: Booleans = _CHUNK_END[np.frombuffer(self.text, np.uint8)[self.stops - 1]]
+        found: Booleans = _ENDS_A_CHUNK[np.frombuffer(self.text, np.uint8)[self.stops - 1]]
         return found
 
     def named(self, names: Sequence[str]) -> Positions:
         """Return the keys of which the last name is one of ``names``."""
         characters = np.frombuffer(self.text, np.uint8)
+        found = np.zeros(len(self.starts), np.bool_)
         last = characters[self.stops - 1]
-        found = [np.zeros(0, np.int64)]
         for name in map(str.encode, names):
             rows = np.flatnonzero(last == name[-1])
             begins, starts = self.stops[rows] - len(name), self.starts[rows]
             fits = (begins == starts) | ((begins > starts) & (characters[begins - 1] == ord("/")))
-            for i in range(0, len(name), 8):
-                fits &= stands(self.text, begins + i, name[i : i + 8])
-            found.append(rows[fits])
-        return np.sort(np.concatenate(found))  # no key has two last names
+            rows, begins = rows[fits], begins[fits]
+            found[rows] |= begins_with(self.text, begins, name)
+        return np.flatnonzero(found)
+
+    def by_directory(self, name_of: Callable[[str], str | None] = str) -> Groups:
+        """Return the keys in groups by what ``name_of`` says of their directory; those of None are in no group."""
+        slashes = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord("/"))
+        last = np.concatenate(([-1], slashes))[slashes.searchsorted(self.stops)]
+        ends = np.maximum(last, self.starts)
+        firsts = runs(self.text, self.starts, ends)  # most keys lie in the same directory as the one before
+        spans = zip(self.starts[firsts].tolist(), ends[firsts].tolist(), strict=True)
+        known: dict[bytes, int] = {}
+        places: dict[str | None, int] = {}
+        codes = []
+        for directory in [bytes(self.text[start:stop]) for start, stop in spans]:
+            code = known.get(directory)
+            if code is None:
+                name = name_of(directory.decode("utf-8", "surrogatepass"))
+                code = known[directory] = places.setdefault(name, len(places))
+            codes.append(code)
+        groups = np.array(codes).repeat(np.diff(firsts, append=len(self.stops)))
+        order = np.argsort(groups, kind="stable")
+        return Groups(places, order, groups[order].searchsorted(np.arange(len(places) + 1)).tolist())
 
 
-def pieces(text: bytes, starts: Positions, stops: Positions) -> list[str]:
-    """Return pieces of a text in UTF-8."""
-    spans = zip(starts.tolist(), stops.tolist(), strict=True)
-    if len(starts) > FEW and text.isascii():
-        string = text.decode()
-        return [string[start:stop] for start, stop in spans]
-    return [text[start:stop].decode("utf-8", "surrogatepass") for start, stop in spans]
+class Groups(Mapping[str, Positions]):
+    """Rows by name: those of the i-th name are the ones from ``bounds[i]`` to ``bounds[i + 1]`` of ``order``."""
+
+    __slots__ = ("_bounds", "_order", "_places")
+
+    def __init__(self, places: Mapping[str | None, int], order: Positions, bounds: Sequence[int]) -> None:
+        self._places = {name: place for name, place in places.items() if name is not None}
+        self._order, self._bounds = order, bounds
+
+    def __getitem__(self, name: str) -> Positions:
+        place = self._places[name]
+        return self._order[self._bounds[place] : self._bounds[place + 1]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class ChunkKeys(NamedTuple):
@@ -99,142 +129,51 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
 
     A key belongs to the array that lies nearest to it.
     """
-    if not grids or not len(keys.starts):
+    count = len(keys.starts)
+    if not grids or not count:
         return
-    rows = np.arange(len(keys.starts))
-    # Many keys in a row are mostly of one array: that of the middle one is looked for by its path alone.
-    path = nearest(keys.key(len(rows) // 2), grids)
-    if path is not None:
-        prefix = path.encode("utf-8", "surrogatepass") + b"/" if path else b""
-        fits = keys.stops - keys.starts > len(prefix)
-        for i in range(0, len(prefix), 8):
-            fits &= stands(keys.text, keys.starts + i, prefix[i : i + 8])
-        chosen = np.flatnonzero(fits)
-        some = keys if len(chosen) == len(rows) else keys.take(chosen)
-        numbers, valid = _numbers(some, len(prefix), grids[path])
-        yield ChunkKeys(path, chosen[valid], numbers[valid])
-        fits[chosen] = valid
-        rows = np.flatnonzero(~fits)
-    if len(rows):
-        for found in _by_directory(keys.take(rows), grids):
-            yield found._replace(rows=rows[found.rows])
+    path = nearest(keys.key(count // 2), grids)
+    if path is not None:  # most blocks of a set are chunks of one array
+        prefix = _prefix(path)
+        if begins_with(keys.text, keys.starts, prefix).all():
+            numbers = _numbers(keys, len(prefix), grids[path])
+            if numbers is not None:
+                yield ChunkKeys(path, np.arange(count), numbers)
+                return
+    for path, rows in keys.by_directory(lambda directory: nearest(join(directory, "0"), grids)).items():
+        some, skipped, grid = keys.take(rows), len(_prefix(path)), grids[path]
+        numbers = _numbers(some, skipped, grid)
+        if numbers is None:
+            found = [grid.number(tail) for tail in some.names(skipped)]
+            rows = rows[[number is not None for number in found]]
+            numbers = np.array([number for number in found if number is not None], np.uint64)
+        if len(rows):
+            yield ChunkKeys(path, rows, numbers)
 
 
-def _by_directory(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKeys]:
-    """Yield the chunks among keys, by one look-up for each run of keys in the same directory."""
-    text, starts, stops = keys
-    ends = np.maximum(name_starts(text, starts, stops) - 1, starts)
-    firsts = runs(text, starts, ends)
-    counts = np.diff(firsts, append=len(starts))
-    known: dict[str, str | None] = {}
-    runs_by_grid: dict[int, list[tuple[int, str]]] = {}
-    for run, directory in enumerate(pieces(text, starts[firsts], ends[firsts])):
-        if directory not in known:
-            known[directory] = nearest(join(directory, "0"), grids)
-        path = known[directory]
-        if path is not None:
-            runs_by_grid.setdefault(id(grids[path]), []).append((run, path))
-    for chosen in runs_by_grid.values():
-        numbers = [run for run, _ in chosen]
-        yield from _of_one_grid(keys, firsts[numbers], counts[numbers], [path for _, path in chosen], grids)
+def _prefix(path: str) -> bytes:
+    return path.encode("utf-8", "surrogatepass") + b"/" if path else b""
 
 
-def _of_one_grid(
-    keys: Keys, firsts: Positions, counts: Positions, paths: list[str], grids: Mapping[str, ChunkGrid]
-) -> Iterator[ChunkKeys]:
-    """Yield the chunks in runs of ``counts`` keys from ``firsts`` on, each of an array; all arrays have one grid."""
-    rows = (firsts - counts.cumsum() + counts).repeat(counts) + np.arange(int(counts.sum()))
-    lengths = np.array([len(path.encode("utf-8", "surrogatepass")) + 1 if path else 0 for path in paths])
-    numbers, valid = _numbers(keys.take(rows), lengths.repeat(counts), grids[paths[0]])
-    rows, numbers = rows[valid], numbers[valid]
-    places: dict[str, int] = {}
-    arrays = np.array([places.setdefault(path, len(places)) for path in paths]).repeat(counts)[valid]
-    order = np.argsort(arrays, kind="stable")
-    rows, numbers = rows[order], numbers[order]
-    bounds = arrays[order].searchsorted(np.arange(len(places) + 1)).tolist()
-    for path, start, stop in zip(places, bounds, bounds[1:], strict=False):
-        if start < stop:
-            yield ChunkKeys(path, rows[start:stop], numbers[start:stop])
-
-
-def _numbers(keys: Keys, prefix: int | Positions, grid: ChunkGrid) -> tuple[UInt64s, Booleans]:
-    """Return the numbers of chunks by their keys, which begin with the path of an array, and which are valid."""
-    text, begins, stops = keys.text, keys.starts + prefix, keys.stops
-    head = b"c" + grid.encoding.separator.encode() if grid.encoding.name == "default" else b""
-    numbers, valid = tail_numbers(text, begins + len(head), stops, grid.encoding.separator, grid.counts)
-    if head:
-        valid &= stands(text, begins, head)
-    for i in np.flatnonzero(~valid).tolist():  # no chunks; or with coordinates that are too large for columns
-        number = grid.number(text[begins[i] : stops[i]].decode("utf-8", "surrogatepass"))
-        if number is not None:
-            numbers[i], valid[i] = number, True
-    return numbers, valid
-
-
-def tail_numbers(
-    text: bytes, starts: Positions, stops: Positions, separator: str, counts: Sequence[int]
-) -> tuple[UInt64s, Booleans]:
-    """Return the numbers of chunks in C order by coordinates with ``separator`` between them, and which are valid.
-
-    ``counts`` are the chunks along each dimension. Tails of more than 32 bytes, or coordinates of more than 8 digits,
-    count as invalid.
-    """
-    remaining = stops - starts
-    valid = remaining > 0
-    width = min(4, -(-int(remaining.max(initial=1)) // 8)) if counts else 1
-    valid &= remaining <= 8 * width
-    # The last bytes of the tail are the high end of the last word.
-    words = list(words_at(text, stops - 8 * width, width).T)
-    numbers = np.zeros(len(starts), np.uint64)
-    left = remaining.astype(np.uint64)
-    between = u64(ord(separator) * ONES)
-    stride: npt.NDArray[np.uint64] | Any = np.uint64(1)
-    for dimension in reversed(range(len(counts))):
+def _numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
+    """Return the numbers of chunks, without the first ``skipped`` bytes of each key; None if one is no chunk."""
+    separator = grid.encoding.separator.encode()
+    head = b"c" + separator if grid.encoding.name == "default" else b""
+    begins = keys.starts + skipped
+    if not grid.counts or not begins_with(keys.text, begins, head).all():
+        return None
+    at = keys.stops
+    numbers = np.zeros(len(at), np.uint64)
+    stride = np.uint64(1)
+    for dimension, count in reversed(list(enumerate(grid.counts))):
+        found = numbers_before(keys.text, at)
+        if found is None or int(found.values.max()) >= count:
+            return None
+        numbers += found.values * stride
+        stride *= np.uint64(count)
+        at = at - found.digits
         if dimension:
-            size = bytes_after_last(marks(words[-1], between))
-            fits = (size < left) & (size < _8)
-        else:
-            size = left
-            fits = size <= _8
-        fits &= size > np.uint64(0)
-        if not fits.all():
-            valid &= fits
-            size = np.where(fits, size, np.uint64(1))
-        coords, wrong = digits(words[-1], size)
-        fits = coords >= LEAST[size.view(np.int64)]
-        fits &= coords < np.uint64(counts[dimension])
-        fits &= wrong == 0
-        valid &= fits
-        coords *= stride
-        numbers += coords
-        stride = stride * np.uint64(counts[dimension])
-        if dimension:
-            taken = size + np.uint64(1)
-            left -= taken
-            taken <<= np.uint64(3)
-            back = _64 - taken
-            for i in range(width - 1, 0, -1):
-                words[i] = (words[i] << taken) | (words[i - 1] >> back)
-            words[0] = words[0] << taken
-    if not counts:
-        valid[:] = False
-    return numbers, valid
-
-
-def name_starts(text: bytes, starts: Positions, stops: Positions) -> Positions:
-    """Return where the last name of each key begins."""
-    found = starts.copy()
-    left = np.arange(len(starts))
-    for i in range(1, 5):
-        last = words_at(text, stops[left] - 8 * i, 1)[:, 0]
-        after = bytes_after_last(marks(last, _SLASHES)).view(np.int64)
-        begins = stops[left] - 8 * (i - 1) - after
-        here = (after < 8) & (begins > starts[left])
-        found[left[here]] = begins[here]
-        left = left[~here]
-        left = left[stops[left] - 8 * i > starts[left]]
-        if not len(left):
-            return found
-    for i in left.tolist():  # longer names
-        found[i] = max(text.rfind(b"/", starts[i], stops[i]) + 1, starts[i])
-    return found
+            at -= 1
+            if not begins_with(keys.text, at, separator).all():
+                return None
+    return numbers if (at == begins + len(head)).all() else None

@@ -1,4 +1,4 @@
-"""Members of a reference set by their keys, as columns: no object for any of them. No I/O here.
+"""Members of a reference set by their keys, as columns: no Python object for any of them. No I/O here.
 
 Keys lie in one run of bytes and texts in another; a key is found by its hash.
 """
@@ -6,44 +6,28 @@ Keys lie in one run of bytes and texts in another; a key is found by its hash.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row, UInt64s
-from refshard_fs.core.swar import PAD, SEED, Buffer, Positions, groups_of, hash_of, hashes, join_pieces, runs
-from refshard_fs.references.chunk_keys import Keys, pieces
+from refshard_fs.core.columns import ABSENT, Ranges, Row, UInt64s
+from refshard_fs.references.chunk_keys import Groups, Keys
+from refshard_fs.references.pieces import PAD, SEED, Buffer, Positions, hash_of, hashes
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
 
-# In the offset of a text that is kept as it stands in JSON: without \u and \/, so that there is one way to spell each.
-ESCAPED: Final = 1 << 63
-
-FEW: Final = 16  # keys that are spelled one by one
-
 _LOW: Final = 2**32 - 1
-_PLACE: Final = np.uint64(ESCAPED - 1)
 _BASE64: Final = b"base64:"
-_TEXT: Final[Callable[[bytes], str]] = msgspec.json.Decoder(str).decode
-
-
-def text_at(data: Buffer, offset: int, length: int) -> str:
-    """Return the text that a row without a reference stands for."""
-    place = offset & ~ESCAPED
-    piece = bytes(data[place : place + length])
-    return _TEXT(b'"%b"' % piece) if place != offset else piece.decode("utf-8", "surrogatepass")
 
 
 class KeyTable(Mapping[str, Value]):
     """An immutable mapping of keys to values.
 
-    ``spelled`` has keys in UTF-8, `swar.PAD` on either side and a quote behind each; ``ends`` is where keys end in it.
-    Where there is no reference in ``ranges``, the value is one of ``objects``, by row, or text at these bytes of
-    ``data`` (see `ESCAPED`), which several tables may share. ``index`` has for each key 32 bits of its hash, for
-    ``seed``, and 32 of its row, ascending.
+    ``spelled`` holds the keys in UTF-8, a NUL behind each and `pieces.PAD` behind all; ``ends`` says where keys end.
+    A row without a reference in ``ranges`` has its value in ``objects``, or is a text: these bytes of ``data``, which
+    several tables may share. ``index`` has 32 bits of each key's hash, for ``seed``, above 32 of its row, ascending.
     """
 
     __slots__ = ("_index", "data", "ends", "objects", "ranges", "seed", "spelled")
@@ -69,34 +53,29 @@ class KeyTable(Mapping[str, Value]):
     @classmethod
     def of(cls, parts: Sequence[KeyTable]) -> KeyTable:
         """Return the members of all ``parts``; the last one of a key counts."""
-        count = sum(map(len, parts))
-        ends, index = np.empty(count, np.uint64), np.empty(count, np.uint64)
-        ranges = Ranges(np.empty(count, np.uint32), np.empty(count, np.uint64), np.empty(count, np.uint64))
-        objects, data = dict[int, Value](), list[Buffer]()
-        shifts = dict[int, int]()  # of data, by its identity
-        end = first = size = 0
-        for part in parts:  # one after the other: what is made on the way is small
-            rows = slice(first, first + len(part))
-            index[rows] = hashes(*part.keys_in_rows, SEED)
-            ends[rows] = part.ends + np.uint64(size)
-            size += len(part.spelled) - 2 * len(PAD)
-            shift = shifts.setdefault(id(part.data), end)
-            if shift == end and len(part.data):
+        spelled = b"".join([*(memoryview(part.spelled)[: -len(PAD)] for part in parts), PAD])
+        ends, objects, shifts = [np.zeros(0, np.uint64)], dict[int, Value](), dict[int, int]()
+        columns = []
+        data = list[Buffer]()
+        first = start = end = 0
+        for part in parts:
+            ends.append(part.ends + np.uint64(start))
+            start += len(part.spelled) - len(PAD)
+            if id(part.data) not in shifts:
+                shifts[id(part.data)] = end
                 data.append(part.data)
                 end += len(part.data)
-            ranges.put(rows, part.ranges)
-            if shift:  # of texts, and not of references
-                ranges.offsets[rows] += (part.ranges.targets == ABSENT) * np.uint64(shift)
+            shift = (part.ranges.targets == ABSENT) * np.uint64(shifts[id(part.data)])  # texts move, references do not
+            columns.append(part.ranges._replace(offsets=part.ranges.offsets + shift))
             objects.update((first + place, value) for place, value in part.objects.items())
-            first = rows.stop
-        spelled = b"".join((PAD, *(memoryview(part.spelled)[len(PAD) : -len(PAD)] for part in parts), PAD))
-        table = cls(spelled, ends, ranges, data[0] if len(data) == 1 else b"".join(data), objects, _index(index))
-        repeated = table._repeated()
-        return table.without_rows(repeated) if repeated else table
+            first += len(part)
+        joined = data[0] if len(data) == 1 else b"".join(data)
+        table = cls(spelled, np.concatenate(ends), Ranges.joined(columns), joined, objects)
+        return table.without_rows(table._repeated())
 
     @classmethod
     def of_rows(cls, spelled: bytes, sizes: Positions, ranges: Ranges, data: Buffer) -> KeyTable:
-        """Return members whose keys, all different, have so many bytes each in ``spelled``, and a quote behind each."""
+        """Return members whose keys, all different, have so many bytes each in ``spelled``, and a NUL behind each."""
         keys = Keys.of(spelled, sizes)
         return cls(keys.text, keys.stops.view(np.uint64), ranges, data, {})
 
@@ -119,15 +98,14 @@ class KeyTable(Mapping[str, Value]):
                     objects[len(rows)] = value
                     rows.append(Row(ABSENT, 0, 0))
         sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-        table = cls.of_rows(b"".join([key + b'"' for key in keys]), sizes, Ranges.of(rows), b"".join(data))
+        table = cls.of_rows(b"".join([key + b"\0" for key in keys]), sizes, Ranges.of(rows), b"".join(data))
         table.objects = objects
         return table
 
     def take(self, rows: Positions) -> KeyTable:
         """Return some of the members."""
-        keys = self.keys_in_rows.take(rows)
-        spelled = join_pieces(keys.text, keys.starts, keys.stops + 1)
-        table = self.of_rows(spelled, keys.stops - keys.starts, self.ranges.take(rows), self.data)
+        keys = self.keys_at(rows)
+        table = self.of_rows(keys.spelled(), keys.stops - keys.starts, self.ranges.take(rows), self.data)
         table.objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
         return table
 
@@ -144,11 +122,12 @@ class KeyTable(Mapping[str, Value]):
     def check(self) -> None:
         """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
         count, ends = len(self.ends), self.ends
-        text = self.ranges.targets == ABSENT
+        text = self.ranges.take(self.ranges.targets == ABSENT)
+        size = np.uint64(len(self.data))
         sound = all(len(column) == count for column in (*self.ranges, self.index))
-        sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else len(PAD)) + len(PAD)
+        sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else 0) + len(PAD)
         sound = sound and bool((ends[1:] > ends[:-1]).all())
-        if not sound or ((self.ranges.offsets & _PLACE) + self.ranges.lengths)[text].max(initial=0) > len(self.data):
+        if not sound or ((text.offsets > size) | (text.lengths > size - text.offsets)).any():
             raise ValueError("the columns of a key table do not fit one another")
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:
             raise ValueError("the index of a key table leads nowhere")
@@ -168,7 +147,7 @@ class KeyTable(Mapping[str, Value]):
         return isinstance(key, str) and self._row(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys_of(np.arange(len(self))))
+        return iter(self.keys_in_rows.names())
 
     def items(self) -> ItemsView[str, Value]:
         return _Items(self)
@@ -176,18 +155,12 @@ class KeyTable(Mapping[str, Value]):
     @property
     def keys_in_rows(self) -> Keys:
         """The keys in the order of the rows."""
-        starts = np.full(len(self.ends), len(PAD), np.int64)
-        starts[1:] = self.ends[:-1].view(np.int64) + 1
-        return Keys(bytes(self.spelled), starts, self.ends.view(np.int64))
+        return self.keys_at(np.arange(len(self)))
 
-    def keys_of(self, rows: Positions) -> list[str]:
+    def keys_at(self, rows: Positions) -> Keys:
         """Return the keys of some rows."""
-        if len(rows) <= FEW:
-            return list(map(self.key, rows.tolist()))
-        starts = np.where(rows > 0, self.ends[rows - 1].view(np.int64) + 1, len(PAD))
-        spelled = join_pieces(bytes(self.spelled), starts, self.ends[rows].view(np.int64) + 1)
-        names = spelled.decode("utf-8", "surrogatepass").split('"')[:-1]
-        return names if len(names) == len(rows) else list(map(self.key, rows.tolist()))
+        starts = np.where(rows > 0, self.ends[rows - 1] + np.uint64(1), np.uint64(0)) if len(rows) else rows
+        return Keys(self.spelled, starts.view(np.int64), self.ends[rows].view(np.int64))
 
     def key(self, row: int) -> str:
         """Return the key of a row."""
@@ -200,14 +173,17 @@ class KeyTable(Mapping[str, Value]):
             return reference
         if row in self.objects:
             return self.objects[row]
-        return text_at(self.data, int(self.ranges.offsets[row]), int(self.ranges.lengths[row]))
+        start = int(self.ranges.offsets[row])
+        return bytes(self.data[start : start + int(self.ranges.lengths[row])]).decode("utf-8", "surrogatepass")
 
     @property
     def index(self) -> UInt64s:
         """The rows by the hashes of their keys, made at the first look-up."""
         if self._index is None:
-            keys = self.keys_in_rows
-            self._index = _index(hashes(*keys, self.seed))
+            self._index = hashes(*self.keys_in_rows, self.seed)
+            self._index &= np.uint64(_LOW << 32)
+            self._index |= np.arange(len(self), dtype=np.uint64)
+            self._index.sort()
         return self._index
 
     def _row(self, key: str) -> int | None:
@@ -227,7 +203,7 @@ class KeyTable(Mapping[str, Value]):
         return None
 
     def _start(self, row: int) -> int:
-        return int(self.ends[row - 1]) + 1 if row else len(PAD)
+        return int(self.ends[row - 1]) + 1 if row else 0
 
     def _repeated(self) -> set[int]:
         """Return the rows whose keys come again."""
@@ -255,18 +231,18 @@ class KeyTable(Mapping[str, Value]):
         """Whether one of ``rows`` is not plain text, or has one of ``marks`` in it."""
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != ABSENT).any():
             return True
-        offsets, sizes = self.ranges.offsets[rows], self.ranges.lengths[rows].view(np.int64)
-        starts, data = (offsets & _PLACE).view(np.int64), self.data
+        starts, sizes, data = (
+            self.ranges.offsets[rows].view(np.int64),
+            self.ranges.lengths[rows].view(np.int64),
+            self.data,
+        )
         if len(self._in_base64(starts, sizes)):
             return True
-        if 2 * int(sizes.sum()) > len(data):  # then it is faster to search all of it first
-            whole = bytes(data) if type(data) is memoryview else data  # which has no search
-            if not any(mark.strip(b'"') in whole for mark in marks):
-                return False
-        sought = {*marks, *(msgspec.json.encode(mark.decode())[1:-1] for mark in marks)}  # also as escaped in JSON
-        spans = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-        texts = b"\n".join([bytes(data[start:stop]) for start, stop in spans])
-        return any(mark in texts for mark in sought)
+        if 2 * int(sizes.sum()) < len(data):
+            spans = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+            data = b"\n".join([data[start:stop] for start, stop in spans])
+        data = bytes(data)
+        return any(mark in data for mark in marks)
 
     def _in_base64(self, starts: Positions, sizes: Positions) -> Positions:
         """Return which texts are in base64."""
@@ -276,78 +252,29 @@ class KeyTable(Mapping[str, Value]):
             found = found[characters[starts[found] + i] == byte]
         return found
 
-    def sizes(self, rows: Positions) -> list[int | None]:
-        """Return the bytes of the values in ``rows``: None for whole targets, -1 for what takes a closer look."""
+    def sizes(self, rows: Positions) -> list[int]:
+        """Return the bytes of the values in ``rows``; -1 where only the value itself can tell."""
         targets, offsets, lengths = self.ranges.take(rows)
-        is_text = targets == ABSENT
-        closer = is_text & (offsets >= np.uint64(ESCAPED))
-        if self.objects:
-            closer |= np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))
-        sizes = lengths.view(np.int64).copy()
-        texts = np.flatnonzero(is_text & ~closer)
-        starts = offsets[texts].view(np.int64)
-        encoded = self._in_base64(starts, sizes[texts])
+        sizes = lengths.view(np.int64)  # of whole targets: -1
+        texts = np.flatnonzero(targets == ABSENT)
+        encoded = texts[self._in_base64(offsets[texts].view(np.int64), sizes[texts])]
         if len(encoded):
-            characters, begins = np.frombuffer(self.data, np.uint8), starts[encoded] + 7
-            length = sizes[texts[encoded]] - 7
-            ends = begins + length
-            first, last = int(begins.min()), int(ends.max())
-            some = characters[first:last]
-            spaces = np.flatnonzero((some <= ord(" ")) | (some > ord("z"))) + first  # which are not counted
-            regular = (length % 4 == 0) & (spaces.searchsorted(begins) == spaces.searchsorted(ends))
+            characters = np.frombuffer(self.data, np.uint8)
+            begins = offsets[encoded].view(np.int64) + len(_BASE64)
+            ends = offsets[encoded].view(np.int64) + sizes[encoded]
+            # Blanks do not count, and damage is for a reader to tell.
+            odd = np.concatenate(([0], ((characters <= ord(" ")) | (characters > ord("z"))).cumsum()))
+            is_regular = ((ends - begins) % 4 == 0) & (odd[ends] == odd[begins])
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
-            sizes[texts[encoded]] = np.where(regular, length // 4 * 3 - padding, -1)
-        sizes[closer] = -1
-        out: list[int | None] = sizes.tolist()
-        for i in np.flatnonzero(~is_text & (lengths == np.uint64(WHOLE))).tolist():
-            out[i] = None
-        return out
+            sizes[encoded] = np.where(is_regular, (ends - begins) // 4 * 3 - padding, -1)
+        if self.objects:
+            sizes[np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))] = -1
+        found: list[int] = sizes.tolist()
+        return found
 
-    def directories(self) -> DirectoryRows:
+    def directories(self) -> Groups:
         """Return the rows directly below each directory that keys lie in."""
-        if not len(self):
-            return DirectoryRows([], np.zeros(0, np.int64), [])
-        text, starts, stops = self.keys_in_rows
-        slashes = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("/"))
-        places = slashes.searchsorted(stops) - 1
-        last = slashes[np.maximum(places, 0)] if len(slashes) else starts
-        ends = np.where((places >= 0) & (last >= starts), last, starts)
-        begun = runs(text, starts, ends)  # most keys lie where the one before does
-        starts, ends = starts[begun], ends[begun]
-        firsts, groups = groups_of(text, starts, ends, hashes(text, starts, ends, self.seed))
-        names = pieces(text, starts[firsts], ends[firsts])
-        groups = groups.repeat(np.diff(begun, append=len(stops)))
-        order = np.argsort(groups, kind="stable")
-        bounds = groups[order].searchsorted(np.arange(len(names) + 1)).tolist()
-        return DirectoryRows(names, order, bounds)
-
-
-def _index(hashes: UInt64s) -> UInt64s:
-    """Make an index of the hashes of all keys."""
-    hashes &= np.uint64(_LOW << 32)
-    hashes |= np.arange(len(hashes), dtype=np.uint64)
-    hashes.sort()
-    return hashes
-
-
-class DirectoryRows(Mapping[str, Positions]):
-    """Rows by directory: by the i-th of ``names``, those from ``bounds[i]`` to ``bounds[i + 1]`` of ``order``."""
-
-    __slots__ = ("_bounds", "_order", "_places")
-
-    def __init__(self, names: Sequence[str], order: Positions, bounds: Sequence[int]) -> None:
-        self._places = dict(zip(names, range(len(names)), strict=True))
-        self._order, self._bounds = order, bounds
-
-    def __getitem__(self, name: str) -> Positions:
-        place = self._places[name]
-        return self._order[self._bounds[place] : self._bounds[place + 1]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+        return self.keys_in_rows.by_directory()
 
 
 class _Items(ItemsView[str, Value]):

@@ -10,9 +10,9 @@ from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.keys import add_to_tree, splits
 from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
-from refshard_fs.core.swar import Positions
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
+from refshard_fs.references.pieces import Positions
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode
 
@@ -100,10 +100,11 @@ class FlatKeySpace(KeySpace):
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
-        paths, sizes = keys.keys_of(rows), keys.sizes(rows)
-        closer = {-1} if self.refs.pins is None else {-1, None}
-        for i in [i for i, size in enumerate(sizes) if size in closer]:
-            sizes[i] = self._size_of(paths[i], keys.value(int(rows[i])))
+        paths, known = keys.keys_at(rows).names(), keys.sizes(rows)
+        sizes = [
+            self._size_of(path, keys.value(int(row))) if size < 0 else size
+            for path, size, row in zip(paths, known, rows, strict=True)
+        ]
         order = sorted(range(len(paths)), key=paths.__getitem__)
         return Listing(stem, [paths[i] for i in order], [sizes[i] for i in order])
 

@@ -15,11 +15,11 @@ from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
 from refshard_fs.core.keyspace import Grids, chunk_names, place
 from refshard_fs.core.model import Inline, Pin, Span
-from refshard_fs.core.swar import Booleans
 from refshard_fs.core.zarrmeta import is_array_document
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import place_chunks
 from refshard_fs.references.key_table import KeyTable, Value
+from refshard_fs.references.pieces import Booleans
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.values import METADATA, GridReader, grid_of, spelled
 
@@ -120,7 +120,7 @@ def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
     read = GridReader(where).grid
     documents = keys.keys_in_rows.named(METADATA)
     found = {}
-    for key, row in zip(keys.keys_of(documents), documents.tolist(), strict=True):
+    for key, row in zip(keys.keys_at(documents).names(), documents.tolist(), strict=True):
         grid = read(key, keys.value(row))
         if grid is not None:
             found[key.rpartition("/")[0]] = grid

@@ -6,19 +6,19 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.core.swar import PAD, Positions, groups_of, hash_of, hashes, join_pieces
+from refshard_fs.references.pieces import HASHED, PAD, Positions, hash_of, hashes, join_pieces, numbers_before, runs
 
 pieces = st.lists(st.one_of(st.binary(max_size=30), st.binary(min_size=500, max_size=530)), max_size=80)
 
 
 def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
-    stops = len(PAD) + np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
-    return b"".join((PAD, *found, PAD)), stops - [len(piece) for piece in found], stops
+    stops = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
+    return b"".join((*found, PAD)), stops - [len(piece) for piece in found], stops
 
 
 @settings(deadline=None)
 @given(pieces)
-@example([b"x" * 512, b"x" * 513, b"", b"x" * 8])
+@example([b"x" * HASHED, b"x" * (HASHED - 1), b"", b"x" * 8])
 def test_a_hash_is_the_same_in_a_text_and_alone(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
     assert hashes(text, starts, stops, 7).tolist() == [hash_of(piece, 7) for piece in found]
@@ -41,11 +41,24 @@ def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"x" * 600, b"x" * 599 + b"y"])), max_size=60))
-def test_equal_pieces_are_in_one_group_also_where_others_have_the_same_hash(found: list[bytes]) -> None:
+@given(
+    st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"x" * 60, b"x" * 59 + b"y", b"x" * 600])), max_size=60)
+)
+def test_runs_begin_where_a_piece_is_another_one(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
-    order = list(dict.fromkeys(found))
-    for hashed in (hashes(text, starts, stops), np.zeros(len(found), np.uint64)):
-        groups = groups_of(text, starts, stops, hashed)
-        assert groups.firsts.tolist() == [found.index(piece) for piece in order]
-        assert groups.groups.tolist() == [order.index(piece) for piece in found]
+    expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
+    begun = runs(text, starts, stops).tolist()
+    assert begun == expected or (max(map(len, found)) > len(PAD) and begun == list(range(len(found))))
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))
+def test_numbers_are_read_before_their_ends(found: list[int]) -> None:
+    text, _, stops = in_a_row([b"x%d" % number for number in found])
+    numbers = numbers_before(text, stops)
+    assert numbers is not None
+    assert numbers.values.tolist() == found
+    assert numbers.digits.tolist() == [len(str(number)) for number in found]
+    for wrong in (b"x", b"00", b"01", b"x1.", b"1" * 16, b"0" * 16 + b"1"):
+        text, _, stops = in_a_row([b"x1", b"x" + wrong, b"x2"])
+        assert numbers_before(text, stops) is None

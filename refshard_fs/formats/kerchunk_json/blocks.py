@@ -173,6 +173,8 @@ class Reader:
     def _slowly(self, *, final: bool, first: int | None = None) -> None:
         """Read members with a JSON reader: up to ``first``, or as much more as it takes to end one."""
         end, size = first, PART
+        if not self._within_refs and self._before_refs(len(self._text) if end is None else end):
+            return
         while True:
             if end is None:
                 found = _CUT.search(self._text, self._at + size)
@@ -182,8 +184,6 @@ class Reader:
             try:
                 self._read(end)
             except _Short:
-                if not self._within_refs and self._before_refs(end):
-                    return
                 size, end = 2 * (end - self._at), None
             else:
                 return
@@ -192,7 +192,9 @@ class Reader:
         self._read(len(self._text))
 
     def _before_refs(self, end: int) -> bool:
-        """Read the members before one that is ``"refs"``, and no further."""
+        """Read the members before one that is ``"refs"``, and no further; False if there seems to be none."""
+        if self._text.find(b'"refs"', self._at, end) < 0:
+            return False
         for match in islice(_REFS.finditer(self._text, self._at, end), TRIES):
             try:
                 members = msgspec.json.decode(b"{" + self._text[self._at : match.start()] + b"}")
@@ -250,7 +252,7 @@ class Reader:
                     self.refs = None
                     if isinstance(value, Mapping):
                         self.refs = ReferenceBuilder(self._where)
-                        self.refs.add_batches(value)
+                        self.refs.add_members(value)
                         del self.header[name]
             members = rest
-        self._into.add_batches(members)
+        self._into.add_members(members)

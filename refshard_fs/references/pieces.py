@@ -1,0 +1,173 @@
+"""Pieces of one text, thousands at a time: compared, joined, hashed and read as numbers, as columns. No I/O here.
+
+Every text has `PAD` behind it: the functions read whole 64-bit words, which may reach over the end of a piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.columns import UInt64s
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Positions: TypeAlias = npt.NDArray[np.int64]
+Booleans: TypeAlias = npt.NDArray[np.bool_]
+
+PAD: Final = bytes(512)
+SEED: Final = int.from_bytes(os.urandom(8), "little")  # of this process
+HASHED: Final = 16384  # bytes of a piece that its hash depends on; keys have no more (4 for each of 4096 characters)
+
+# Masks of the first so many bytes of a word.
+_FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
+_MASK: Final = 2**64 - 1
+
+
+def _words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
+    """Return ``count`` 64-bit words from each of ``starts`` on, a row each."""
+    size = 8 * count
+    rows = np.ndarray((len(text) - size + 1,), np.dtype((np.void, size)), text, 0, (1,))
+    return rows[starts].view("<u8").reshape(len(starts), count)
+
+
+def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
+    """Return at which of ``starts`` the text goes on with ``expected``, which has no NUL but at its end."""
+    fits: Any = True
+    for i in range(0, len(expected), 8):
+        part = expected[i : i + 8]
+        words = _words(text, np.minimum(starts + i, len(text) - 8) if i else starts)[:, 0]
+        fits &= words & _FIRST[len(part)] == np.uint64(int.from_bytes(part, "little"))
+    return np.full(len(starts), True) if fits is True else fits
+
+
+def runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
+    """Return the places of the pieces that differ from the one before; all of them where some are long."""
+    sizes = stops - starts
+    if not len(sizes) or (longest := int(sizes.max())) > len(PAD):
+        return np.arange(len(sizes))
+    shortest = int(sizes.min())
+    differs = sizes[1:] != sizes[:-1]
+    words = _words(text, starts, max((longest + 7) // 8, 1))
+    for i in range((longest + 7) // 8):
+        word = words[1:, i] ^ words[:-1, i]
+        if 8 * i + 8 > shortest:
+            word &= _FIRST[np.clip(sizes[1:] - 8 * i, 0, 8)]
+        differs |= word != np.uint64(0)
+    return np.concatenate(([0], np.flatnonzero(differs) + 1))
+
+
+def join_pieces(text: Buffer, starts: Positions, stops: Positions) -> bytes:
+    """Return the pieces one after the other."""
+    sizes = stops - starts
+    widest, total = int(sizes.max(initial=0)), int(sizes.sum())
+    if len(sizes) < 64 or widest > 64 or widest * len(sizes) > 3 * total:
+        return b"".join([text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
+    rows: npt.NDArray[Any] = np.ndarray((len(text) - widest + 1,), np.dtype((np.void, widest)), text, 0, (1,))
+    table = rows[starts].view(np.uint8).reshape(len(starts), widest)
+    if widest * len(sizes) == total:
+        return table.tobytes()
+    return table[np.arange(widest) < sizes[:, None]].tobytes()
+
+
+_TO_DIGITS: Final = np.uint64(int.from_bytes(b"0" * 8, "little"))  # its XOR with a word makes values of digits
+_LOW_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
+_HIGH_BITS: Final = np.uint64(0x8080808080808080)
+_OVER_9: Final = np.uint64(0x7676767676767676)  # added to a byte of more than 9, this sets its high bit
+_PAIRS: Final = np.uint64(0x000000FF000000FF)
+_HUNDREDS: Final = np.uint64(100 + (1000000 << 32))
+_UNITS: Final = np.uint64(1 + (10000 << 32))
+_BIAS: Final = np.uint64(1023 + 63)  # of a float's exponent, and the highest bit of a word
+_3, _8, _TEN, _16, _32, _52, _64 = (np.uint64(n) for n in (3, 8, 10, 16, 32, 52, 64))
+# The least number of so many digits: of none, and of 16 and more, no number is.
+_LEAST: Final = np.array([2**64 - 1, 0, *(10**n for n in range(1, 15)), 2**64 - 1], np.uint64)
+
+
+class Numbers(NamedTuple):
+    values: UInt64s
+    digits: Positions
+
+
+def numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
+    """Return the decimal numbers of up to 15 digits that stand before ``ends``.
+
+    None if there is none before one of them, it has needless zeros, or more digits.
+    """
+    if len(ends) and int(ends.min()) < 16:  # words would reach over the beginning
+        text, ends = b"".join((bytes(16), text)), ends + 16
+    values, digits = _last_digits(_words(text, ends - 8)[:, 0])
+    long = np.flatnonzero(digits == 8)
+    if len(long):
+        upper, more = _last_digits(_words(text, ends[long] - 16)[:, 0])
+        values[long] += upper * np.uint64(10**8)
+        digits[long] += more
+    return None if (values < _LEAST[digits]).any() else Numbers(values, digits)
+
+
+def _last_digits(words: UInt64s) -> Numbers:
+    """Return the numbers at the end of words, of up to 8 digits: arithmetic on all bytes of a word at once."""
+    words = words ^ _TO_DIGITS
+    others = words & _LOW_BITS
+    others += _OVER_9
+    others |= words
+    others &= _HIGH_BITS
+    # The exponent of a float tells the highest bit, and so how many bytes follow the last one that is no digit.
+    digits = (_BIAS - (others.astype(np.float64).view(np.uint64) >> _52)) >> _3
+    np.minimum(digits, _8, out=digits)
+    unused = _64 - (digits << _3)
+    words >>= unused
+    words <<= unused
+    pairs = words >> _8
+    words *= _TEN
+    words += pairs
+    np.right_shift(words, _16, out=pairs)
+    words &= _PAIRS
+    words *= _HUNDREDS
+    pairs &= _PAIRS
+    pairs *= _UNITS
+    words += pairs
+    words >>= _32
+    return Numbers(words, digits.view(np.int64))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A hash is the sum of a piece's words, each multiplied by a number that is drawn from ``seed``: without the seed nobody
+# can make pieces of the same hash. Pieces with the same hash may still differ, so users of hashes compare the bytes.
+
+
+@cache
+def _multipliers(seed: int) -> tuple[list[int], UInt64s]:
+    """Return an odd number for each word and, at the end, one for the size."""
+    drawn = np.frombuffer(hashlib.shake_256(seed.to_bytes(8, "little")).digest(HASHED + 8), "<u8") | np.uint64(1)
+    return drawn.tolist(), drawn
+
+
+def hash_of(piece: bytes, seed: int = SEED) -> int:
+    """Return the hash of one piece."""
+    multipliers, _ = _multipliers(seed)
+    total = len(piece) * multipliers[-1]
+    for i in range(0, min(len(piece), HASHED), 8):
+        word = int.from_bytes(piece[i : i + 8], "little")
+        total += (word ^ (word >> 32)) * multipliers[i >> 3]
+    return total & _MASK
+
+
+def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) -> UInt64s:
+    """Return the hash of each piece."""
+    _, multipliers = _multipliers(seed)
+    sizes = stops - starts
+    total: UInt64s = sizes.view(np.uint64) * multipliers[-1]
+    left: Any = slice(None)
+    for i in range(0, min(int(sizes.max(initial=0)), HASHED), 8):
+        if i and not (longer := sizes > i).all():
+            left = np.flatnonzero(longer)
+        word = _words(text, starts[left] + i)[:, 0]
+        word &= _FIRST[np.minimum(sizes[left] - i, 8)]
+        word ^= word >> _32
+        word *= multipliers[i >> 3]
+        total[left] += word
+    return total
