@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Row, Texts
+from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
@@ -42,11 +42,11 @@ from refshard_fs.sets.concatenation import (
     shown_value,
 )
 from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.outer import gap_of, nothing
+from refshard_fs.sets.outer import nothing
 from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
-from refshard_fs.sets.variables import Named, VariableReader, with_metadata
+from refshard_fs.sets.variables import ChangedSet, Named, VariableReader, with_metadata
 from refshard_fs.targets.document import Document
 from refshard_fs.tools.views import progress
 
@@ -333,10 +333,8 @@ def _append_line(
             values = values[: kept.old]
     # All of the old sets are taken for one, as the first of them is.
     total = document.starts[-1]
-    nowhere = Named(base.url, ReferenceSet(Texts.of([]), {}, {}), {})
-    old = gap_of(first, dim, total, nowhere) if values is None else nothing(first, dim, values, base.url)
-    old = msgspec.structs.replace(old, units=first.units)
     first, new = with_digests([first, new], [dim], same)
+    old = _lengthened(first, document, values, base.url)
     found, _ = concat_document(
         [urls[0], urls[0], url],
         [first, old, new],
@@ -369,6 +367,20 @@ def _append_line(
         document = _filled(document, gap)
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length - replaced
+
+
+def _lengthened(first: Named, document: ConcatDocument, values: npt.NDArray[Any] | None, name: str) -> Named:
+    """Return a set like the ``first`` one, but as long as all of a document, without chunks along its dimension."""
+    changed = ChangedSet(msgspec.structs.replace(first, name=name))
+    for path, axis in document.axes.items():
+        variable = first.variables.get(path)
+        if variable is not None and path == document.coordinate and values is not None:
+            changed.put_values(variable, values)
+        elif variable is not None and axis < len(variable.dims):
+            shape = list(variable.meta.shape)
+            shape[axis] = document.starts[-1]
+            changed.put(variable, {**variable.meta.raw, "shape": shape})
+    return changed.named(keeps_digests=True)
 
 
 def _missing(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -62,19 +62,22 @@ class Part(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, length=stop - start, values=values)
 
 
+_Axis = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Members(msgspec.Struct, forbid_unknown_fields=True):
-    refshard: str
+    refshard: Literal["concat"]
     dim: str
-    axes: dict[str, int]
+    axes: dict[str, _Axis]
     sets: list[Any]
     length: int | None = None
     coordinate: str | None = None
-    chunks: dict[str, list[int]] = {}
+    chunks: dict[str, tuple[int, ...]] = {}
     join: Literal["exact", "outer"] = "exact"
     metadata: dict[str, dict[str, Any]] = {}
     bounds: dict[str, str] = {}
-    stacked: list[str] = []
-    unions: dict[str, dict[str, int]] = {}
+    stacked: tuple[str, ...] = ()
+    unions: dict[str, dict[str, _Axis]] = {}
     held: dict[str, str] = {}
 
 
@@ -140,30 +143,33 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             raise ValueError(f"documents lie in documents, more than {DEEPEST} deep")
         given = msgspec.convert(decoded, _Members)
         parts = tuple(_part(entry, given, where, depth) for entry in given.sets)
-        if given.refshard != NAME or all(part.is_gap for part in parts):
+        if all(part.is_gap for part in parts):
             raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
-        if any(axis < 0 for axis in given.axes.values()):
-            raise ManifestError(f"{where}: an axis is less than 0")
         if given.coordinate is not None and given.axes.get(given.coordinate) != 0:
             raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
         if not given.axes.keys() >= given.chunks.keys() or any(min(c, default=0) < 1 for c in given.chunks.values()):
             raise ManifestError(f"{where}: its chunks are of an array that is not in axes, or of less than 1 element")
-        strange = next(
-            (k for k in given.metadata if not zarrmeta.is_metadata(k) or k.endswith(zarrmeta.CONSOLIDATED)), None
-        )
-        if strange is not None:
-            raise ManifestError(f"{where}: its metadata have {strange!r}, which is no document of an array or a group")
-        chunks = {path: tuple(shape) for path, shape in given.chunks.items()}
-        is_outer = given.join == "outer"
-        stacked = tuple(given.stacked)
-        if any(given.axes.get(path) != 0 for path in stacked) or (stacked and any(part.length != 1 for part in parts)):
+        for key in given.metadata:
+            if not zarrmeta.is_metadata(key) or key.endswith(zarrmeta.CONSOLIDATED):
+                raise ManifestError(f"{where}: its metadata have {key!r}, which is no document of an array or a group")
+        if any(given.axes.get(path) != 0 or any(part.length != 1 for part in parts) for path in given.stacked):
             raise ManifestError(f"{where}: what is stacked is not in axes, with axis 0, or a set is longer than 1")
-        strange = next((d for part in parts for d in part.places if d not in given.unions or d == given.dim), None)
-        if strange is not None or any(axis < 0 for union in given.unions.values() for axis in union.values()):
-            raise ManifestError(f"{where}: its unions have no dimension {strange!r}, or an axis that is less than 0")
-        held = {path: from_base64(data) for path, data in given.held.items()}
-        found = cls(given.dim, given.axes, parts, given.coordinate, chunks, is_outer, given.metadata)
-        return msgspec.structs.replace(found, bounds=given.bounds, stacked=stacked, unions=given.unions, held=held)
+        strange = {dim for part in parts for dim in part.places} - (given.unions.keys() - {given.dim})
+        if strange:
+            raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
+        return cls(
+            given.dim,
+            given.axes,
+            parts,
+            given.coordinate,
+            given.chunks,
+            given.join == "outer",
+            given.metadata,
+            given.bounds,
+            given.stacked,
+            given.unions,
+            {path: from_base64(data) for path, data in given.held.items()},
+        )
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -172,24 +178,18 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
     def _head(self) -> dict[str, Any]:
-        head: dict[str, Any] = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
-        if self.coordinate is not None:
-            head["coordinate"] = self.coordinate
-        if self.chunks:
-            head["chunks"] = self.chunks
-        if self.is_outer:
-            head["join"] = "outer"
-        if self.metadata:
-            head["metadata"] = self.metadata
-        if self.bounds:
-            head["bounds"] = self.bounds
-        if self.stacked:
-            head["stacked"] = self.stacked
-        if self.unions:
-            head["unions"] = self.unions
-        if self.held:
-            head["held"] = {path: "base64:" + base64.b64encode(data).decode() for path, data in self.held.items()}
-        return head
+        members = {
+            "coordinate": self.coordinate,
+            "chunks": self.chunks,
+            "join": "outer" if self.is_outer else None,
+            "metadata": self.metadata,
+            "bounds": self.bounds,
+            "stacked": self.stacked,
+            "unions": self.unions,
+            "held": {path: _spelled(data) for path, data in self.held.items()},
+        }
+        given = {name: value for name, value in members.items() if value}
+        return {"refshard": NAME, "dim": self.dim, "axes": self.axes, **given}
 
     def with_parts(self, more: Sequence[Part]) -> ConcatDocument:
         """Return the document with ``more`` parts at its end."""
@@ -210,10 +210,14 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             within = part.document
             line[0] = {**within._head(), "sets": [within._line(each, respell) for each in within.parts]}
         if self.coordinate is not None and part.values is not None:
-            line.append("base64:" + base64.b64encode(part.values).decode())
+            line.append(_spelled(part.values))
         if part.places:
             line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in part.places.items()}]
         return line
+
+
+def _spelled(data: bytes) -> str:
+    return "base64:" + base64.b64encode(data).decode()
 
 
 def with_marker_first(document: Mapping[str, Any]) -> bytes:

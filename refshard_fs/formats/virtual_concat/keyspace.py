@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -119,6 +119,15 @@ class FullLength:
         return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts))
 
 
+class _Fit(NamedTuple):
+    """How chunks of a part's array become those that are shown. A part that lacks the array has the defaults."""
+
+    recoding: Recoding | None = None
+    # By axis, where its chunks lie of an array of which it has some only; its elements, if the array is recut.
+    places: Mapping[int, Placement] = {}
+    source: Source | None = None  # of an array that is recut
+
+
 class ConcatKeySpace(KeySpace):
     """The keys of ``document``'s parts as those of one set; ``open_part`` opens the one of a number."""
 
@@ -151,12 +160,9 @@ class ConcatKeySpace(KeySpace):
         self._first = document.first
         self._stored_first = first
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
-        # Of arrays that have been seen to fit the first part's, by part and array: how its chunks become that one's
-        # (None: they are such), or those of an array that is recut.
-        self._recodings: dict[tuple[int, str], Recoding | None] = {}
-        self._sources: dict[tuple[int, str], Source] = {}
-        # Where chunks lie along axes of which a part has not all, by part and array.
-        self._places: dict[tuple[int, str], dict[int, Placement]] = {}
+        self._fits: dict[
+            tuple[int, str], _Fit
+        ] = {}  # by part and array, those that were compared with the first part's
         # By array: length, documents and units of the last part whose chunks are such. Others that say the same fit,
         # too.
         self._plain: dict[str, tuple[Any, ...]] = {}
@@ -196,13 +202,12 @@ class ConcatKeySpace(KeySpace):
         if array.recut is not None:
             return (yield from self._joined(path, array, array.recut, coords))
         number, placed = array.locate(coords)
-        part = yield from self._part(number, path, array)
-        local = self._stored_at(number, path, placed)
+        part, fit = yield from self._part(number, path, array)
+        local = _stored_at(fit, placed)
         if local is None:
             return None
         found = yield from part.lookup(join(path, grid.encoding.encode(local)))
-        recoding = self._recodings.get((number, path))
-        return found if recoding is None else recoding.entry(found)
+        return found if fit.recoding is None else fit.recoding.entry(found)
 
     def _joined(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
         """Return the entry of a chunk of an array that is recut, joined from those of parts."""
@@ -214,11 +219,9 @@ class ConcatKeySpace(KeySpace):
         parts = yield from together([self._part(number, path, array) for number in numbers])
         flat = []
         try:
-            for number, part in zip(numbers, parts, strict=True):
-                source = self._sources.get((number, path))
+            for number, (part, (_, places, source)) in zip(numbers, parts, strict=True):
                 if source is not None:  # else the part has no such array
                     last = number == len(starts) - 2
-                    places = self._places[number, path]
                     pieces = wanted(recut, coords, starts[number], array.axis, source.meta, places, is_last=last)
                     flat += [(part, source, w) for w in pieces]
             check_pieces([source.meta for _, source, _ in flat])
@@ -237,8 +240,8 @@ class ConcatKeySpace(KeySpace):
             return "", None, None
         return path, array, array.grid
 
-    def _part(self, number: int, path: str, array: ConcatArray) -> Steps[KeySpace]:
-        """Return a part, whose array ``path`` has been seen to fit the first part's."""
+    def _part(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, _Fit]]:
+        """Return a part, and how its array ``path`` fits the first part's; ManifestError where it does not."""
         part = self._stored_first if number == self._first else self._parts.get(number)
         if part is None:
             part = self._parts[number] = yield from self._open_part(number)
@@ -248,56 +251,51 @@ class ConcatKeySpace(KeySpace):
         elif number != self._first:
             with suppress(KeyError):
                 self._parts.move_to_end(number)
-        if (number, path) not in self._recodings:
-            self._recodings[number, path] = yield from self._fitted(number, part, path, array)
-        return part
+        fit = self._fits.get((number, path))
+        if fit is None:
+            fit = self._fits[number, path] = yield from self._fitted(number, part, path, array)
+        return part, fit
 
-    def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Recoding | None]:
-        """Return how a part's array is recoded, if it has to be; ManifestError where it does not fit the first one."""
-        where = f"the set {self.document.parts[number].name!r} of {self.where}"
-        first = array.meta
+    def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[_Fit]:
+        """Return how a part's array fits the first one; ManifestError where it does not."""
+        line = self.document.parts[number]
+        where = f"the set {line.name!r} of {self.where}"
+        first, recut = array.meta, array.recut
         assert first is not None, "an array that is not along the dimension has no parts"
-        places = self._placements(number, path, first, where)
+        elements = self._placements(number, path, first, where)
+        places = elements if recut is not None else _chunk_places(elements, path, first, where)
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         data = yield from part.read(join(path, name))
         attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         lead = self.document.bounds.get(path)
         units = {} if lead is None else (yield from self._units(part, lead, first.zarr_format, where))
-        spelled = self.document.parts[number].length, data, attributes, units, self.document.parts[number].places
+        spelled = line.length, data, attributes, units, line.places
         if data is not None and self._plain.get(path) == spelled:
-            self._places[number, path] = self._chunk_places(places, path, first, where)
-            return None
+            return _Fit(places=places)
         doc = _parsed(data, join(path, name), where)
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
-        if meta is None and (self.document.is_outer or self.document.parts[number].is_gap):
-            return None
+        if meta is None and (self.document.is_outer or line.is_gap):
+            return _Fit()
         if meta is None:
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
         expected = list(first.shape)
-        expected[array.axis] = self.document.parts[number].length
-        for axis, placement in places.items():
+        expected[array.axis] = line.length
+        for axis, placement in elements.items():
             expected[axis] = placement.length
-        recut = array.recut
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
         own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
-        mine = _described(own, path, first, f"the first set, {self.document.parts[self._first].name!r}")
-        theirs = _described(attributes, path, meta, where)
-        if lead is not None:
-            shown = yield from self._units(self.first, lead, first.zarr_format, "the first set")
-            mine = mine._replace(attributes={**shown, **mine.attributes})
-            theirs = theirs._replace(attributes={**units, **theirs.attributes})
-        self._places[number, path] = places
+        shown = {} if lead is None else (yield from self._units(self.first, lead, first.zarr_format, "the first set"))
+        theirs = _described(attributes, units, path, meta, where)
+        mine = _described(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
         if recut is None:
-            self._places[number, path] = self._chunk_places(places, path, first, where)
-            found = recoding_of(path, mine, theirs)
-            if found is None:
+            recoding = recoding_of(path, mine, theirs)
+            if recoding is None:
                 self._plain[path] = spelled
-            return found
+            return _Fit(recoding, places)
         check_recut(path, meta, where)
         recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
-        self._sources[number, path] = Source.of(meta, recut, recoding, f"{path!r} of {where}")
-        return recoding
+        return _Fit(recoding, places, Source.of(meta, recut, recoding, f"{path!r} of {where}"))
 
     def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
         """Return where a part's elements lie along axes of an array of which it has some only."""
@@ -313,29 +311,6 @@ class ConcatKeySpace(KeySpace):
             except ValueError as e:
                 raise ManifestError(f"{path!r} of {where}: {e}") from e
             found[axis] = placement
-        return found
-
-    def _chunk_places(
-        self, places: Mapping[int, Placement], path: str, first: ArrayMeta, where: str
-    ) -> dict[int, Placement]:
-        """Return where chunks lie whose elements lie at ``places``; ManifestError where they do not meet."""
-        found: dict[int, Placement] = {}
-        for axis, placement in places.items():
-            chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])
-            if chunks is None:
-                raise ManifestError(f"{path!r} of {where} lies at {placement.runs} of axis {axis}, within chunks")
-            found[axis] = chunks
-        return found
-
-    def _stored_at(self, number: int, path: str, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
-        found = list(leading)
-        for axis, placement in self._places.get((number, path), {}).items():
-            if axis < len(found):
-                element = placement.element(found[axis])
-                if element is None:
-                    return None
-                found[axis] = element
         return found
 
     def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
@@ -373,10 +348,9 @@ class ConcatKeySpace(KeySpace):
         leading = grid.leading(relative(prefix, path))
         if leading is None:
             return (yield from self.first.children(prefix))
-        if array.recut is not None:
-            return self._all_chunks(path, grid, array.recut, relative(prefix, path)) or None
-        if path == self.document.coordinate:
-            return [Listed("0", len(self._values))]
+        size = self._chunk_size(path, array)
+        if size is not None:
+            return self._all_chunks(path, grid, size, relative(prefix, path)) or None
         if len(leading) <= array.axis:
             return (yield from self._in_all_parts(path, array, grid, leading)) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
@@ -395,24 +369,29 @@ class ConcatKeySpace(KeySpace):
         shown = yield from self._documents.sized(path, names or ())
         others = [n for n in shown if not grid.has_name(n.name, is_directory=n.is_directory)]
         chunks = [n for n in shown if n.name == "c" and n not in others]
-        if path == self.document.coordinate:
-            head, _, below = grid.tail(0).partition("/")
-            chunks = [Listed(head, None, True) if below else Listed(head, len(self._values))]
-        elif array.recut is not None:
-            chunks = self._all_chunks(path, grid, array.recut, "")
+        size = self._chunk_size(path, array)
+        if size is not None:
+            chunks = self._all_chunks(path, grid, size, "")
         elif not chunks:
             chunks = yield from self._in_all_parts(path, array, grid, None)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
-    def _all_chunks(self, path: str, grid: ChunkGrid, recut: Recut, directory: str) -> list[Listed]:
-        """Return what a directory of an array that is recut has: where parts have nothing, its chunks are of fill."""
+    def _chunk_size(self, path: str, array: ConcatArray) -> int | None:
+        """Return the size of all chunks of an array whose chunks are made here; None where parts have them."""
+        if path == self.document.coordinate:
+            return len(self._values)
+        return None if array.recut is None else array.recut.nbytes
+
+    def _all_chunks(self, path: str, grid: ChunkGrid, size: int, directory: str) -> list[Listed]:
+        """Return what a directory of an array has of which every chunk exists, and is of one size."""
         found = grid.directory(directory)
         if found is None:
             return []
         if len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has more than {LISTED} names: too many to list")
-        size = recut.nbytes if found.is_leaf else None
-        listed = [Listed(found.child(number), size, not found.is_leaf) for number in found.numbers]
+        listed = [
+            Listed(found.child(number), size if found.is_leaf else None, not found.is_leaf) for number in found.numbers
+        ]
         return sorted(listed, key=by_name)
 
     def _in_all_parts(
@@ -437,24 +416,39 @@ class ConcatKeySpace(KeySpace):
         self, number: int, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
         """Return what a part has in the directory of chunks that begin with ``leading``, by the names here."""
-        part = yield from self._part(number, path, array)
+        part, fit = yield from self._part(number, path, array)
         start, depth, directory = array.starts[number], 0, path
         if leading is not None:
             depth = len(leading)
-            local = self._stored_at(number, path, array.moved(leading, -start) if depth > array.axis else leading)
+            local = _stored_at(fit, array.moved(leading, -start) if depth > array.axis else leading)
             if local is None:
                 return []
             directory = join(path, grid.directory_of(local))
-        found = (yield from part.children(directory)) or ()
-        places = self._places.get((number, path), {})
-        here = [(_name_here(array, grid, listed.name, start, depth, places), listed) for listed in found]
-        named = [msgspec.structs.replace(listed, name=name) for name, listed in here if name is not None]
-        return named if self._recodings.get((number, path)) is None else _unsized(named)
+        named = []
+        for listed in (yield from part.children(directory)) or ():
+            name = _name_here(array, grid, listed.name, start, depth, fit.places)
+            if name is not None:  # of chunks that are recoded, sizes are not known before
+                size = listed.size if fit.recoding is None or listed.is_directory else None
+                named.append(msgspec.structs.replace(listed, name=name, size=size))
+        return named
 
 
-def _unsized(found: Sequence[Listed]) -> list[Listed]:
-    """Return what is listed without sizes: those of chunks that are recoded are not known before."""
-    return [listed if listed.is_directory else msgspec.structs.replace(listed, size=None) for listed in found]
+def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
+    """Return where chunks lie whose ``elements`` lie so, by axis; ManifestError where they do not meet."""
+    found: dict[int, Placement] = {}
+    for axis, placement in elements.items():
+        chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])
+        if chunks is None:
+            raise ManifestError(f"{path!r} of {where} lies at {placement.runs} of axis {axis}, within chunks")
+        found[axis] = chunks
+    return found
+
+
+def _stored_at(fit: _Fit, leading: Sequence[int]) -> list[int] | None:
+    """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
+    found = [fit.places[axis].element(at) if axis in fit.places else at for axis, at in enumerate(leading)]
+    known = [at for at in found if at is not None]
+    return known if len(known) == len(found) else None
 
 
 def _name_here(
@@ -474,15 +468,14 @@ def _name_here(
 
 def _placed(places: Mapping[int, Placement], axis: int, number: int) -> int | None:
     """Return where a part's chunk lies along an axis; None where it has none of that number."""
-    placement = places.get(axis)
-    return number if placement is None else placement.place(number)
+    return places[axis].place(number) if axis in places else number
 
 
-def _described(aside: bytes | None, path: str, meta: ArrayMeta, where: str) -> Described:
+def _described(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> Described:
     attributes = meta.raw.get("attributes")
     if meta.zarr_format == 2:
         attributes = _parsed(aside, join(path, ".zattrs"), where)
-    return Described(where, meta, attributes or {})
+    return Described(where, meta, {**units, **(attributes or {})})
 
 
 def _parsed(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
