@@ -288,6 +288,7 @@ _SECONDS: Final = {
     **dict.fromkeys(("D", "d"), 86400),
     "W": 7 * 86400,
 }
+_MONTH: Final = 146_097 * 86400 // 4800  # seconds of a Gregorian month, on average
 _MONTHS: Final = {"MS": 1, "QS": 3, "YS": 12, "AS": 12}
 
 
@@ -379,7 +380,7 @@ def _without_chunks(like: Named, dim: str, length: int, name: str) -> ChangedSet
 
 
 class _Steps(msgspec.Struct, frozen=True):
-    """Values at equal distances: ``step`` units of the coordinate each, or whole months."""
+    """Values at equal distances: ``step`` units of the coordinate each, or whole months of that length on average."""
 
     first: Any
     dtype: np.dtype[Any]
@@ -412,7 +413,9 @@ class _Steps(msgspec.Struct, frozen=True):
                     begin = instant(since)
                     if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
                         raise ValueError("the standard calendar changes before 1582-10-15")
-                    steps = cls(first, dtype, Fraction(0), _MONTHS[name_of] * count, unit, np.datetime64(begin, "s"))
+                    months = _MONTHS[name_of] * count
+                    step = Fraction(months * _MONTH, unit)
+                    steps = cls(first, dtype, step, months, unit, np.datetime64(begin, "s"))
         except ValueError as e:
             raise ManifestError(f"{where}: {e}") from e
         if not steps.months and (steps.step <= 0 or (dtype.kind in "iu" and steps.step.denominator != 1)):
@@ -421,17 +424,10 @@ class _Steps(msgspec.Struct, frozen=True):
 
     def places(self, values: npt.NDArray[Any], part: Named, dim: str) -> npt.NDArray[Any]:
         """Return how many steps each of ``values`` is behind the first; ManifestError where that is no number."""
-        places: npt.NDArray[Any]
-        if self.months:
-            month, _ = self._month(values)
-            begin, _ = self._month(np.asarray([self.first]))
-            places = (month - begin).astype(np.int64) // self.months
-        else:
-            behind = values.astype(np.float64) - float(self.first)
-            places = np.rint(behind / float(self.step)).astype(np.int64)
-        expected = self.values(places)
+        numbers = values.astype(np.float64)
+        places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
-        apart = np.flatnonzero(~(np.abs(expected.astype(np.float64) - values.astype(np.float64)) <= near))
+        apart = np.flatnonzero(~(np.abs(self.values(places).astype(np.float64) - numbers) <= near))
         if len(apart):
             raise ManifestError(
                 f"{part.name} has {dim} = {values[apart[0]]}, which is no whole number of steps (freq=) behind the "
@@ -453,18 +449,12 @@ class _Steps(msgspec.Struct, frozen=True):
         """Return the values that many steps behind the first."""
         found: npt.NDArray[Any]
         if self.months:
-            begin, rest = self._month(np.asarray([self.first]))
-            seconds = (begin + places * self.months).astype("M8[s]") + rest - self.since
+            begin = self.since + np.rint(float(self.first) * self.unit).astype("m8[s]")
+            month = begin.astype("M8[M]")
+            seconds = (month + places * self.months).astype("M8[s]") + (begin - month.astype("M8[s]")) - self.since
             found = seconds.astype(np.int64) / self.unit
         elif self.dtype.kind in "iu":
             found = int(self.first) + places * int(self.step)
         else:
             found = float(self.first) + places * float(self.step)
         return np.asarray(found, self.dtype)
-
-    def _month(self, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the months in which values lie, and how far behind their beginning."""
-        seconds = np.rint(values.astype(np.float64) * self.unit).astype("m8[s]")
-        times = self.since + seconds
-        months = times.astype("M8[M]")
-        return months, times - months.astype("M8[s]")

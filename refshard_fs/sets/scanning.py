@@ -63,6 +63,13 @@ class Scanned(NamedTuple):
     facts: Facts | None = None
     adopted: str = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:  # workers send it: in few bytes
+        return _unpickled, (shrink(self.refs), self.facts, self.adopted)
+
+
+def _unpickled(refs: bytes, facts: Facts | None, adopted: str) -> Scanned:
+    return Scanned(swell(refs), facts, adopted)
+
 
 class Unchanged:
     """A source is of the version that is known: it was not looked at."""
@@ -194,10 +201,7 @@ class _Scanner(Engines):
 
 
 # ----------------------------------------------------------------------------------------------------
-# The same by workers: each looks at some sources, and returns what they refer to in few bytes.
-
-
-_Packed = tuple[bytes, Facts | None, str]
+# The same by workers: each looks at some sources.
 
 
 def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
@@ -211,31 +215,17 @@ def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], 
             futures[executor.submit(scan_piece, some, dict(options), theirs)] = piece
         for future in as_completed(futures):
             for number, result in zip(futures[future], future.result(), strict=True):
-                found(number, unpacked(result) if isinstance(result, tuple) else result)
+                found(number, result)
     finally:
         for future in futures:
             future.cancel()
 
 
 def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known) -> list[Any]:
-    """Return what is found of each of ``urls``, as it is sent: sets are packed."""
+    """Return what is found of each of ``urls``."""
     results: list[Any] = [None] * len(urls)
-
-    def found(number: int, result: Scanned | Exception | Unchanged | None) -> None:
-        results[number] = packed(result) if isinstance(result, Scanned) else result
-
-    scan(urls, options, found, known)
+    scan(urls, options, results.__setitem__, known)
     return results
-
-
-def packed(scanned: Scanned) -> _Packed:
-    """Return what was found in few bytes."""
-    return shrink(scanned.refs), scanned.facts, scanned.adopted
-
-
-def unpacked(sent: _Packed) -> Scanned:
-    """Return what was `packed`."""
-    return Scanned(swell(sent[0]), *sent[1:])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -305,7 +295,7 @@ class ScansFile:
         record: Any = msgspec.msgpack.decode(self._file.read(length), type=_Record)
         self._file.seek(0, os.SEEK_END)
         try:
-            return unpacked((record.refs, facts, record.adopted))
+            return _unpickled(record.refs, facts, record.adopted)
         except ValueError as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
 
@@ -314,7 +304,7 @@ class ScansFile:
         facts = scanned.facts
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
-        data = msgspec.msgpack.encode(_Record(url, facts, scanned.adopted, packed(scanned)[0]))
+        data = msgspec.msgpack.encode(_Record(url, facts, scanned.adopted, shrink(scanned.refs)))
         self._file.write(_HEAD.pack(len(data), zlib.crc32(data)) + data)
         self._file.flush()
 

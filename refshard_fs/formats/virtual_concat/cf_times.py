@@ -138,49 +138,36 @@ def _instant(text: str, calendar: str) -> int:
     if calendar not in CALENDARS:
         raise ValueError(f"the calendar {calendar!r} is not known")
     year, month, day, hour, minute, second = _fields(text)
-    if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _days(year, month, calendar)):
+    date, shift, rule = (year, month, day), 0, calendar
+    if calendar == "standard":
+        # Its days are counted as Gregorian ones: the first day of the Julian calendar is two days earlier.
+        shift, rule = (-2, "julian") if date < CHANGE else (0, "proleptic_gregorian")
+    if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _days(year, month, rule)):
         raise ValueError(f"{text!r} is no date of the calendar {calendar!r}")
     if hour > 23 or minute > 59 or second > 59:
         raise ValueError(f"{text!r} is no date and time: its hours, minutes or seconds are too many")
-    if calendar == "standard" and (1582, 10, 4) < (year, month, day) < CHANGE:
+    if calendar == "standard" and (1582, 10, 4) < date < CHANGE:
         raise ValueError(f"{text!r} is no date of the calendar {calendar!r}, which leaves out ten days there")
-    before = sum(_days(year, earlier, calendar) for earlier in range(1, month)) + day
-    return (_days_before(year, month, day, calendar) + before) * 86400 + hour * 3600 + minute * 60 + second
+    before = (360 if rule == "360_day" else 365) * (year - 1) + _leap_days(year - 1, rule)
+    days = before + sum(_days(year, earlier, rule) for earlier in range(1, month)) + day + shift
+    return days * 86400 + hour * 3600 + minute * 60 + second
 
 
 def _days(year: int, month: int, calendar: str) -> int:
     if calendar == "360_day":
         return 30
     if month == 2:
-        return 29 if _is_leap(year, calendar) else 28
+        return 28 + _leap_days(year, calendar) - _leap_days(year - 1, calendar)
     return 30 if month in (4, 6, 9, 11) else 31
 
 
-def _is_leap(year: int, calendar: str) -> bool:
+def _leap_days(year: int, calendar: str) -> int:
+    """Return how many leap days there are until the end of a year."""
     match calendar:
-        case "noleap":
-            return False
+        case "noleap" | "360_day":
+            return 0
         case "all_leap":
-            return True
-        case "proleptic_gregorian":
-            return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-        case "standard":
-            return _is_leap(year, "proleptic_gregorian" if year > CHANGE[0] else "julian")
-    return year % 4 == 0
-
-
-def _days_before(year: int, month: int, day: int, calendar: str) -> int:
-    """Return the days of the calendar before a year; those of the standard one are counted as Gregorian ones."""
-    whole = year - 1
-    match calendar:
-        case "360_day":
-            return 360 * whole
-        case "noleap":
-            return 365 * whole
-        case "all_leap":
-            return 366 * whole
+            return year
         case "julian":
-            return 365 * whole + whole // 4
-        case "standard" if (year, month, day) < CHANGE:
-            return 365 * whole + whole // 4 - 2  # the first day is two days earlier than the Gregorian one
-    return 365 * whole + whole // 4 - whole // 100 + whole // 400
+            return year // 4
+    return year // 4 - year // 100 + year // 400
