@@ -24,7 +24,7 @@ from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
 from refshard_fs.core.keys import is_within, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Span
+from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ReadOnlyError, told
@@ -342,7 +342,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def __reduce__(self) -> Any:
         make, (cls, args, options) = super().__reduce__()
-        # dask names arrays by pickles: those of equal filesystems are to be equal
+        # dask names arrays by pickles: those of equal filesystems have to be equal
         if isinstance(self.fo, InMemorySource):
             named = repr((cls, args, self._arguments)).encode()
             options = {**options, SESSION: hashlib.sha256(named).hexdigest()}
@@ -459,14 +459,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         try:
             async for piece in self._session.pieces(key, callback.set_size):
                 if file is None:  # not before the first bytes are there
-                    file = _create(os.fspath(lpath))  # in no thread: cancelled, nobody would close what it opens
+                    file = _create(os.fspath(lpath))  # not in a thread: after a cancellation, nothing would close it
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
             is_whole = True
         finally:
             if not is_open and file is not None:
                 file.close()
-                if not is_whole:  # nobody could tell
+                if not is_whole:  # it would look like a whole file
                     os.remove(lpath)
 
     def _open(
@@ -717,7 +717,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
         <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
         """
-        from refshard_fs.tools.map import picture_of  # whoever draws none waits for none of it
+        from refshard_fs.tools.map import picture_of  # imported for drawing only
 
         return picture_of(self, array, select)
 
@@ -969,7 +969,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         written. fsspec's own reader takes parquet sets of zarr version 2
         with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
-        from refshard_fs.writing.save import save  # what writes sets: who reads need not wait for it
+        from refshard_fs.writing.save import save  # not imported for reading
 
         session, kind = self._session, format or format_named(url)
         whole, spelled = self._respelling(), self._respelling(None if kind == "chunk-manifest" else url)
@@ -981,12 +981,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 adopted.append(said)
             return spelled(written)
 
-        def read(entries: Mapping[str, Entry]) -> list[bytes]:
-            return session.wait(session.read_entries, entries)
-
-        given = self._stored(), session.run, read, url, kind, record_size, overwrite, respell, storage_options
         with progress("save", callback) as shown:
-            remark = save(*given, shown)
+            given = url, kind, record_size, overwrite, respell, storage_options, shown
+            remark = save(self._stored(), session, *given)
         for said in adopted:
             warnings.warn(told(said), UserWarning, stacklevel=2)
         return remark

@@ -96,7 +96,7 @@ class Spool:
             return Spooled(self._file, self._file.add(data), len(data))
 
     def clear(self) -> None:
-        """Begin anew. Values that are still referred to stay readable."""
+        """Start with an empty file. Values that are still referred to stay readable."""
         with self._lock:
             self.in_memory = 0
             self._file = None
@@ -277,6 +277,13 @@ class EditedKeySpace(View):
         if edit is not None:
             return entry_of(edit)
         entry = yield from self.base.lookup(key)
+        return self._root(entry) if key == ROOT else entry
+
+    def find(self, key: str) -> Entry | None:
+        edit = self.edits.get(key)
+        if edit is not None:
+            return entry_of(edit)
+        entry = self.base.find(key)
         return self._root(entry) if key == ROOT else entry
 
     def _root(self, entry: Entry | None) -> Entry | None:

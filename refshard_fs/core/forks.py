@@ -1,4 +1,4 @@
-"""What a forked child needs: locks that nobody holds, and modules that begin anew."""
+"""Support for forked children: locks that are free, and modules that reset their state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fork_safe(lock: L) -> L:
 
 
 def in_child(begin_anew: Callable[[], object]) -> None:
-    """Have ``begin_anew`` called in each forked child, in the order of these calls; locks are free by then."""
+    """Call ``begin_anew`` in each forked child, in the order of these calls; locks are free by then."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=begin_anew)
 

@@ -1,4 +1,4 @@
-"""What a format is: how a source is recognised, and how it is opened. The contract of ours and of those of others.
+"""What a format is: how a source is recognised, and how it is opened. Formats of other packages follow it, too.
 
 A format of another package is a `Format` that an entry point of the group ``refshard.formats`` names:
 
@@ -65,7 +65,7 @@ class Probe(msgspec.Struct, frozen=True):
         return Inline(self.head) if facts.size == len(self.head) else Span(self.url, pin=facts.pin)
 
     def file(self, what: str) -> tuple[Span | Inline, int]:
-        """Return the bytes of a file that is ``what``, and how many they are; ManifestError where nobody tells that."""
+        """Return the bytes of a file that is ``what``, and their number; ManifestError where that is unknown."""
         if self.facts is None or self.facts.size is None:
             found = "a directory" if self.is_directory else "a file whose size is not told"
             raise ManifestError(f"{self.url} is {found}, and no {what} that can be read")
@@ -123,7 +123,7 @@ class FileBytes:
 
 
 class OpenOptions(msgspec.Struct, frozen=True):
-    """What the user said about how a source is to be read; each format takes what concerns it."""
+    """The user's options for reading a source; each format takes those that concern it."""
 
     template_overrides: tuple[tuple[str, str], ...] = ()
     simple_templates: bool = True

@@ -32,14 +32,13 @@ from refshard_fs.references.reference_set import References, ReferenceSet, with_
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA, grid_of
 from refshard_fs.session.recognition import beneath, references_in, stored
+from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
 Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
-# Returns what a look-up (made anew for each try) returns, on behalf of a key.
+# Runs the look-up that a function makes (again for each try), on behalf of a key, and returns its answer.
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
-# Returns the bytes of entries, by the keys that they were found under.
-Read = Callable[[Mapping[str, Entry]], Sequence[bytes]]
 
 ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
 INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
@@ -69,15 +68,15 @@ class _Array:
 
 
 class Copies(Protocol):
-    """An object beside a set, for what is made from other bytes: no reference can say how."""
+    """An object beside a set, with copies of chunks that are made from other bytes: no reference can say how."""
 
     url: str
 
     def begin(self, count: int) -> None:
-        """Be told that so many chunks follow."""
+        """Prepare for ``count`` chunks."""
 
     def add(self, data: bytes) -> int:
-        """Hold the bytes of one more chunk; return where they begin."""
+        """Append the bytes of one more chunk; return where they begin."""
 
 
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
@@ -95,18 +94,19 @@ def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Ex
     return walk.found()
 
 
-def gather_copying(keyspace: KeySpace, run: Run, read: Read, copies: Copies) -> tuple[ReferenceSet, Extras]:
-    """Return references to all that ``keyspace`` holds, as `gather` does; more bytes than `INLINED` go to ``copies``.
+def gather_copying(keyspace: KeySpace, session: Session, copies: Copies) -> tuple[ReferenceSet, Extras]:
+    """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``.
 
-    They are read `COPIED` at a time. ``run`` meets what it takes to look keys up.
+    They are read `COPIED` at a time, by ``session``.
     """
-    walk: _Walk = run("", partial(_walked, keyspace, ""))
+    walk = session.run("", partial(_walked, keyspace, ""))
     is_much = sum(made.size for made in walk.made) > INLINED
     if is_much:
         copies.begin(len(walk.made))
         target = walk.urls.setdefault(copies.url, len(walk.urls))
     for batch in walk.batches():
-        for made, data in zip(batch, read({made.key: made.entry for made in batch}), strict=True):
+        read = session.wait(session.read_entries, {made.key: made.entry for made in batch})
+        for made, data in zip(batch, read, strict=True):
             walk.keep(made, Row(target, copies.add(data), len(data)) if is_much else data)
     return walk.found()
 
@@ -267,7 +267,7 @@ def _is_made(entry: Entry) -> bool:
 
 
 def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
-    """Return all references of ``keyspace``, their URLs respelled; ``run`` meets what it takes to load them.
+    """Return all references of ``keyspace``, their URLs respelled; ``run`` runs the look-ups.
 
     Raises ManifestError where a reference set cannot hold what there is.
     """

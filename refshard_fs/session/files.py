@@ -138,7 +138,7 @@ async def ukey(session: Session, key: str) -> str:
 
 
 async def modified(session: Session, key: str) -> datetime:
-    """Return when the bytes of ``key`` were last changed; NotImplementedError where nobody tells."""
+    """Return when the bytes of ``key`` were last changed; NotImplementedError where no target tells."""
     entry = await _entry(session, key)
     if entry is None:
         known = await info(session, key)

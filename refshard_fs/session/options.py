@@ -200,7 +200,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo = fo.fs.unstrip_protocol(fo.path)
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         settled = source_of(fo, named.get("target_protocol"), overrides, simple)
-        # Among the arguments, so that whoever is made anew from them shares it.
+        # Among the arguments, so that copies which are made from these share it.
         overlay, known_by = shared(cls.constructor, {**named, "fo": settled}, by_url=by_url)
         if overlay is not None:
             kwargs["overlay"] = overlay
@@ -211,7 +211,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if known_by is not None:
             made._writer.overlay.arguments = known_by
         made._share(session or uuid.uuid4().hex)
-        if isinstance(fo, LazyReferenceMapper):  # whoever makes a set of it writes through the filesystem, too
+        if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to it through the filesystem
             made._session.mapper = fo
         return made
 
@@ -281,7 +281,7 @@ _JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
 
 
 def format_named(url: str) -> SetFormat:
-    """Return what a set at ``url`` is written as where nobody says it: its name does.
+    """Return the format of a set at ``url`` that its name implies.
 
     >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
     ('json', 'chunk-manifest', 'parquet')
@@ -295,7 +295,7 @@ def format_named(url: str) -> SetFormat:
 class WriteOptions(msgspec.Struct, frozen=True):
     """Where values go: ``data_url`` None keeps them all in memory.
 
-    ``format``, and the ``record_size`` of a parquet set, are those of a source that is to be made.
+    ``format``, and the ``record_size`` of a parquet set, are those of a new source.
     """
 
     data_url: str | None

@@ -1,6 +1,6 @@
-"""What is written to one source and not yet committed, shared by all filesystems of this process that write to it.
+"""An overlay: the uncommitted writes to one source, shared by all filesystems of this process that write to it.
 
-Whoever commits or discards does so for all. The end of this module says which filesystems share one.
+A commit, or a discard, concerns all of them. The end of this module says which filesystems share an overlay.
 """
 
 from __future__ import annotations
@@ -35,25 +35,12 @@ if TYPE_CHECKING:
 
 
 class OverlayCopy(msgspec.Struct, frozen=True):
-    """The overlay ``id`` when it had made ``number`` changes and ``commits`` commits, for another process."""
+    """The overlay ``id`` after ``number`` changes and ``commits`` commits, as it is sent to another process."""
 
     id: str
     number: int
     commits: int
-    data: bytes
-
-    @classmethod
-    def of(cls, overlay: Overlay) -> OverlayCopy:
-        edits = overlay.edits.loaded()
-        data = zlib.compress(pickle.dumps((list(edits.prefixes()), edits.changes())), 1)
-        return cls(overlay.id, edits.number, overlay.commits, data)
-
-    def edits(self) -> Edits:
-        """Return the edits; none has a higher number than ``number``."""
-        edits = Edits()
-        edits.add(*pickle.loads(zlib.decompress(self.data)))  # noqa: S301  # which came out of a pickle itself
-        edits.number = max(self.number, edits.number)
-        return edits
+    data: bytes  # removed prefixes and changes, pickled and compressed
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this
         return f"<overlay {self.id}>"
@@ -62,7 +49,7 @@ class OverlayCopy(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """What makes an overlay that of another process: its name there, and what it put into the staging place."""
+    """The state of an overlay whose edits another process commits: the name of this process, and what it staged."""
 
     def __init__(self, seen: int, commits: int) -> None:
         self.name = uuid.uuid4().hex
@@ -76,7 +63,7 @@ class Worker:
 
 
 class Base(NamedTuple):
-    """The source as it was opened, below the edits: what all who share the overlay read."""
+    """The source as it was opened, without edits. All filesystems that share the overlay read it."""
 
     keyspace: KeySpace
     urls: Iterable[str | None]
@@ -98,26 +85,26 @@ OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called
 
 
 class CostlyWrites:
-    """What commits of one overlay cost, so as to tell of costly patterns: once for each array and kind."""
+    """Counts how often shards are rewritten, to warn of costly patterns: once for each array and kind."""
 
     def __init__(self) -> None:
         self._rewritten: dict[str, int] = {}
-        self._texts: dict[tuple[str, str], str] = {}  # by array and kind; empty once they were told
+        self._texts: dict[tuple[str, str], str] = {}  # by array and kind; empty after the warning
 
     def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
         """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
         times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
         if times >= OFTEN:
-            often = f"shard {shard!r} was written {times} times, once for each commit: "
-            often += "write what belongs together within one `with fs.transaction:`"
-            self._texts.setdefault((array, "often"), often)
+            remedy = "write what belongs together within one `with fs.transaction:`"
+            text = f"shard {shard!r} was written {times} times, once for each commit: {remedy}"
+            self._texts.setdefault((array, "often"), text)
         if read:
-            text = f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: "
-            text += "writing whole shards in one commit takes no reads"
+            remedy = "writing whole shards in one commit takes no reads"
+            text = f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: {remedy}"
             self._texts.setdefault((array, "read"), text)
 
     def tell(self) -> None:
-        """Warn of what was noted; once the commit is made, and known to be: a warning may be an error to some."""
+        """Warn of costly patterns. Called after the commit: where warnings are errors, it is made all the same."""
         for about, text in list(self._texts.items()):
             self._texts[about] = ""
             if text:
@@ -125,30 +112,30 @@ class CostlyWrites:
 
 
 class Overlay:
-    """The edits of one source. Any thread may use it; ``lock`` is held by who commits."""
+    """The edits of one source. Any thread may use it; a commit holds ``lock``."""
 
     def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
         self.id = identity
-        self.arguments: object = None  # of the filesystem that it was made for, if others are to find it by them
+        self.arguments: object = None  # of its filesystem, by which others find it
         self.edits = Edits()
-        self.worker: Worker | None = None  # of a process whose writes are merged by the commit of another
+        self.worker: Worker | None = None  # where another process commits
         self.is_shared = False  # whether another process may have it
         self.commits = 0
-        self.merged: set[str] = set()  # what other processes staged, and was taken in
-        self.sent: set[bytes] = set()  # sums of what was put by commits since the last that was made, without an answer
-        self.names: set[str] = set()  # of objects that are named by their content, and are there
+        self.merged: set[str] = set()  # names of staged objects that are among the edits
+        self.sent: set[bytes] = set()  # checksums of what failed commits put without an answer
+        self.names: set[str] = set()  # of known objects that are named by their content
         self.lock = fork_safe(threading.RLock())
         self.base: Base | None = None
-        self.spool = Spool()  # of values that have no object of their own before the commit
+        self.spool = Spool()  # of values that wait for the commit
         self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
         self.begun = False  # whether mode "w" has removed what the source held
-        self.openings = 0  # how often the source was to be opened anew
-        self.mirror: MutableMapping[str, Any] | None = None  # what the source was read from, and is to follow it
+        self.openings = 0  # how often the source had to be opened again
+        self.mirror: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self.costs = CostlyWrites()
         self._copy: OverlayCopy | None = None  # the latest, for other processes
-        self._edited_base: Base | None = None  # what the edits were made on, if the source was opened anew since
+        self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
-        self._versions: dict[str, Facts] = {}  # by URL: what edits were made on, whatever readers see since
+        self._versions: dict[str, Facts] = {}  # by URL: what the edits were made on
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # which have opened the source
         self._guard = fork_safe(threading.Lock())
@@ -159,9 +146,9 @@ class Overlay:
     # ------------------------------------------------------------------ edits
 
     def put(self, key: str, edit: Edit, made: str | None = None) -> None:
-        """Let ``key`` hold ``edit``, or be removed; ``made`` is the URL of the object that was put for it."""
+        """Set or remove ``key``; ``made`` is the URL of an object that was put for it."""
         with self._guard:
-            if made is not None:  # not before the key refers to it: a commit meanwhile would take it for left over
+            if made is not None:  # together with the edit: a commit in between would remove the object as unused
                 self._objects[made] = None
             self.edits.put(key, edit)
             self._uncommitted[0] += self.worker is None
@@ -177,12 +164,12 @@ class Overlay:
                 _follow(self.mirror, key, REMOVED)
 
     def made(self, url: str) -> None:
-        """Take note of an object that was put for an edit."""
+        """Remember an object that was put for an edit."""
         with self._guard:
             self._objects[url] = None
 
     def entrust(self) -> None:
-        """Take note that others may refer to the objects: none of them is ever removed."""
+        """Keep all objects from now on: other sets may refer to them."""
         with self._guard:
             self._objects.clear()
 
@@ -194,9 +181,9 @@ class Overlay:
     # ------------------------------------------------------------------ the source below
 
     def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
-        """Have all read ``base``, unless somebody opened it before; ``adopt`` takes what they read, and the edits.
+        """Let sessions read ``base``, or the one that another opened before; ``adopt`` is given that, and the edits.
 
-        Does nothing if the source became another one since ``opening`` was the count.
+        Does nothing if the source has to be opened again since ``openings`` was ``opening``.
         """
         with self._guard:
             if opening == self.openings:
@@ -206,13 +193,13 @@ class Overlay:
                 adopt(self.base, self.edits)
 
     def join(self, session: Session) -> None:
-        """Have ``session`` told when the source is another one."""
+        """Have ``session`` open the source again whenever that changes."""
         self._sessions.add(session)
 
     def reopen(self, but: Collection[str] = ()) -> None:
-        """Let everybody open the source anew, with the edits that there are.
+        """Open the source again, and keep the edits.
 
-        A commit still compares the objects that they replace with what was seen of these before, ``but`` for some URLs.
+        A commit still compares the objects that it replaces with the versions that were read before, ``but`` for some.
         """
         with self._changing():
             self._remember_versions(self.edits, but)
@@ -221,14 +208,14 @@ class Overlay:
             self.base = None
 
     def seen(self, url: str) -> Facts | None:
-        """Return which version of the object at ``url`` was read by somebody; None if none was."""
+        """Return the version of the object at ``url`` that any session has read; None if none has."""
         known = self._versions.get(url)
         if known is not None:
             return known
         return next((facts for session in list(self._sessions) if (facts := session.seen(url)) is not None), None)
 
     def _remember_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
-        """Remember which versions ``edits`` were made on, and no others: readers are about to forget them."""
+        """Remember the versions that ``edits`` were made on, before the sessions forget them."""
         url_of = None if self.base is None else self.base.keyspace.url_of
         urls = self._versions.keys() if url_of is None else {url_of(key) for key in edits.changes()}
         self._versions = {url: facts for url in urls if url not in but and (facts := self.seen(url)) is not None}
@@ -249,16 +236,20 @@ class Overlay:
         self.is_shared = True
         known = self._copy
         if known is None or (known.number, known.commits) != (self.edits.number, self.commits):
-            known = self._copy = OverlayCopy.of(self)
+            edits = self.edits.loaded()
+            data = zlib.compress(pickle.dumps((list(edits.prefixes()), edits.changes())), 1)
+            known = self._copy = OverlayCopy(self.id, edits.number, self.commits, data)
         return known
 
     def become(self, given: OverlayCopy) -> None:
-        """Be what another process's overlay was, for one more process to write to; later ones take the place of it."""
+        """Take the edits of another process's overlay, unless newer ones were taken; keep what was added here."""
         worker = self.worker
         if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
             return
         with self._changing():
-            edits = given.edits()
+            edits = Edits()
+            edits.add(*pickle.loads(zlib.decompress(given.data)))  # noqa: S301  # which came out of a pickle itself
+            edits.number = max(given.number, edits.number)
             if worker is None:
                 self.worker = Worker(given.number, given.commits)
             else:
@@ -271,7 +262,7 @@ class Overlay:
             self.base = None
 
     def after_fork(self) -> None:
-        """Be that of another process: the parent commits what is written here."""
+        """Become a worker's overlay: the parent commits what is written here."""
         seen, commits = self.edits.number, self.commits
         if self.worker is not None:
             seen, commits = self.worker.seen, self.worker.commits
@@ -280,13 +271,13 @@ class Overlay:
     # ------------------------------------------------------------------ states
 
     def savepoint(self) -> Edits:
-        """Return the edits of now, to roll back to."""
+        """Return a copy of the edits, to roll back to."""
         return self.edits.copy()
 
     def roll_back(self, edits: Edits) -> list[str]:
-        """Let ``edits``, a savepoint, be all there are; return the URLs of objects that nobody needs any more.
+        """Return to ``edits``, a savepoint; return the URLs of objects that are not needed any more.
 
-        Those of them that were committed or dropped since do not come back.
+        Edits that were committed or dropped since the savepoint do not come back.
         """
         with self._changing():
             kept = edits.since(self._settled)
@@ -298,7 +289,7 @@ class Overlay:
         return left
 
     def drop(self) -> list[str]:
-        """Let there be no edits, and the source be opened anew; return the URLs of objects that nobody needs."""
+        """Drop all edits; return the URLs of objects that are not needed any more."""
         with self._changing():
             self._settled = self.edits.number
             left = self._replace(Edits())
@@ -307,7 +298,7 @@ class Overlay:
         return left
 
     def settle(self, committed: Edits, stored: Edits) -> list[str]:
-        """Take note that ``committed``, a savepoint, is in the source, as ``stored``; return URLs that nobody needs."""
+        """Drop the edits of ``committed``, a savepoint that is in the source as ``stored``; return unneeded URLs."""
         with self._changing():
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
@@ -320,7 +311,7 @@ class Overlay:
         return left
 
     def _replace(self, edits: Edits) -> list[str]:
-        """Let ``edits`` be all there are; return, and no longer know, the objects that none of them refers to."""
+        """Replace the edits; return, and forget, the URLs of objects that none of them refers to."""
         edits.number = self.edits.number  # numbers are never used again: other processes know them
         self.edits = edits
         self._uncommitted[0] = len(edits)
@@ -334,7 +325,7 @@ class Overlay:
 
 
 def _follow(mirror: Any, key: str, edit: Edit) -> None:
-    """Let ``mirror`` hold ``edit`` as fsspec's filesystem would have it."""
+    """Set or remove ``key`` in ``mirror``, in the form that fsspec's filesystem has it."""
     match edit:
         case Inline(data):
             mirror[key] = data
@@ -388,30 +379,21 @@ def overlay_of(identity: str | OverlayCopy | None, source: str, *, is_durable: b
 
 
 def shared(constructor: Callable[..., Any], arguments: Mapping[str, Any], *, by_url: bool) -> tuple[Any, Any]:
-    """Return the ``overlay`` that a filesystem of these arguments is to have, None for none, and what it is known by.
+    """Return the name of the overlay that a filesystem with these arguments writes to (None: it writes to none).
 
-    That is one that there is, or a new name. Others of equal arguments know it by those that are not the default.
+    For a new overlay, the arguments that are not the default come with it: filesystems made from URLs find it by them.
     """
     given, mode = arguments.get("overlay"), arguments.get("mode")
     if given is not None or mode == "r" or (mode is None and not by_url):
         return given, None
-    parameters = inspect.signature(constructor).parameters
-    known = {}
-    for name, value in arguments.items():
-        is_default = value is None or (name in parameters and value == parameters[name].default)
-        if name not in _NOT_COMPARED and not is_default:
-            known[name] = value
-    found = _latest_with(known) if by_url else None
-    if found is not None or mode is None:
-        return found, None
-    return uuid.uuid4().hex, known
-
-
-def _latest_with(arguments: object) -> str | None:
-    """Return the id of the latest overlay of this process that was made for ``arguments``; None if there is none."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
+    compared = ((name, value) for name, value in arguments.items() if name not in _NOT_COMPARED)
+    known = {name: value for name, value in compared if value is not None and value != defaults.get(name)}
     with _registry:
-        found = [o.id for o in _known.values() if o.worker is None and o.arguments == arguments]
-    return found[-1] if found else None
+        found = [o.id for o in _known.values() if by_url and o.worker is None and o.arguments == known]
+    if found or mode is None:
+        return (found[-1] if found else None), None
+    return uuid.uuid4().hex, known
 
 
 def _before_fork() -> None:

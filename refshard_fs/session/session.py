@@ -1,6 +1,6 @@
-"""One source, opened once, whoever asks first, and its keys read; opened anew when it became another one.
+"""A session opens one source, once, and reads its keys; it opens the source again after that has changed.
 
-`Engines` has an engine for each event loop, and one reader that needs no loop. `Session` is that for one source.
+`Engines` makes an engine for each event loop, and one reader that needs no loop. `Session` is that for one source.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Engines:
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)
         engine = self._engines.get(loop)
-        if engine is None:  # nobody but this loop's own thread makes one for it
+        if engine is None:  # only the loop's own thread makes it
             with self._lock:
                 for ended in [known for known in self._engines if known.is_closed()]:
                     del self._engines[ended]
@@ -146,7 +146,7 @@ class Engines:
     # ------------------------------------------------------------------ targets
 
     def adopt(self, urls: Iterable[str | None]) -> str:
-        """Return what the user is to know who makes a set of ``urls``; TargetNotAllowed where one is refused."""
+        """Return a warning for the user who makes a set of ``urls``, if any; TargetNotAllowed where one is refused."""
         rule = self._pool_options.admission
         return "" if rule.admits_all else rule.adopt(urls)
 
@@ -172,7 +172,7 @@ class Engines:
         if self._blocks is not None:
             self._blocks.clear()
         self._engines.clear()
-        self._budget = SharedBudget(self.options.budget)  # who still reads by a forgotten engine is in nobody's way
+        self._budget = SharedBudget(self.options.budget)  # reads that go on with a forgotten engine do not count
         self._immediate = None
 
     def _after_fork(self) -> None:
@@ -197,7 +197,7 @@ def _keep(index_cache: bool | str | None) -> Keep | None:
 
 
 async def _close_with_loop(engine: Engine, owner: weakref.ref[Engines]) -> AsyncGenerator[None, None]:
-    """Close ``engine`` when its loop shuts down (a loop then closes the generators begun on it) or nobody holds it."""
+    """Close ``engine`` when its loop shuts down (a loop then closes generators begun on it) or nothing refers to it."""
     loop = asyncio.get_running_loop()
     try:
         yield
@@ -238,8 +238,8 @@ class Session(Engines):
 
     def __init__(self, options: SessionOptions) -> None:
         super().__init__(options)
-        self.format = "references"  # those in memory; what another source is recognised as, once it is opened
-        self.mapper: MutableMapping[str, Any] | None = None  # of fsspec, which the source was read from
+        self.format = "references"  # of sources in memory; that of others is known once they are opened
+        self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self._arguments: object = None  # of the filesystems that share it
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
         self._opening = weakref.WeakKeyDictionary()
@@ -247,7 +247,7 @@ class Session(Engines):
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         # Metadata of arrays that selections were made of, by path and number of the last edit.
         self._arrays: dict[tuple[str, int], ArrayMeta] = {}
-        self._forgotten = 0  # how often
+        self._forgotten = 0  # how often the opened source was forgotten
         if options.overlay is not None:
             options.overlay.join(self)
 
@@ -332,7 +332,7 @@ class Session(Engines):
         except TargetChanged:
             if options.overlay is None:
                 raise
-            self._forget_indexes()  # what the process remembered of it is of another time
+            self._forget_indexes()  # the indexes that the process remembers are those of an earlier version
             self.forget()
             return await self._open_source()
         except NoSuchSource:
@@ -345,7 +345,7 @@ class Session(Engines):
             raise source_failed(options.source, e) from told_cause(e)
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
-        """Return what a target says of the document that a commit replaces (it is as it was opened), and its URL."""
+        """Return the version of the document that a commit replaces, as it was opened, and its URL."""
         url = keyspace.document_url if isinstance(self.options.source, str) else None
         if url is None or self.options.overlay is None:
             return None, ""
@@ -353,7 +353,7 @@ class Session(Engines):
         return facts, url
 
     def _how(self) -> OpenOptions:
-        """Return how the source is to be opened: arrays that were written here as sharded ones stay what they were."""
+        """Return the options for opening the source. Arrays that were written here with shards keep showing these."""
         overlay, options = self.options.overlay, self.options.open
         return msgspec.structs.replace(options, whole=overlay.whole) if overlay is not None else options
 
@@ -362,12 +362,12 @@ class Session(Engines):
 
     @property
     def _openings(self) -> int:
-        """How often the source was to be opened anew."""
+        """How often the source had to be opened again."""
         overlay = self.options.overlay
         return self._forgotten if overlay is None else overlay.openings
 
     def _adopt(self, base: Base, opening: int) -> None:
-        """Take the source as opened, unless there is another one by now; who shares an overlay shares the source."""
+        """Read ``base``, unless the source has changed since ``opening``; all that share an overlay read one base."""
         overlay = self.options.overlay
         if overlay is not None:
             overlay.share(base, opening, self._take)
@@ -429,7 +429,7 @@ class Session(Engines):
     # ------------------------------------------------------------------ what is forgotten
 
     def invalidate(self, path: str = "") -> None:
-        """Open the source anew at the next use, and forget which versions of its objects were read, and their indexes.
+        """Open the source again at the next use; forget the versions of its objects that were read, and their indexes.
 
         With ``path``, where keys are objects of their own, those at and below it alone are forgotten.
         """
@@ -442,7 +442,7 @@ class Session(Engines):
             self.forget(below)
 
     def forget(self, below: str | None = None) -> None:
-        """Forget the opened source, and which versions were read (with ``below``, of objects below that URL).
+        """Forget the opened source, and the versions that were read (with ``below``, of objects below that URL).
 
         Indexes are used if they are of the same version.
         """
@@ -455,7 +455,7 @@ class Session(Engines):
             self._drop_engines()
 
     def _forget_indexes(self, below: str | None = None) -> None:
-        """Have the process forget the indexes that it remembers of the source, and of objects that were read here."""
+        """Make the process forget the indexes of the source, and of the objects that were read here."""
         source = below or self.options.source
 
         def is_of_ours(key: Any) -> bool:
@@ -633,7 +633,7 @@ class Session(Engines):
     async def prefetch(self, keys: Sequence[str], *, wait: bool, tell: Callable[[int], object]) -> None:
         """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.
 
-        What fails is not reported: whoever reads the key will hear of it. ``tell(n)``: n requests more were answered.
+        Errors are not reported here: reading the key raises them. ``tell(n)``: n more requests were answered.
         """
         keyspace = await self.keyspace()
         await self.engine().ahead.announce(keyspace, keys, wait=wait, tell=tell)
@@ -654,19 +654,15 @@ class Session(Engines):
         if meta is None:
             raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' shows those that there are")
         self._arrays[at] = meta
-        return _keys(array, meta, selection, mode)
+        if meta.chunks is None or meta.grid is None:
+            raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
+        numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
+        return [join(array, meta.grid.tail(number)) for number in numbers.tolist()]
 
 
 def forget_indexes(urls: Collection[str]) -> None:
-    """Have the process forget the indexes of objects that were replaced."""
+    """Make the process forget the indexes of objects that were replaced."""
     INDEXES.discard_where(lambda key: _url_of(key) in urls)
-
-
-def _keys(array: str, meta: ArrayMeta, selection: Any, mode: Mode) -> list[str]:
-    if meta.chunks is None or meta.grid is None:
-        raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
-    numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
-    return [join(array, meta.grid.tail(number)) for number in numbers.tolist()]
 
 
 def _url_of(key: object) -> str | None:

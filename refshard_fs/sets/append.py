@@ -115,7 +115,7 @@ def append(
             with progress("append", callback) as shown:
                 shown.set_size(len(edits))
                 for key, edit in edits.items():
-                    fs._writing("append").edit(key, edit)
+                    fs._writing("append").overlay.put(key, edit)
                     shown.relative_update(1)
                 fs.commit()
         except BaseException:

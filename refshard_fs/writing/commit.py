@@ -1,4 +1,4 @@
-"""Edits made durable where the source can take them: one committer for each format of source."""
+"""Commits the edits of a source: chooses the committer of its format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def waits(source: str | InMemorySource, base: Base, options: WriteOptions) -> bo
 
 
 def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) -> str | None:
-    """Return what a commit writes: the source's format, or that in which it is to be made. None: it takes no writes."""
+    """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
     match beneath(base.keyspace):
         case Hierarchy():
             view = manifests_of(base.keyspace)
@@ -96,7 +96,7 @@ def commit(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | No
             f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "
             "are kept: discard() goes on with what is there now, save() writes what you have to another place"
         ) from e
-    # Whoever wrote arrays with shards of their own goes on with whole shards.
+    # Arrays that were written with shards of their own go on showing whole shards.
     written = edits.changes().items()
     documents = ((key, edit.data) for key, edit in written if is_metadata(key) and isinstance(edit, Inline))
     writer.overlay.whole |= sharded_by(documents)

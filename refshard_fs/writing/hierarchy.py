@@ -64,16 +64,13 @@ class MemoryGate:
                 self._changed.notify_all()
 
 
-# The versions of objects that this process put last, by URL; None of those that it removed. Whoever has read an earlier
-# version of one is in no conflict with these.
+# The versions of objects that this process put last, by URL; None for those that it removed. They are in no conflict
+# with edits that were made on an earlier version.
 written_versions: Final = Cache(REMEMBERED)
 
 
 class HierarchyCommit:
-    """One commit to the hierarchy that is the source, or to a new one.
-
-    The overlay knows which version of an object was read here before, if one was.
-    """
+    """One commit to the hierarchy that is the source, or to a new one."""
 
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
         found = beneath(base.keyspace)
@@ -86,14 +83,13 @@ class HierarchyCommit:
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._conflicting_shards: dict[str, None] = {}
-        self._empty_shards: dict[str, Condition] = {}  # which are to be removed
-        self._rewritten: list[tuple[ShardPlan, bool]] = []  # and whether the old shard was read
+        self._empty_shards: dict[str, Condition] = {}  # shards without chunks, which are removed
 
     def run(self) -> None:
-        """Put and remove what there is to be.
+        """Put and remove all objects of the commit.
 
-        Raises ConflictError if somebody else replaced what was read here and is to be replaced. Whatever is raised has
-        a note of what was put.
+        Raises ConflictError if another process replaced an object that was read here. Every error has a note of what
+        was put before it.
         """
         try:
             with self._objects.lock():
@@ -107,11 +103,9 @@ class HierarchyCommit:
             raise
         finally:
             forget_indexes({self._objects.url_of(name) for name in self._touched})
-        for shard, read in self._rewritten:
-            self._overlay.costs.put(shard.key, shard.array, len(shard.changes), read=read)
 
     def _give_up(self, error: BaseException) -> None:
-        """Let readers see what is there now, and the next try read conflicting shards again; note what was put."""
+        """Open the source again, so that the next try reads conflicting shards; note on ``error`` what was put."""
         if self._touched or self._conflicting_shards:
             self._overlay.reopen({self._objects.url_of(name) for name in self._conflicting_shards})
         if self._put:
@@ -147,10 +141,10 @@ class HierarchyCommit:
     # ------------------------------------------------------------------ conflicts
 
     def _checked(self, plan: Plan, removed: Mapping[str, Facts | None]) -> dict[str, Condition]:
-        """Return what documents, and local objects, have to be when they are replaced.
+        """Return the versions that documents, and local objects, must have when they are replaced.
 
-        Raises ConflictError if somebody replaced one that was read here. Shards and chunks on servers are not asked
-        for: they are put on condition.
+        Raises ConflictError if another process replaced one that was read here. Shards and chunks on servers are not
+        compared: they are put on condition.
         """
         names = [name for name, _ in plan.documents]
         if self._objects.is_immediate:
@@ -171,7 +165,7 @@ class HierarchyCommit:
 
     @contextlib.contextmanager
     def _shard(self, name: str) -> Iterator[None]:
-        """Take note of conflicts about a shard: putting the chunks into what is there now resolves them."""
+        """Remember a conflict about a shard: the next try puts the chunks into the new shard."""
         try:
             yield
         except ConflictError:
@@ -179,7 +173,7 @@ class HierarchyCommit:
             raise
 
     def _compare(self, name: str, found: Facts | None) -> None:
-        """Raise ConflictError if somebody else has replaced the object, which is now ``found``, since it was read."""
+        """Raise ConflictError if the object, which is now ``found``, was replaced by others since it was read."""
         url = self._objects.url_of(name)
         seen = self._overlay.seen(url)
         if seen is None:
@@ -239,20 +233,20 @@ class HierarchyCommit:
                 fetched = self._objects.fetch(shard.key)
                 self._compare(shard.key, None if fetched is None else fetched.facts)
                 old, condition = (None, ABSENT) if fetched is None else fetched
-            self._rewritten.append((shard, old is not None))
             parts = packed(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
+                self._overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
             elif condition is not ABSENT:
                 self._empty_shards[shard.key] = condition
 
     def _put_object(self, name: str, parts: Sequence[Buffer], condition: Condition) -> None:
-        with self._touching(name):
-            try:
-                found = self._objects.put(name, parts, condition)
-            except OSError:
-                self._overlay.sent.add(sum_of(parts))
-                raise
+        self._touched[name] = None
+        try:
+            found = self._objects.put(name, parts, condition)
+        except OSError:
+            self._overlay.sent.add(sum_of(parts))
+            raise
         self._put[name] = None
         if found is not None:
             written_versions.put(self._objects.url_of(name), found, 1)
@@ -263,19 +257,9 @@ class HierarchyCommit:
             self._remove_object(name, None)
 
     def _remove_object(self, name: str, condition: Condition) -> None:
-        with self._touching(name):
-            self._objects.remove(name, condition)
-        written_versions.put(self._objects.url_of(name), None, 1)
-
-    @contextlib.contextmanager
-    def _touching(self, name: str) -> Iterator[None]:
-        """Take note that the object is another one from now on, unless there is a conflict about it."""
         self._touched[name] = None
-        try:
-            yield
-        except ConflictError:
-            del self._touched[name]
-            raise
+        self._objects.remove(name, condition)
+        written_versions.put(self._objects.url_of(name), None, 1)
 
     def _remove_leftovers(self, plan: Plan) -> None:
         """Remove what is stored where arrays are to grow, and was not put: a commit that was cut short left it."""
@@ -286,7 +270,7 @@ class HierarchyCommit:
                 list(pool.map(self._objects.remove, [name for name in found if name not in self._put]))
 
     def _to_remove(self, plan: Plan) -> dict[str, Facts | None]:
-        """Return the objects that are to be removed, and what listings tell of them."""
+        """Return the objects that the commit removes, and their versions as far as listings tell."""
         found: dict[str, Facts | None] = dict.fromkeys(plan.removed)
         for prefix in plan.prefixes:
             found |= {name: facts for name, facts in self._objects.found(prefix).items() if is_within(name, prefix)}
@@ -297,7 +281,7 @@ class HierarchyCommit:
 
 
 def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
-    """Return what has to go before ``put`` can be: local files where directories are to be, and the reverse."""
+    """Return what is removed before ``put`` can be written: local files in place of directories, and the reverse."""
     removed = set(removed)
     put = set(put) if removed else set()
     in_the_way = {above for name in put for above, _ in splits(name) if above in removed}

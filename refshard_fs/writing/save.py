@@ -40,15 +40,16 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream, Respell
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
-from refshard_fs.session.collect import Read, Run, collect, gather, gather_copying
+from refshard_fs.session.collect import Run, collect, gather, gather_copying
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, references_in, stored
+from refshard_fs.session.session import Session
 from refshard_fs.targets.document import Document, Sink
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "bz2": lambda file: bz2.BZ2File(file, "wb"),
-    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115  # who asked for it closes it
+    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115  # the caller closes it
 }
 
 
@@ -75,8 +76,7 @@ FEW: Final = 100  # partitions of an array, of which those without references ar
 
 def save(
     keyspace: KeySpace,
-    run: Run,
-    read: Read,
+    session: Session,
     url: str,
     format: SetFormat,
     record_size: int,
@@ -85,14 +85,13 @@ def save(
     options: Mapping[str, Any],
     callback: Callback = DEFAULT_CALLBACK,
 ) -> str | None:
-    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``run`` meets what it takes to load them,
-    and ``read`` what is to be copied.
+    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``session`` reads what that takes.
 
     Returns in one line what was copied into an object beside the set, if anything was. Raises ManifestError, which
     names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
     would go where something is already.
     """
-    sink = Sink(url, options)
+    run, sink = session.run, Sink(url, options)
     found = stored(unedited(keyspace))  # shards are left whole
     found = references_in(found) or found
     match beneath(found):
@@ -100,7 +99,7 @@ def save(
             raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
     folder = data_url_of(absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
-        stream = _stream_of(found, run, read, respell, copies, pins_as_extras=format == "chunk-manifest")
+        stream = _stream_of(found, session, respell, copies, pins_as_extras=format == "chunk-manifest")
         stream = _Counted(stream, callback, 2 if format == "parquet" and stream.in_memory else 1)
         match format:
             case "parquet":
@@ -115,23 +114,23 @@ def save(
 
 
 def _stream_of(
-    keyspace: KeySpace, run: Run, read: Read, respell: Respell, copies: CopiesBeside | None, *, pins_as_extras: bool
+    keyspace: KeySpace, session: Session, respell: Respell, copies: CopiesBeside | None, *, pins_as_extras: bool
 ) -> ReferenceStream:
-    """Return the references of ``keyspace``; what none can stand for is kept in ``copies``, if that is much.
+    """Return the references of ``keyspace``; chunks that none can stand for go to ``copies`` if they are many.
 
-    With ``pins_as_extras``, each entry says for itself what its target was.
+    With ``pins_as_extras``, each reference has the pin of its target.
     """
     match keyspace:
         case EditedKeySpace():
-            return FlatStream(collect(keyspace, run, respell), as_written, pins_as_extras=pins_as_extras)
+            return FlatStream(collect(keyspace, session.run, respell), as_written, pins_as_extras=pins_as_extras)
         case FlatKeySpace(refs=refs):
             return FlatStream(refs, respell, pins_as_extras=pins_as_extras)
         case ParquetKeySpace():
             return ParquetStream(keyspace, respell)
     if copies is None:
-        refs, extras = run("", partial(gather, keyspace))
+        refs, extras = session.run("", partial(gather, keyspace))
     else:
-        refs, extras = gather_copying(keyspace, run, read, copies)
+        refs, extras = gather_copying(keyspace, session, copies)
         copies.finish()
 
     def spelled(url: str | None) -> str | None:
@@ -142,11 +141,10 @@ def _stream_of(
 
 
 class CopiesBeside:
-    """An object in ``folder`` for what a set cannot refer to, chunks that are made from other bytes: `collect.Copies`.
+    """An object in ``folder`` with copies of chunks that no reference can stand for: see `collect.Copies`.
 
-    It is whole before the set that refers to it appears, and has a name that nothing else has: whoever reads a set that
-    is replaced goes on with that one's object. It is removed again where the set is not written. ``callback`` is told
-    of each chunk.
+    It is complete before the set that refers to it appears. Its name is new, so that readers of a set that is replaced
+    keep theirs. It is removed if the set is not written. ``callback`` counts the chunks.
     """
 
     def __init__(self, folder: str, options: Mapping[str, Any], callback: Callback) -> None:
@@ -173,7 +171,7 @@ class CopiesBeside:
     def finish(self) -> None:
         """Put the object in its place."""
         self._opened.close()
-        self._callback.absolute_update(0)  # what writes the set counts anew
+        self._callback.absolute_update(0)  # writing the set counts from zero
 
     @property
     def remark(self) -> str | None:
@@ -196,7 +194,7 @@ class CopiesBeside:
 
 
 def respelling(options: OpenOptions, source: str | None, url: str | None) -> Respell:
-    """Return how URLs of the set at ``source`` (None: in memory) are to be spelled in one at ``url``.
+    """Return how URLs of the set at ``source`` (None: in memory) are spelled in a set at ``url``.
 
     As written, where that means the same there; else, or without ``url``, absolute.
     """

@@ -45,11 +45,11 @@ from refshard_fs.targets.objects import Objects
 from refshard_fs.writing.save import absolute, as_written, manifest_of
 from refshard_fs.writing.writer import Writer
 
-Finish = Callable[[], None]  # what a commit leaves to do once it is made
+Finish = Callable[[], None]  # what is left to do after a commit
 
 
 class DirectoryCommit:
-    """One commit to a directory whose document ``name`` says what is in it: new objects first, that document last."""
+    """One commit to a directory whose document ``name`` lists its objects: these are put first, the document last."""
 
     def __init__(self, writer: Writer, base: Base, edits: Edits, name: str) -> None:
         self._run = writer.session.run
@@ -59,17 +59,20 @@ class DirectoryCommit:
         self._url = self._store.url_of(name)
         self._given = writer.session.given(self._url)
         self._document = Document(self._url, self._given, base.facts, writer.overlay.sent)
-        self._token = uuid.uuid4().hex  # in the names of new objects, which nobody else has
+        self._token = uuid.uuid4().hex  # makes the names of new objects unique
         self._written: list[str] = []
 
     def run(self) -> Finish:
         """Make the commit: all of it or nothing. Return what is left to do for readers that know no new names."""
+        data = None
         try:
             data = self._put_objects()
-            self._publish(data)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._store.remove_all(self._written)
+            self._document.put(data)
+        except BaseException as e:
+            # Where the document may have been put, or may still be, the objects that it names stay.
+            if data is None or isinstance(e, ConflictError) or not self._document.may_be(data):
+                with contextlib.suppress(OSError):
+                    self._store.remove_all(self._written)
             raise
         return self._finish
 
@@ -78,23 +81,12 @@ class DirectoryCommit:
         raise NotImplementedError
 
     def _tidy(self) -> None:
-        """Do what is left to do when the commit is made."""
+        """Give objects their usual names, and remove those of before, after the commit."""
         raise NotImplementedError
 
     def _finish(self) -> None:
         with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
             self._tidy()
-
-    def _publish(self, data: bytes) -> None:
-        """Put the document that is the commit. If it is not known whether that was done, the objects it names stay."""
-        try:
-            self._document.put(data)
-        except ConflictError:
-            raise
-        except BaseException:
-            if self._document.may_be(data):
-                self._written.clear()
-            raise
 
     def _publish_again(self, data: bytes) -> None:
         """Replace the document that this commit has put."""
@@ -104,8 +96,8 @@ class DirectoryCommit:
 # ----------------------------------------------------------------------------------------------------
 # Parquet sets: changed partitions under names of their own; after the commit they get their usual names.
 
-ABANDONED: Final = 900  # seconds after which an earlier commit is not renaming partitions any more
-TIDYING: Final = 300  # seconds that one takes for that at most
+ABANDONED: Final = 900  # seconds after which an earlier commit no longer renames its partitions
+TIDYING: Final = 300  # seconds that a commit may take to rename them
 
 Renamed = dict[str, dict[int, str | None]]
 
@@ -121,7 +113,7 @@ class ParquetCommit(DirectoryCommit):
         empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
         self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
         self._before = zarrmeta.loads(empty if self._old is None else self._old.document)
-        self._now = 0  # seconds since 1970, when the commit is made
+        self._now = 0  # time of the commit, in seconds since 1970
         self._last = b""  # the document when all partitions have their usual names
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
 
@@ -189,7 +181,7 @@ class ParquetCommit(DirectoryCommit):
     # ------------------------------------------------------------------ and their usual names
 
     def _may_tidy(self) -> bool:
-        """Whether there are partitions to rename, and no other process can be at it."""
+        """Whether there are partitions to rename, and no other process is renaming them."""
         if not self._renamed:
             return False
         match self._before.get("refshard"):
@@ -232,8 +224,8 @@ class ManifestCommit(DirectoryCommit):
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
         super().__init__(writer, base, edits, _ROOT)
         self._nodes_after: Nodes = {}
-        self._changed: list[str] = []  # nodes whose own documents are to be written
-        self._gone: list[str] = []  # nodes whose documents are to be removed
+        self._changed: list[str] = []  # nodes whose own documents are written
+        self._gone: list[str] = []  # nodes whose documents are removed
         self._done: list[str] = []  # manifests that this commit replaces: the next one removes them
         self._useless: list[str] = []  # manifests of nodes that are gone: with them, their directories would stay
         self._replaced: list[str] = []  # manifests that the commit before replaced
@@ -269,7 +261,7 @@ class ManifestCommit(DirectoryCommit):
         self._store.remove_all(join(path, _ROOT) for path in self._gone)
         self._publish_again(zarrmeta.dumps(root_with(self._nodes_after, [], [], self._done)))
         self._store.remove_all(self._useless)
-        self._store.remove_all(self._replaced)  # of the last commit: who had it open has had time
+        self._store.remove_all(self._replaced)  # readers have had time to open the set again
 
     # ------------------------------------------------------------------ metadata
 

@@ -104,7 +104,7 @@ class Values:
             self._overlay.put(key, Inline(data) if is_small else span)
 
     def _is_large(self, size: int) -> bool:
-        """Whether so many bytes are to be an object."""
+        """Whether a value of ``size`` bytes becomes an object."""
         return self._store is not None and size > self._options.inline_threshold
 
     def _made(self, span: Span) -> str | None:
@@ -153,17 +153,17 @@ class _Staged(NamedTuple):
 
 
 class _Writer(NamedTuple):
-    """All that one process wrote, and how much of the overlay it had seen before the first of it."""
+    """The edits of one process, and the number of the last edit of the overlay that it knew, by key."""
 
     edits: Edits
     seen: dict[str, int]  # by key
 
 
 def merge(overlay: Overlay, store: Objects, options: WriteOptions, *, waits: bool) -> None:
-    """Take what other processes staged into ``overlay``; ConflictError, which names the key, where two differ on one.
+    """Add the edits that other processes staged to ``overlay``. ConflictError if two processes differ on a key.
 
-    Then nothing is merged. What was merged before is skipped. Values that the commit has a place for (``waits``) are
-    read now.
+    Then nothing is added. What was merged before is skipped. With ``waits``, where the commit stores all values, they
+    are read now.
     """
     found = [staged for staged in _listed(overlay, store) if staged.name not in overlay.merged]
     if not found:
@@ -193,7 +193,7 @@ def _loaded(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
 
 
 def clear(overlay: Overlay, store: Objects) -> None:
-    """Remove what other processes staged and no commit has merged."""
+    """Remove the objects that other processes staged and no commit has merged."""
     left = [staged.name for staged in _listed(overlay, store) if staged.name not in overlay.merged]
     store.remove_all(left)
 

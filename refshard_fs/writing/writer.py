@@ -1,4 +1,4 @@
-"""What writes to one source: it takes keys into an overlay, and commits or discards what the overlay has."""
+"""Writes to one source: keys go into an overlay, which is committed or discarded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from fsspec.transaction import Transaction
 
-from refshard_fs.core.edits import Edit, EditedKeySpace, Edits
+from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.errors import ReadOnlyError, RefShardError
@@ -49,7 +49,7 @@ class Writer:
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
-        base = self.overlay.base  # before the source has been opened, nobody knows where its format has values go
+        base = self.overlay.base  # None before the source is opened: its format says where values go
         return base is not None and self.values_over(base).write_now(key, data)
 
     def refer_now(self, key: str, span: Span) -> bool:
@@ -71,10 +71,6 @@ class Writer:
         await values.refer(key, entry)
         return True
 
-    def edit(self, key: str, edit: Edit) -> None:
-        """Let ``key`` refer to a range of an object, hold data, or be gone; nothing is copied, or looked at."""
-        self.overlay.put(key, edit)
-
     # ------------------------------------------------------------------ commits
 
     def commit(self) -> None:
@@ -84,7 +80,7 @@ class Writer:
         self.overlay.costs.tell()
 
     def _commit(self) -> None:
-        from refshard_fs.writing.commit import commit, waits  # who reads need not wait for it
+        from refshard_fs.writing.commit import commit, waits  # not imported for reading
 
         overlay = self.overlay
         with overlay.lock:
@@ -112,7 +108,7 @@ class Writer:
         self._remove_objects(left)
 
     def discard(self) -> None:
-        """Forget all that was written and not committed, and remove its objects."""
+        """Drop all edits, and remove their objects."""
         self._refuse_elsewhere()
         with self.overlay.lock:
             if self.overlay.is_shared and self.options.data_url is not None:
@@ -121,7 +117,7 @@ class Writer:
         self._remove_objects(left)
 
     def roll_back(self, savepoint: Edits) -> None:
-        """Forget what was written since ``savepoint``, one of the overlay."""
+        """Drop the edits since ``savepoint``, one of the overlay."""
         with self.overlay.lock:
             left = self.overlay.roll_back(savepoint)
         self._remove_objects(left)
@@ -132,13 +128,13 @@ class Writer:
         """Return the source as it was opened, below the edits."""
         self.session.open()
         base = self.overlay.base
-        assert base is not None, "whoever opens the source shares it"
+        assert base is not None, "opening the source sets the base of the overlay"
         return base
 
     def stored(self) -> KeySpace:
-        """Return the keys that are stored, and would be after a commit: those of shards, not of inner chunks.
+        """Return the keys as a commit would store them: those of shards, not of inner chunks.
 
-        Others will refer to their objects, of which none is removed from now on.
+        Other sets may refer to their objects, so that none of these is removed from now on.
         """
         from refshard_fs.writing.shards import shard_edits  # as in `commit`
 
@@ -174,7 +170,7 @@ class Writer:
     # ------------------------------------------------------------------ where values go
 
     def values_over(self, base: Base) -> Values:
-        from refshard_fs.writing.commit import waits  # who reads need not wait for it
+        from refshard_fs.writing.commit import waits  # not imported for reading
 
         options, values = self.options, self._values
         if values is None:
@@ -189,14 +185,14 @@ class Writer:
         while True:
             await self.session.keyspace()
             base = self.overlay.base
-            if base is not None:  # no other thread has begun anew meanwhile
+            if base is not None:  # no other thread has replaced the edits meanwhile
                 return self.values_over(base)
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
-    """All or nothing: what was written meanwhile, through the filesystem or others that share its overlay.
+    """Commits, or drops, all that was written meanwhile to the overlay, also by other filesystems that share it.
 
-    If the commit itself fails, all is kept in the overlay, to be committed again, saved elsewhere or discarded.
+    If the commit fails, the edits are kept: they can be committed again, saved elsewhere or discarded.
     """
 
     fs: Any
