@@ -78,12 +78,9 @@ def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
     return found
 
 
-def _remembered(content: ReferenceSet | bytes, digest: str) -> InMemorySource:
+def _remembered(content: ReferenceSet | bytes) -> InMemorySource:
+    digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else digest_of(content)
     return _known.setdefault(digest, InMemorySource(content, digest))
-
-
-def _document(data: bytes) -> InMemorySource:
-    return _remembered(data, hashlib.sha256(data).hexdigest())
 
 
 def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
@@ -96,7 +93,7 @@ def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
             "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
             "them once, fs.save('refs.parquet'), and open that path"
         )
-    return _document(base64.b64decode(spelled["base64"]))
+    return _remembered(base64.b64decode(spelled["base64"]))
 
 
 # What a filesystem can be opened on.
@@ -113,7 +110,7 @@ def source_of(
         case str() | PurePath():
             return _absolute(str(fo), target_protocol)
         case bytes() | bytearray() | memoryview():
-            return _document(bytes(fo))
+            return _remembered(bytes(fo))
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case {"refshard": str()}:
@@ -124,12 +121,12 @@ def source_of(
             if isinstance(fo, LazyReferenceMapper):
                 fo = _read_through(fo)
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
-            return _remembered(refs, digest_of(refs))
+            return _remembered(refs)
         case _ if hasattr(fo, "read"):
             data = fo.read()
             if not isinstance(data, bytes):
                 raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
-            return _document(data)
+            return _remembered(data)
         case _:
             raise TypeError(
                 f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"

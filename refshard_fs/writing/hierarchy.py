@@ -17,10 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from refshard_fs.core.edits import Edits, Spooled
+from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import is_within, parent, splits
-from refshard_fs.core.model import Facts, Inline, Span
+from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.reading.cache import Cache
@@ -33,7 +33,7 @@ from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned
 from refshard_fs.writing.writer import Writer
 
 WORKERS: Final = 8  # objects under way at a time
-IN_FLIGHT: Final = 8 << 20  # bytes of chunks that are packed or sent at a time; a larger shard goes alone
+UNIT: Final = 1 << 20  # bytes; an object counts as one for each of these, and a shard of `WORKERS` units goes alone
 LISTED_FROM: Final = 256  # objects; more are found by listing their array than by asking for each
 REMEMBERED: Final = 1 << 14  # versions that this process wrote
 
@@ -41,27 +41,6 @@ _SINCE: Final = "was read, and somebody else has written it since"
 _KEPT: Final = "What you have written is kept: "
 _MERGE: Final = "commit() puts your chunks into the shards that are there now, discard() drops them"
 _DISCARD: Final = "discard() drops it and goes on with what is there now, save() writes it elsewhere"
-
-
-class MemoryGate:
-    """Lets jobs run whose weights add up to no more than ``capacity``; a heavier one runs alone."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._used = 0
-        self._changed = threading.Condition()
-
-    def run(self, weight: int, job: Callable[[], None]) -> None:
-        weight = min(weight, self._capacity)
-        with self._changed:
-            self._changed.wait_for(lambda: self._used + weight <= self._capacity)
-            self._used += weight
-        try:
-            job()
-        finally:
-            with self._changed:
-                self._used -= weight
-                self._changed.notify_all()
 
 
 # The versions of objects that this process put last, by URL; None for those that it removed. They are in no conflict
@@ -207,12 +186,23 @@ class HierarchyCommit:
         for key, edit in plan.data.items():
             assert not isinstance(edit, Span), "references were loaded"
             condition = conditions[key] if key in conditions else self._unread(key)
-            jobs.append((edit.size, partial(self._put_chunk, key, edit, condition)))
-        gate = MemoryGate(IN_FLIGHT)
+            jobs.append((edit.size, partial(self._put_object, key, [edit.data], condition)))
+        free, acquiring = threading.Semaphore(WORKERS), threading.Lock()
+
+        def run(size: int, job: Callable[[], None]) -> None:
+            units = min(max(-(-size // UNIT), 1), WORKERS)
+            with acquiring:  # one object at a time: two that have a part of their units would wait for each other
+                for _ in range(units):
+                    free.acquire()
+            try:
+                job()
+            finally:
+                free.release(units)
+
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="refshard-commit") as pool:
 
             def submit_all() -> list[Future[None]]:
-                return [pool.submit(gate.run, *job) for job in jobs]
+                return [pool.submit(run, *job) for job in jobs]
 
             try:
                 # Not by this thread: the pool loses count of threads whose start Ctrl-C interrupts.
@@ -221,9 +211,6 @@ class HierarchyCommit:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for those under way
                 raise
-
-    def _put_chunk(self, name: str, edit: Inline | Spooled, condition: Condition) -> None:
-        self._put_object(name, [edit.data], condition)
 
     def _put_shard(self, shard: ShardPlan) -> None:
         with self._shard(shard.key):
