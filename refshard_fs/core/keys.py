@@ -123,13 +123,10 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
             return () if tail == "0" else None
         if len(parts) != ndim:
             return None
-        coords = []
-        for part in parts:
-            coord = _SMALL.get(part)
-            if coord is None:
-                return _large(parts)
-            coords.append(coord)
-        return tuple(coords)
+        try:
+            return tuple(map(_SMALL.__getitem__, parts))
+        except KeyError:
+            return _large(parts)
 
 
 def _large(parts: list[str]) -> tuple[int, ...] | None:

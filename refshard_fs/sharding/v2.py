@@ -115,15 +115,9 @@ def _shards(transformer: object) -> bool:
 
 def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
     """Return the chunks per shard along each dimension; the v3 transformer may leave out the last."""
-    match shards:
-        case int() if pad:
-            given = [shards]
-        case [*given]:
-            pass
-        case _:
-            given = [0]
+    given = shards if isinstance(shards, list) else [shards if pad else 0]
     if pad:
-        given = (given + [1] * ndim)[: max(ndim, len(given))] if ndim else []
+        given = given + [1] * (ndim - len(given)) if ndim else []
     if len(given) != ndim or not all(type(n) is int and 0 < n < 2**63 for n in given):
         raise ValueError(f"its chunks per shard are {str(shards)[:100]}, not {ndim} positive integers")
     return tuple(given)

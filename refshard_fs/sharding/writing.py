@@ -44,11 +44,11 @@ def resharded(
     kept = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
     merged = {**written, **{name: stored[name] for name in kept if name in stored}}
     try:
-        again = _shown(merged, options)
-        holds = again is not None and _grid(again) == _grid(written)
+        found = unsharded(merged, options)
     except ValueError as e:
         raise ManifestError(f"{_WHERE} is refused: {e}") from e
-    if not holds:
+    grid = zarrmeta.grid_of(written)
+    if found is None or found.layout is None or grid is None or found.layout.grid.counts != grid.counts:
         raise ManifestError(f"shards of their own sizes cannot hold an array of shape {written['shape']}")
     return merged
 
@@ -57,11 +57,6 @@ def _shown(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, A
     """Return what an array is shown as, None if it is shown as it stands."""
     found = unsharded(doc, options)
     return None if found is None or found.layout is None else found.document
-
-
-def _grid(doc: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    meta = zarrmeta.array_meta(doc, _WHERE)
-    return None if meta is None or meta.grid is None else (meta.grid.counts, meta.grid.encoding, meta.chunks)
 
 
 def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:

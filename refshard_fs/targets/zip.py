@@ -18,8 +18,8 @@ from fsspec.implementations.zip import ZipFileSystem
 
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Packed, Span, Steps, clamp
 from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChanged
-from refshard_fs.formats.zip.directory import TAIL, End, parse_directory, parse_tail
-from refshard_fs.formats.zip.source import Member, ZipKeySpace
+from refshard_fs.formats.zip.directory import TAIL, End, Member, parse_directory, parse_tail
+from refshard_fs.formats.zip.source import ZipKeySpace
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import ABSENT, Unreadable
 from refshard_fs.targets.generic import in_thread, once

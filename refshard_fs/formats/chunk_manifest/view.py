@@ -16,7 +16,7 @@ from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
-from refshard_fs.core.keys import ChunkGrid, is_key, join
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, is_key, join
 from refshard_fs.core.keyspace import KeySpace, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
@@ -34,7 +34,15 @@ from refshard_fs.security import policy
 # here.
 
 
+_DOTTED = ChunkKeyEncoding("v2", ".")
 PENDING = b'"refshard":{"'
+
+
+class _Uncommitted(msgspec.Struct):
+    """Paths of nodes."""
+
+    pending: list[str]
+    gone: list[str] = []
 
 
 def pending_edits(data: bytes, where: str) -> Edits | None:
@@ -44,21 +52,22 @@ def pending_edits(data: bytes, where: str) -> Edits | None:
     except ValueError:
         return None  # whoever reads it sees the bytes as they are
     match doc:
-        case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": list(pending)} as ours}}:
+        case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": [*_]} as spelled}}:
             pass
         case _:
             return None
+    try:
+        ours = msgspec.convert(spelled, _Uncommitted)
+    except msgspec.ValidationError as e:
+        raise ManifestError(f"{where}: 'refshard' is not as specified: {e}") from None
     edits = Edits()
-    gone = ours.get("gone", [])
-    if not isinstance(gone, list):
-        raise ManifestError(f"{where}: 'gone' is no list of nodes")
-    for path in [*pending, *gone]:
-        if not isinstance(path, str) or not is_key(path):
+    for path in (*ours.pending, *ours.gone):
+        if not is_key(path):
             raise ManifestError(f"{where}: {path!r} is no path of a node")
-        member = members.get(path)
-        if path in pending and not isinstance(member, dict):
+        if path in ours.pending and not isinstance(members.get(path), dict):
             raise ManifestError(f"{where}: {path!r} is pending, and not in the consolidated metadata")
-        edits.put(join(path, "zarr.json"), Inline(zarrmeta.dumps(member)) if path in pending else REMOVED)
+        edit = Inline(zarrmeta.dumps(members[path])) if path in ours.pending else REMOVED
+        edits.put(join(path, "zarr.json"), edit)
     return edits if len(edits) else None
 
 
@@ -275,7 +284,8 @@ class ManifestView(ArrayView[Declared]):
                     continue
                 folder, _, stem = path.rpartition("/")
                 for listed in (yield from self._names(origin, folder + "/", where)):
-                    more = _numbers(listed.name, stem, step) if listed.is_directory != is_last else None
+                    fits = listed.name.startswith(stem) and listed.is_directory != is_last
+                    more = _DOTTED.decode(listed.name[len(stem) :], step) if fits else None
                     if more is not None:
                         found.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
         return [(coords, size) for coords, _, size in found if coords[: len(leading)] == leading]
@@ -307,13 +317,3 @@ def _pinned(entry: Entry | None) -> Steps[Entry | None]:
                 return None
             return msgspec.structs.replace(entry, optional=False, pin=facts.pin)
     return entry
-
-
-def _numbers(name: str, stem: str, count: int) -> tuple[int, ...] | None:
-    """Return the ``count`` coordinates that follow ``stem`` in ``name``, with dots between them; else None."""
-    if not name.startswith(stem):
-        return None
-    parts = name[len(stem) :].split(".")
-    if len(parts) != count or not all(p.isascii() and p.isdigit() and len(p) < 19 and str(int(p)) == p for p in parts):
-        return None
-    return tuple(map(int, parts))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from refshard_fs.core.compression import decompressed
 from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
@@ -21,8 +22,8 @@ _KEYS = (0x239B961B, 0xAB0E9789, 0x38B34AE5)
 _LENGTH = 8
 
 
-def murmur(number: int) -> int:
-    """Return the low 64 bits of the hash, seed 0, of the eight bytes of ``number``, little-endian."""
+def murmur(number: Any) -> Any:
+    """Return the low 64 bits of the hash, seed 0, of the eight bytes of ``number`` (or of each in an array)."""
     low, high = number & _MASK, number >> 32
     first = _turned(low * _KEYS[0] & _MASK, 15) * _KEYS[1] & _MASK
     second = _turned(high * _KEYS[1] & _MASK, 16) * _KEYS[2] & _MASK
@@ -31,19 +32,19 @@ def murmur(number: int) -> int:
     return state[0] | state[1] << 32
 
 
-def _turned(word: int, bits: int) -> int:
+def _turned(word: Any, bits: int) -> Any:
     return (word << bits | word >> 32 - bits) & _MASK
 
 
-def _summed(state: list[int]) -> list[int]:
+def _summed(state: list[Any]) -> list[Any]:
     first = sum(state) & _MASK
     return [first, *((word + first) & _MASK for word in state[1:])]
 
 
-def _mixed(word: int) -> int:
-    word ^= word >> 16
+def _mixed(word: Any) -> Any:
+    word = word ^ word >> 16
     word = word * 0x85EBCA6B & _MASK
-    word ^= word >> 13
+    word = word ^ word >> 13
     word = word * 0xC2B2AE35 & _MASK
     return word ^ word >> 16
 
@@ -58,20 +59,24 @@ Encoding = Literal["raw", "gzip"]
 class Sharding(msgspec.Struct, frozen=True):
     """How chunk ids are spread over shards, and minishards in them; names are those of the specification."""
 
-    preshift_bits: int
+    preshift_bits: Annotated[int, Meta(ge=0, le=63)]
     hash: Literal["identity", "murmurhash3_x86_128"]
-    minishard_bits: int
-    shard_bits: int
+    minishard_bits: Annotated[int, Meta(ge=0, le=32)]
+    shard_bits: Annotated[int, Meta(ge=0, le=64)]
     minishard_index_encoding: Encoding = "raw"
     data_encoding: Encoding = "raw"
+
+    def __post_init__(self) -> None:
+        if self.minishard_bits + self.shard_bits > 64:
+            raise ValueError("an id has 64 bits, and so have its minishard and its shard together, at most")
 
     @property
     def table(self) -> int:
         """Bytes of the table at the start of each shard, from whose end all offsets count."""
         return PAIR << self.minishard_bits
 
-    def place(self, chunk: int) -> tuple[int, int]:
-        """Return the shard and the minishard of the chunk with that id."""
+    def place(self, chunk: Any) -> tuple[Any, Any]:
+        """Return the shard and the minishard of the chunk with that id; of many, where it is an array of uint64."""
         hashed = chunk >> self.preshift_bits
         if self.hash == "murmurhash3_x86_128":
             hashed = murmur(hashed)

@@ -168,17 +168,15 @@ class ShardChunks(_ScaleChunks):
 
     def _chunks(self, ids: npt.NDArray[np.uint64], place: tuple[int, int]) -> Iterator[Listed]:
         """Yield the chunks of the shard and minishard ``place``: no reader finds those that it has of others."""
-        scale = self.scale
         coords = self._code.decode(ids, 3)
-        for chunk, cell in zip(ids.tolist(), coords.tolist(), strict=True):
-            full = (*cell, 0)
-            if (
-                self.grid.number_of(full) is not None
-                and self._code.encode(full) == chunk
-                and self._sharding.place(chunk) == place
-            ):
-                is_sized = not scale.is_gzip
-                yield Listed(self.grid.encoding.encode(full), self.size if is_sized else None)
+        shards, minishards = self._sharding.place(ids)
+        found = (coords < np.array(self.grid.counts[:3])).all(axis=1) & (
+            self._code.encode(coords.T.astype(np.uint64)) == ids
+        )
+        found &= (shards == place[0]) & (minishards == place[1])
+        size = None if self.scale.is_gzip else self.size
+        for cell in coords[found].tolist():
+            yield Listed(self.grid.encoding.encode((*cell, 0)), size)
 
     def _file(self, shard: int) -> str:
         return relative_to(self.url, f"{self._sharding.stem(shard)}.shard")

@@ -214,10 +214,23 @@ _UNICODE_MARK = struct.pack("<H", _UNICODE_PATH)
 _UInt64s = npt.NDArray[np.uint64]
 
 
-# A member: where its local header lies in the file, where it and all that belongs to it ends, how long its local header
-# is (0: that has to be read), and what the directory says of its bytes.
-MEMBER = np.dtype("u8,u8,u4,u8,u8,u4,u2,?")
-MEMBER.names = ("local", "limit", "head", "stored", "size", "crc", "method", "encrypted")
+class Member(NamedTuple):
+    """A member: its ``local`` header lies in the file, which is ``head`` bytes long (0: that has to be read).
+
+    It and all that belongs to it ends before ``limit``. The rest is what the directory says of its bytes.
+    """
+
+    local: int
+    limit: int
+    head: int
+    stored: int
+    size: int
+    crc: int
+    method: int
+    encrypted: bool
+
+
+_MEMBER = np.dtype([*zip(Member._fields, ("u8", "u8", "u4", "u8", "u8", "u4", "u2", "?"), strict=True)])
 
 
 class Members(NamedTuple):
@@ -262,7 +275,7 @@ def _members(data: bytes, end: End) -> Members:
     if len(entries):
         windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _ENTRY.itemsize)
         rows = np.ascontiguousarray(windows[entries]).view(_ENTRY)[:, 0]
-    members = np.zeros(len(rows), MEMBER)
+    members = np.zeros(len(rows), _MEMBER)
     for field in ("stored", "size", "local", "crc", "method"):
         members[field] = rows[field]
     _widen(data, entries, rows, members)

@@ -9,7 +9,6 @@ where everything lies in one folder, so do the keys.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +24,7 @@ from refshard_fs.formats.zip.directory import (
     STORED,
     TAIL,
     End,
+    Member,
     Members,
     parse_directory,
     parse_tail,
@@ -95,19 +95,6 @@ class Inflated(msgspec.Struct, frozen=True):
             raise ValueError("a local header pushes its member into the next one")
         header = self.header
         return plain(header.method, raw[start : start + header.stored], header.size, header.crc)
-
-
-class Member(NamedTuple):
-    """What the directory says of a member: see `refshard_fs.formats.zip.directory.MEMBER`."""
-
-    local: int
-    limit: int
-    head: int
-    stored: int
-    size: int
-    crc: int
-    method: int
-    is_encrypted: bool
 
 
 class ZipKeySpace(KeySpace):
