@@ -8,6 +8,7 @@ its own: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import OpenOptions, Probe
@@ -18,7 +19,6 @@ from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Ste
 from refshard_fs.core.version_3 import group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import (
-    Entries,
     JsonEntry,
     Key,
     Origin,
@@ -29,36 +29,30 @@ from refshard_fs.formats.chunk_manifest.entries import (
 )
 
 
-class KeyMap:
+class KeyMap(NamedTuple):
     """Entries by key, and URL prefixes by key prefix (a directory; empty: the root)."""
 
-    __slots__ = ("keys", "nbytes", "prefixes")
-
-    def __init__(self, entries: Entries, where: str, weight: int) -> None:
-        self.nbytes = 4 * weight + 300 * len(entries.keys)
-        self.keys = entries.keys
-        self.prefixes: dict[str, str] = {}
-        for key in entries.keys:
-            _check_key(key, key, where)
-        for key, prefix in entries.prefixes.items():
-            if key and not key.endswith("/"):
-                raise ManifestError(f"{where}: the prefix {key!r} does not end in a slash: it is no directory of keys")
-            _check_key(key.removesuffix("/"), key, where)
-            if prefix.separator != ".":
-                raise ManifestError(f"{where}: the prefix {key!r} has a separator, which only those of chunks may have")
-            if not prefix.path:
-                raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
-            self.prefixes[key.removesuffix("/")] = prefix.path
-
-
-def _check_key(key: str, spelled: str, where: str) -> None:
-    if key and not is_key(key):
-        raise ManifestError(f"{where}: {spelled!r} is no key; its parts are names with a slash between them")
+    keys: dict[str, JsonEntry]
+    prefixes: dict[str, str]
+    nbytes: int
 
 
 def parse_key_map(data: bytes, where: str) -> KeyMap:
     """Return the key map called ``where``."""
-    return KeyMap(entries_in(data, where), where, len(data))
+    entries = entries_in(data, where)
+    prefixes: dict[str, str] = {}
+    for key, prefix in entries.prefixes.items():
+        if key and not key.endswith("/"):
+            raise ManifestError(f"{where}: the prefix {key!r} does not end in a slash: it is no directory of keys")
+        if prefix.separator != ".":
+            raise ManifestError(f"{where}: the prefix {key!r} has a separator, which only those of chunks may have")
+        if not prefix.path:
+            raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
+        prefixes[key.removesuffix("/")] = prefix.path
+    for key, spelled in (*zip(entries.keys, entries.keys, strict=True), *zip(prefixes, entries.prefixes, strict=False)):
+        if key and not is_key(key):
+            raise ManifestError(f"{where}: {spelled!r} is no key; its parts are names with a slash between them")
+    return KeyMap(entries.keys, prefixes, 4 * len(data) + 300 * len(entries.keys))
 
 
 def _parse_document(data: bytes, where: str) -> KeyMap:

@@ -336,18 +336,20 @@ def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
     return name.decode("cp437").encode()
 
 
-def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each field of an extra field; what is left over is one of kind -1."""
+def fields_of(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and content of each field of an extra field; what is left over, or cut short, has the kind -1."""
     at = 0
     while at < len(extra):
         kind, length = struct.unpack_from("<2H", extra, at) if at + 4 <= len(extra) else (-1, 0)
         stop = at + 4 + length
-        yield (kind if stop <= len(extra) else -1), extra[at + 4 : stop]
+        if stop > len(extra):
+            kind, at = -1, at - 4
+        yield kind, extra[at + 4 : stop]
         at = stop
 
 
 def _field(extra: bytes, wanted: int) -> bytes:
-    return next((content for kind, content in _fields(extra) if kind == wanted), b"")
+    return next((content for kind, content in fields_of(extra) if kind == wanted), b"")
 
 
 def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: npt.NDArray[np.void]) -> None:
@@ -402,7 +404,7 @@ def _local_extra(extra: bytes, is_wide: bool) -> int:  # of many at once
     in both). A zip64 field is local only where sizes need one (``is_wide``).
     """
     total = 0
-    for kind, content in _fields(extra):
+    for kind, content in fields_of(extra):
         if kind == _UNIX_TIMES and content:
             total += 5 + 4 * (content[0] & 7).bit_count()
         elif kind == _UNIX_OWNER:

@@ -26,13 +26,13 @@ from refshard_fs.formats.zip.directory import (
     End,
     Member,
     Members,
+    fields_of,
     parse_directory,
     parse_tail,
     plain,
 )
 
 _FIELDS = struct.Struct("<2H4x3L2H")
-_FIELD = struct.Struct("<2H")
 _ENCRYPTED, _DESCRIPTOR = 1, 8
 _SHORTEST_DESCRIPTOR = 12
 _MOST_EXTRA = 512
@@ -78,10 +78,7 @@ class LocalHeader(msgspec.Struct, frozen=True):
 
 def _is_extra(extra: bytes) -> bool:
     """Whether an extra field is made of whole fields, and of zeros that align what follows it."""
-    at = 0
-    while len(extra) - at >= _FIELD.size:
-        at += _FIELD.size + int(_FIELD.unpack_from(extra, at)[1])
-    return at <= len(extra) and not any(extra[at:])
+    return not any(kind < 0 and any(content) for kind, content in fields_of(extra))
 
 
 class Inflated(msgspec.Struct, frozen=True):
