@@ -143,12 +143,11 @@ class ChunkDirectory(msgspec.Struct, frozen=True):
     """A directory of the chunk keys of ``grid``, as if all of its chunks existed.
 
     Its children are chunks, or (not ``is_leaf``) directories of them. They begin with the chunks ``numbers``, and
-    ``numbers.step`` chunks lie in each. All of them have the coordinates ``leading`` first.
+    ``numbers.step`` chunks lie in each.
     """
 
     grid: ChunkGrid
     path: str
-    leading: tuple[int, ...]
     numbers: range
     is_leaf: bool
 
@@ -250,16 +249,16 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         leading = self.leading(path)
         if leading is None:
             is_array = not path and self.size
-            return ChunkDirectory(self, path, (), range(0, self.size, self.size), False) if is_array else None
+            return ChunkDirectory(self, path, range(0, self.size, self.size), False) if is_array else None
         depth = len(leading)
         first = self.number_of([*leading, *[0] * (len(self.counts) - depth)])
         if first is None:
             return None
         if not self.is_nested:
-            return ChunkDirectory(self, path, (), range(self.size), True)
+            return ChunkDirectory(self, path, range(self.size), True)
         below = math.prod(self.counts[depth + 1 :])
         numbers = range(first, first + self.counts[depth] * below, below)
-        return ChunkDirectory(self, path, leading, numbers, depth == len(self.counts) - 1)
+        return ChunkDirectory(self, path, numbers, depth == len(self.counts) - 1)
 
     def has_name(self, name: str, *, is_directory: bool) -> bool:
         """Whether ``name``, directly below the array, is a chunk, or a directory in which chunks lie."""
