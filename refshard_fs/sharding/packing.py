@@ -36,7 +36,7 @@ class MortonCode:
         if len(self._sources) > 64:
             raise ValueError(f"a grid of {'×'.join(map(str, counts))} cells has codes of more than 64 bits")
 
-    def encode(self, coords: Sequence[Any]) -> Any:
+    def encode(self, coords: Any) -> Any:
         """Return the code of the cell at ``coords``; of many cells, where these are arrays."""
         code = 0
         for place, (dimension, bit) in enumerate(self._sources):
@@ -56,7 +56,7 @@ def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
     """Return, for each cell of a grid counted in C order, its place in the order of their Morton codes."""
     cells = np.indices(counts).reshape(len(counts), -1) if counts else np.zeros((0, 1), np.int64)
     codes = np.zeros(cells.shape[1], np.int64)
-    codes |= MortonCode(counts).encode([*cells])
+    codes |= MortonCode(counts).encode(cells)
     order = np.argsort(codes, kind="stable")
     return np.argsort(order).astype(np.uint32)
 

@@ -28,7 +28,7 @@ PREFIX: Final = "prefix"  # the one member of a manifest that is no key
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
 
 
-class JsonEntry(msgspec.Struct, gc=False):
+class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
     """What a manifest says of one key; all None: it is empty. Other members are ignored."""
 
     path: str | None = None

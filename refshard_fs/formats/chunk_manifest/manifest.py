@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
@@ -21,12 +22,13 @@ from refshard_fs.core.model import Pin
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.formats.chunk_manifest.entries import JsonPrefix, Source, entries_in, source_of
+from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, Source, entries_in, source_of
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 
 _SEPARATORS = (".", "/")
+_encode = msgspec.json.Encoder().encode
 
 
 class Prefix(NamedTuple):
@@ -219,31 +221,23 @@ def with_manifest(doc: Mapping[str, Any], name: str = MANIFEST) -> dict[str, Any
 
 def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, array: str) -> list[str]:
     """Return the members of a manifest for chunks ``numbers``."""
-    urls = [None if url is None else zarrmeta.dumps(url).decode() for url in partition.urls]
-    odd = {target for target, url in enumerate(partition.urls) if url is not None and not is_utf8(url)}
     out = []
-    rows = partition.present()
     targets, offsets, lengths = partition.ranges
-    empty = [row for row, extras in partition.extras.items() if not extras]
-    for row in sorted({*rows, *empty}) if empty else rows:
-        key = ".".join(map(str, grid.coords(numbers.start + row))) or "0"
-        target = int(targets[row])
-        extras = partition.extras.get(row, {})
-        more = "".join(f",{zarrmeta.dumps(k).decode()}:{zarrmeta.dumps(v).decode()}" for k, v in extras.items())
+    empty = {row for row, extras in partition.extras.items() if not extras}
+    for row in sorted(empty.union(partition.present())):
+        number, target = numbers.start + row, int(targets[row])
+        extras: Mapping[str, Any] = partition.extras.get(row, {})
         if target != ABSENT:
-            url = urls[target]
-            if url is None:
-                raise ManifestError(f"{join(array, grid.tail(numbers.start + row))!r} has no URL: open it with target=")
-            if target in odd:
-                key = join(array, grid.tail(numbers.start + row))
-                raise ManifestError(f"{key!r} has the URL {partition.urls[target]!r}, which is no UTF-8")
-            offset, length = int(offsets[row]), int(lengths[row])
-            span = "" if length == WHOLE and not offset else f',"offset":{offset}'
-            if length != WHOLE:
-                span += f',"length":{length}'
-            out.append(f'"{key}":{{"path":{url}{span}{more}}}')
+            url = partition.urls[target]
+            if url is None or not is_utf8(url):
+                why = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is no UTF-8"
+                raise ManifestError(f"{join(array, grid.tail(number))!r} has {why}")
+            offset, length = int(offsets[row]), None if lengths[row] == WHOLE else int(lengths[row])
+            entry = JsonEntry(url, None if length is None and not offset else offset, length, **extras)
         elif row in partition.inline:
-            out.append(f'"{key}":{{"data":{zarrmeta.dumps(spelled(partition.inline[row])).decode()}{more}}}')
+            entry = JsonEntry(data=spelled(partition.inline[row]), **extras)
         else:
-            out.append(f'"{key}":{{}}')
+            entry = JsonEntry()
+        key = ".".join(map(str, grid.coords(number))) or "0"
+        out.append(f'"{key}":{_encode(entry).decode()}')
     return out

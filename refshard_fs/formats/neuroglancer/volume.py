@@ -170,9 +170,8 @@ class ShardChunks(_ScaleChunks):
         """Yield the chunks of the shard and minishard ``place``: no reader finds those that it has of others."""
         coords = self._code.decode(ids, 3)
         shards, minishards = self._sharding.place(ids)
-        found = (coords < np.array(self.grid.counts[:3])).all(axis=1) & (
-            self._code.encode(coords.T.astype(np.uint64)) == ids
-        )
+        found = (coords < np.array(self.grid.counts[:3])).all(axis=1)
+        found &= self._code.encode(coords.T.astype(np.uint64)) == ids
         found &= (shards == place[0]) & (minishards == place[1])
         size = None if self.scale.is_gzip else self.size
         for cell in coords[found].tolist():
