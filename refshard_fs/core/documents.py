@@ -237,7 +237,7 @@ class ArrayView(View, Generic[K]):
 
     @abstractmethod
     def has_chunks_in(self, path: str, leading: tuple[int, ...]) -> Steps[bool]:
-        """Return whether that directory exists."""
+        """Return whether the directory of the chunks that begin with ``leading`` exists."""
 
     def array_of(self, key: str) -> Steps[str | None]:
         """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""

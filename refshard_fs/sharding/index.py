@@ -68,13 +68,12 @@ class Level(Protocol, Hashable):
 
 
 class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
-    """How the index of ``shard``, a key of ``array``, is decoded, for one view and no other.
+    """How the index of ``shard``, a key of ``array``, is decoded.
 
-    Shards may be written anew between two openings of a source, and nothing in an index tells;
-    while a source is open, whoever reads a replaced target notices. ``size`` is the shard's,
-    less the trailer. Of a shard that reaches from byte ``first`` of an object to its end, that
-    may be known only when the index has been read: `sized` tells. ``cut`` bytes of trailer
-    were read after the index, or (None) the whole shard was.
+    ``view`` is the number of the view that asks: a shard may be rewritten between two openings of a source, and a
+    remembered index would not show it. ``size`` is the shard's, without the trailer. If the shard reaches from byte
+    ``first`` of an object to its end, the size may be known only after the index was read: then `sized` sets it.
+    ``cut`` is how many bytes of trailer were read after the index; None if the whole shard was read.
     """
 
     level: Level
@@ -193,7 +192,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def slots_of(lengths: tuple[int, ...]) -> int:
-    """Return the number of slots of a shard of ``lengths`` chunks; ValueError where no index could be that long."""
+    """Return the number of slots of a shard of ``lengths`` chunks; ValueError if their index would be too long."""
     slots = math.prod(lengths)
     if slots < 1 or slots * PAIR > MAX_INDEX:
         raise ValueError(

@@ -34,9 +34,10 @@ _BATCH = 64  # shards whose indexes are asked for at a time when chunks are list
 
 
 class ArrayInfo(NamedTuple):
-    """What is known of one array: its grid as shown, its shards if inner chunks are, and what is in the way.
+    """What is known of one array: its grid as shown, and the layout of its shards if its inner chunks are shown.
 
-    ``stored`` is the metadata of an array whose inner chunks are shown, as the source has it.
+    ``reason`` says why they are not, or not to the innermost level. ``stored`` is the metadata as the source has it, of
+    an array whose inner chunks are shown.
     """
 
     grid: ChunkGrid | None

@@ -89,7 +89,7 @@ def root_with(
 
 
 class _Lookup(NamedTuple):
-    """How the manifest of an array is loaded, and what its paths mean."""
+    """How the manifest of an array is loaded, where its paths begin, and what errors call it."""
 
     load: Load
     origin: Origin

@@ -215,9 +215,10 @@ _UInt64s = npt.NDArray[np.uint64]
 
 
 class Member(NamedTuple):
-    """A member: its ``local`` header lies in the file, which is ``head`` bytes long (0: that has to be read).
+    """One member of an archive: its local header begins at ``local`` and is ``head`` bytes long.
 
-    It and all that belongs to it ends before ``limit``. The rest is what the directory says of its bytes.
+    A ``head`` of 0 means that the local header has to be read first. The member, and a descriptor that may follow it,
+    ends before ``limit``. The other fields are as the archive's directory has them.
     """
 
     local: int
