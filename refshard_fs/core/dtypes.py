@@ -78,37 +78,30 @@ def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
     ValueError where those would be too many.
     """
     if dtype.names is not None and _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
-        return _spread(dtype)
+        return _spread(dtype)[0]
     return dtype
 
 
-def _spread(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
     """Return ``dtype`` with each field that holds an array as one field per element: zarr-python 3 reads no others.
 
-    No document opens in both: zarr-python 2 would take these fields, but they are not the dtype that was written. A
-    field of very many elements stays as it is, for readers of version 2 metadata that take it.
+    The number of fields, at all depths together, comes with it. No document opens in both: zarr-python 2 would take
+    these fields, but they are not the dtype that was written. A field of very many elements stays as it is, for readers
+    of version 2 metadata that take it.
     """
-    if _spread_fields(dtype) > MOST_FIELDS:
-        raise ValueError(f"its fields hold arrays of more than {MOST_FIELDS} elements in all")
     fields: list[tuple[str, Any]] = []
-    for name in dtype.names or ():
-        base, shape = dtype[name].subdtype or (dtype[name], ())
-        if math.prod(shape) > MOST_ELEMENTS:
-            fields.append((name, dtype[name]))
-            continue
-        single = base if base.names is None else _spread(base)
-        fields += [(".".join([name, *map(str, at)]), single) for at in np.ndindex(shape)]
-    return np.dtype(fields)
-
-
-def _spread_fields(dtype: np.dtype[Any]) -> int:
-    """Return how many fields there are, at all depths together, once each element of an array is one."""
     total = 0
     for name in dtype.names or ():
         base, shape = dtype[name].subdtype or (dtype[name], ())
         elements = math.prod(shape)
-        total += 1 if elements > MOST_ELEMENTS else elements * (1 + _spread_fields(base))
-    return total
+        if elements > MOST_ELEMENTS:
+            base, shape, elements = dtype[name], (), 1
+        single, inner = (base, 0) if base.names is None else _spread(base)
+        total += elements * (1 + inner)
+        if total > MOST_FIELDS:
+            raise ValueError(f"its fields hold arrays of more than {MOST_FIELDS} elements in all")
+        fields += [(".".join([name, *map(str, at)]), single) for at in np.ndindex(shape)]
+    return np.dtype(fields), total
 
 
 # ----------------------------------------------------------------------------------------------------

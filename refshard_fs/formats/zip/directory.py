@@ -85,16 +85,15 @@ def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
 
 
 def _end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
-    disk, first_disk, here, entries, length, offset, comment = _END_FIELDS.unpack_from(tail, at + 4)
+    *found, comment = _END_FIELDS.unpack_from(tail, at + 4)
     left = len(tail) - at - _END_SIZE
     if comment != left:
         raise ValueError(f"its end record is followed by {left} bytes, where a comment of {comment} is promised")
     stop, modulo, record = at, 1 << 16, None
     if at >= _LOCATOR_SIZE and tail.startswith(_LOCATOR, at - _LOCATOR_SIZE):
-        short = disk, first_disk, here, entries, length, offset
-        stop, record = _find_end64(tail, at - _LOCATOR_SIZE)
-        disk, first_disk, here, entries, length, offset = _end64(tail, stop, at - _LOCATOR_SIZE, short)
+        stop, record, found = _end64(tail, at - _LOCATOR_SIZE, found)
         modulo = 1 << 64
+    disk, first_disk, here, entries, length, offset = found
     if disk or first_disk or here != entries:
         raise ValueError(_DISKS)
     if length > MAX_DIRECTORY or (modulo > 1 << 16 and length < entries * SMALLEST_ENTRY):
@@ -114,28 +113,26 @@ def _end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
     return End(entries, start, length, shift, modulo), begin
 
 
-def _find_end64(tail: bytes, locator: int) -> tuple[int, int]:
-    """Return where in ``tail`` the zip64 record begins that ends at ``locator``, and where that says it begins."""
+def _end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[int]]:
+    """Return where in ``tail`` the zip64 record that ends at ``locator`` begins, where that says so, and its fields.
+
+    Those are the ``short`` ones of the end record, with room for larger numbers.
+    """
     disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
     if disk or disks > 1:
         raise ValueError(_DISKS)
     at = tail.rfind(_END64, 0, locator)
-    while at >= 0:
-        if at + _END64_HEAD + int.from_bytes(tail[at + 4 : at + _END64_HEAD], "little") == locator:
-            return at, offset
+    while at >= 0 and at + _END64_HEAD + int.from_bytes(tail[at + 4 : at + _END64_HEAD], "little") != locator:
         at = tail.rfind(_END64, 0, at)
-    raise ValueError("its zip64 locator does not follow a zip64 end record")
-
-
-def _end64(tail: bytes, at: int, stop: int, short: tuple[int, ...]) -> tuple[int, ...]:
-    if stop - at < _END64_HEAD + _END64_FIELDS.size:
+    if at < 0:
+        raise ValueError("its zip64 locator does not follow a zip64 end record")
+    if locator - at < _END64_HEAD + _END64_FIELDS.size:
         raise ValueError("its zip64 end record is too short")
     _, _, *found = _END64_FIELDS.unpack_from(tail, at + _END64_HEAD)
     limits = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
-    for value, other, limit in zip(found, short, limits, strict=True):
-        if other not in (limit, value):
-            raise ValueError("its two end records contradict one another")
-    return tuple(found)
+    if any(other not in (limit, value) for value, other, limit in zip(found, short, limits, strict=True)):
+        raise ValueError("its two end records contradict one another")
+    return at, offset, found
 
 
 # ----------------------------------------------------------------------------------------------------
