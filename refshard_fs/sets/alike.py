@@ -6,7 +6,6 @@ An archive is thousands of files of one writer, or of sets that were made of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps, driven
 from refshard_fs.errors import RefShardError
@@ -96,18 +96,18 @@ def members_of(document: bytes | Mapping[str, Any]) -> Members | None:
 class _Array(NamedTuple):
     """The chunks of one array: their numbers, ascending, and the places of their references among all of the set."""
 
-    table: ChunkTable
+    grid: ChunkGrid
     numbers: UInt64s
-    places: Any  # a slice, or an array
+    places: npt.NDArray[np.int64]
 
 
 class DocumentTemplate(msgspec.Struct, frozen=True):
     """What sets that are spelled alike have in common."""
 
     keys: list[str]
-    ranges: Callable[[list[Any]], tuple[Any, ...]]
+    ranges: list[int]  # places of references among the members
     arrays: Mapping[str, _Array]
-    others: list[tuple[int, str, Value | None]]  # place, key, and the value that is the same in all, if it has to be
+    others: list[tuple[int, str, Value | None]]  # place, key, and the value if all sets must have the same
 
     @classmethod
     def of(cls, members: Members, refs: ReferenceSet) -> DocumentTemplate | None:
@@ -115,7 +115,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         if len(refs) != len(members.values):
             return None
         found: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # by array: number and place
-        chosen: list[int] = []
+        ranges: list[int] = []
         others: list[tuple[int, str, Value | None]] = []
         grids = refs.grids
         for number, (key, value) in enumerate(members.values.items()):
@@ -123,66 +123,50 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
                 at = place(grids, key)
                 if at is None:
                     return None
-                found[at.array].append((at.number, len(chosen)))
-                chosen.append(number)
+                found[at.array].append((at.number, len(ranges)))
+                ranges.append(number)
             elif key in refs.side:
                 others.append((number, key, value if key.endswith(METADATA) else None))
             else:
                 return None
-        arrays = {path: _array(refs.tables[path], sorted(chunks)) for path, chunks in found.items()}
-        return cls(list(members.values), _taking(chosen), arrays, others)
+        arrays = {}
+        for path, chunks in found.items():
+            columns = np.array(sorted(chunks), np.int64).reshape(-1, 2)
+            arrays[path] = _Array(refs.tables[path].grid, columns[:, 0].astype(np.uint64), columns[:, 1])
+        return cls(list(members.values), ranges, arrays, others)
 
     def read(self, members: Members) -> ReferenceSet | None:
         """Return the set that members are, as parsing them would; None if they are spelled otherwise."""
         if list(members.values) != self.keys:
             return None
-        values = list(members.values.values())
+        values: list[Any] = list(members.values.values())
         side: dict[str, Value] = {}
         for number, key, expected in self.others:
             value = values[number]
             if isinstance(value, _Range) or (expected is not None and value != expected):
                 return None
             side[key] = value
-        rows = self.ranges(values)
+        rows = [values[number] for number in self.ranges]
         try:
             urls = [row.url for row in rows]
-        except AttributeError:  # data
+            codes = {url: code for code, url in enumerate(dict.fromkeys(urls))}
+            texts = Texts.of(url.encode() for url in codes)
+            offsets = np.array([row.offset for row in rows], np.int64)
+            lengths = np.array([row.length for row in rows], np.int64)
+        except (AttributeError, OverflowError, UnicodeEncodeError):  # data, or what the parser has to judge
             return None
-        codes = {url: code for code, url in enumerate(dict.fromkeys(urls))}
         if any("{{" in url for url in codes):
             return None  # version 1 expands it, even without templates
-        try:
-            texts = Texts.of(url.encode() for url in codes)
-            starts = np.array([row.offset for row in rows], np.int64)
-            sizes = np.array([row.length for row in rows], np.int64)
-        except (OverflowError, UnicodeEncodeError):
-            return None
         targets = np.zeros(len(urls), np.uint32)
         if len(codes) > 1:
             targets[:] = list(map(codes.__getitem__, urls))
-        ranges = Ranges(targets, starts.view(np.uint64), sizes.view(np.uint64))
-        tables = {path: table for path, (table, _, _) in self.arrays.items()}
-        for path, (table, numbers, places) in self.arrays.items():
+        ranges = Ranges(targets, offsets.view(np.uint64), lengths.view(np.uint64))
+        tables = {}
+        for path, (grid, numbers, places) in self.arrays.items():
             own = ranges.take(places)
-            if len(numbers) == table.grid.size:
-                tables[path] = ChunkTable(table.grid, own)
-            elif len(numbers):
-                tables[path] = ChunkTable.from_parts(table.grid, [Part(numbers, own)])
+            is_dense = len(numbers) == grid.size
+            tables[path] = ChunkTable(grid, own) if is_dense else ChunkTable.from_parts(grid, [Part(numbers, own)])
         return ReferenceSet(texts, tables, side)
-
-
-def _taking(places: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """Return what takes the values at ``places`` of a list."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: tuple(values[place] for place in places)
-
-
-def _array(table: ChunkTable, chunks: list[tuple[int, int]]) -> _Array:
-    numbers = np.array([number for number, _ in chunks], np.uint64)
-    places = np.array([place for _, place in chunks], np.int64)
-    in_order = len(places) > 0 and bool((np.diff(places) == 1).all())
-    return _Array(table, numbers, slice(int(places[0]), int(places[-1]) + 1) if in_order else places)
 
 
 def is_document(url: str) -> bool:

@@ -218,7 +218,7 @@ def _in_units(variable: Variable, units: str) -> dict[str, dict[str, Any]]:
     """Return the document, by key, of an array with other units; none if it has no units itself."""
     if "units" not in variable.attributes:
         return {}
-    return with_attributes(variable, {**variable.attributes, "units": units})
+    return with_attributes(variable.key, variable.meta.raw, {**variable.attributes, "units": units})
 
 
 def _show(found: CommonUnits, times: _Times, stored: Mapping[tuple[int, str], Mapping[str, Any]], text: str) -> None:

@@ -384,6 +384,5 @@ def _stored_as(
     """Return the documents of an array of another type, its chunks without codecs."""
     meta = variable.meta
     doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
-    if meta.zarr_format == 3:
-        return {variable.key: doc | {"data_type": dtype.name, "attributes": dict(attributes)}}
-    return {variable.key: doc | {"dtype": dtype.str}, **with_attributes(variable, attributes)}
+    doc |= {"data_type": dtype.name} if meta.zarr_format == 3 else {"dtype": dtype.str}
+    return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, overload
 
 import msgspec
@@ -18,14 +17,13 @@ import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import dtype_of, plain_document
+from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
 from refshard_fs.formats.virtual_concat.recutting import Placement, Recut
-from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
@@ -37,7 +35,7 @@ from refshard_fs.sets.outer import completed, filled, fills_of, gap_of, with_fil
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
-from refshard_fs.sets.variables import Named, Variable, with_metadata, with_type
+from refshard_fs.sets.variables import Named, with_metadata, with_type
 from refshard_fs.targets.document import Sink
 from refshard_fs.tools.views import folded, progress, table, view
 
@@ -201,15 +199,13 @@ def concat_document(
     lengths = [length_along(part, dim) for part in parts]
     coordinate = next((path for path in axes if variables[path].is_coordinate), None)
     values: Sequence[bytes | None] = coordinate_values or [None] * len(lengths)
-    known_values = None if coordinate is None else _values(whole.refs, variables[coordinate], sum(lengths))
-    if coordinate is not None and known_values is not None:
-        dtype, data = known_values
-        key = variables[coordinate].key
+    known_values = None if coordinate is None else whole.values(coordinate)
+    if coordinate is not None and known_values is not None and len(known_values):
+        key, stored_as = variables[coordinate].key, whole.variables[coordinate].meta
         meta = zarrmeta.array_meta(metadata.get(key) or variables[coordinate].meta.raw, repr(coordinate))
-        if meta is not None and with_type(meta, dtype) is not meta:
-            metadata[key] = dict(with_type(meta, dtype).raw)
-        ends = (np.cumsum([0, *lengths]) * (len(data) // sum(lengths))).tolist()
-        values = [data[start:stop] for start, stop in pairwise(ends)]
+        if meta is not None and with_type(meta, known_values.dtype) is not meta:
+            metadata[key] = dict(with_type(meta, known_values.dtype).raw)
+        values = [plain(stored_as, some)[1] for some in np.split(known_values, np.cumsum(lengths)[:-1])]
     elif coordinate_values is None:
         coordinate = None
     lines = []
@@ -218,19 +214,19 @@ def concat_document(
         lines.append(Part(url, length, value, within, places.get(number, {})))
     recut_documents = {}
     for path, shape in recut.items():
-        full = list(variables[path].meta.shape)
-        full[axes[path]] = sum(lengths)
-        recut_documents[variables[path].key] = dict(
-            Recut.of(variables[path].meta, full, shape, f"{path!r} of {lead.name}").meta.raw
-        )
+        meta = variables[path].meta
+        full = [*meta.shape[: axes[path]], sum(lengths), *meta.shape[axes[path] + 1 :]]
+        recut_documents[variables[path].key] = Recut.of(meta, full, shape, f"{path!r} of {lead.name}").meta.raw
     whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
-    document = ConcatDocument(dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds)
     unions = {
         name: {p: variables[p].dims.index(name) for p in axes if name in variables[p].dims} for name in row.unions
     }
     held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
     metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
-    return msgspec.structs.replace(document, unions=unions, held=held), whole
+    document = ConcatDocument(
+        dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds, unions=unions, held=held
+    )
+    return document, whole
 
 
 def _documents(part: Named, stored: Named) -> dict[str, dict[str, Any]]:
@@ -242,18 +238,6 @@ def _documents(part: Named, stored: Named) -> dict[str, dict[str, Any]]:
         for key in keys
         if key in side and known.get(key) is not side[key] and known.get(key) != side[key]
     }
-
-
-def _values(refs: ReferenceSet, variable: Variable, total: int) -> tuple[np.dtype[Any], bytes] | None:
-    """Return type and bytes of a coordinate that `concatenate` has put into one plain chunk; else None."""
-    path, doc = variable.path, refs.side.get(variable.key)
-    stored = zarrmeta.array_meta(doc, repr(path)) if isinstance(doc, dict) else None
-    dtype = dtype_of(variable.meta if stored is None else stored)
-    meta = variable.meta if dtype is None else with_type(variable.meta, dtype)
-    if total == 0 or dtype is None or doc != plain_document(meta, [total]):
-        return None
-    found = refs.side.get(join(path, refs.tables[path].grid.tail(0)))
-    return (dtype, found) if isinstance(found, bytes) else None
 
 
 def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:

@@ -29,7 +29,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.common_units import times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged
-from refshard_fs.sets.variables import Named, Variable, VariableReader, grid_of, with_type
+from refshard_fs.sets.variables import Named, Variable, VariableReader, grid_of, with_attributes, with_type
 
 
 def concatenate(
@@ -196,13 +196,10 @@ class _Concatenation:
         attributes = join(variable.path, ".zattrs")
         if attributes in self.sets[0].refs.side:
             self.side[attributes] = self.sets[0].refs.side[attributes]
-        mine = variable.attributes.get(PACKING_TYPE)
-        if mine is not None and any(p.variables[variable.path].attributes.get(PACKING_TYPE) != mine for p in self.sets):
+        packing = {part.variables[variable.path].attributes.get(PACKING_TYPE) for part in self.sets}
+        if len(packing) > 1 and PACKING_TYPE in variable.attributes:
             others = {name: value for name, value in variable.attributes.items() if name != PACKING_TYPE}
-            if variable.meta.zarr_format == 2:
-                self.side[attributes] = others
-            else:
-                self.side[variable.key] = {**doc, "attributes": others}
+            self.side |= with_attributes(variable.key, doc, others)
         return grid
 
     def _part(self, path: str, number: int) -> Part:

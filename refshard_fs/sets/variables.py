@@ -191,25 +191,18 @@ def with_packing_types(refs: ReferenceSet, dtypes: Mapping[str, Mapping[str, str
 
     That is an attribute: xarray decodes by the type of scale_factor and add_offset, and JSON has one kind of numbers.
     """
-    changed: dict[str, Value] = {}
+    paths = []
     for path, own in dtypes.items():
-        if {np.dtype(own[name]).newbyteorder("=") for name in PACKING if name in own} != {np.dtype("f4")}:
-            continue
-        for name in ("zarr.json", ".zattrs"):
-            value = refs.side.get(join(path, name))
-            if value is None or type(value) is Row:
-                continue
-            doc = object_in(value, f"{join(path, name)!r} of {where}")
-            if name == ".zattrs":
-                doc = {**doc, PACKING_TYPE: "float32"}
-            elif doc.get("node_type") == "array":
-                doc = {**doc, "attributes": {**(doc.get("attributes") or {}), PACKING_TYPE: "float32"}}
-            else:
-                continue
-            changed[join(path, name)] = zarrmeta.dumps(doc).decode()
+        if {np.dtype(own[name]).newbyteorder("=") for name in PACKING if name in own} == {np.dtype("f4")}:
+            paths.append(path)
+    changed: dict[str, Value] = {}
+    for variable in VariableReader().read(refs, where, paths).values():
+        attributes = {**variable.attributes, PACKING_TYPE: "float32"}
+        for key, doc in with_attributes(variable.key, variable.meta.raw, attributes).items():
+            changed[key] = zarrmeta.dumps(doc).decode()
     if not changed:
         return refs
-    return msgspec.structs.replace(refs, members={**dict(refs.side.items()), **changed})
+    return msgspec.structs.replace(refs, chunks=refs.tables, members={**dict(refs.side.items()), **changed})
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -294,8 +287,9 @@ def with_metadata(part: Named, documents: Mapping[str, Mapping[str, Any]]) -> Na
     return changed.named(keeps_digests=True)
 
 
-def with_attributes(variable: Variable, attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the document, by key, that gives an array other ``attributes``."""
-    if variable.meta.zarr_format == 3:
-        return {variable.key: {**variable.meta.raw, "attributes": dict(attributes)}}
-    return {join(variable.path, ".zattrs"): dict(attributes)}
+def with_attributes(key: str, doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the document, by key, that gives the array with metadata ``doc`` (at ``key``) other ``attributes``."""
+    path, name = parent(key)
+    if name == "zarr.json":
+        return {key: {**doc, "attributes": dict(attributes)}}
+    return {join(path, ".zattrs"): dict(attributes)}
