@@ -18,7 +18,8 @@ GRACE: Final = 64 << 20  # if they make more than these
 OLD_WRITERS: Final = 100  # bytes that a column chunk of old parquet-mr may be longer than it says: readers allow for it
 
 # Types of Thrift's compact protocol.
-I32, I64, LIST, STRUCT = 5, 6, 9, 12
+I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
+BYTE_ARRAY: Final = 6  # Parquet's type of texts
 _NESTING: Final = 16
 _PARTS: Final = 100_000  # structures and list items of a footer: they may take a byte each
 
@@ -66,7 +67,9 @@ class ThriftReader:
         self._count(1)
         fields: dict[tuple[int, int], Any] = {}
         number = 0
-        while (byte := self._byte()) != 0:
+        data = self._data
+        while (byte := data[self.at]) != 0:
+            self.at += 1
             kind, step = byte & 15, byte >> 4
             number = number + step if step else self._integer(32)
             if not -(1 << 15) <= number < 1 << 15:  # other readers cut it to 16 bits
@@ -75,6 +78,7 @@ class ThriftReader:
                 raise Damaged("a field is there twice")
             # The type of a boolean field is its value.
             fields[number, kind] = None if kind in (1, 2) else self._value(kind, nesting - 1)
+        self.at += 1
         return fields
 
     def _value(self, kind: int, nesting: int) -> Any:
@@ -124,8 +128,12 @@ class ThriftReader:
         return self._data[self.at - size : self.at]
 
     def _varint(self, bits: int) -> int:
-        value = 0
-        for shift in range(0, bits + 3, 7):
+        value = self._data[self.at]
+        self.at += 1
+        if value < 128:  # as most are
+            return value
+        value &= 127
+        for shift in range(7, bits + 3, 7):
             byte = self._byte()
             value |= (byte & 127) << shift
             if byte < 128:
@@ -148,7 +156,10 @@ class ColumnChunk(NamedTuple):
 
 
 class Footer:
-    """What the footer of a file says: its rows, and for each row group its rows and columns. ValueError if damaged."""
+    """What the footer of a file says: its rows, and for each row group its rows and columns. ValueError if damaged.
+
+    ``texts`` names the columns of texts or bytes.
+    """
 
     def __init__(self, data: bytes) -> None:
         end = len(data) - 8  # before the footer's length and the magic
@@ -159,6 +170,8 @@ class Footer:
         self.rows: int = fields.get((3, I64), -1)
         if self.rows < 0:
             raise Damaged("it does not tell its rows")
+        names = [item.get((4, BINARY), b"") for item in _structs(fields, 2) if item.get((1, I32)) == BYTE_ARRAY]
+        self.texts = {name.decode(errors="replace") for name in names}
         self.groups = [(group.get((3, I64), -1), _chunks(group)) for group in _structs(fields, 4)]
 
 

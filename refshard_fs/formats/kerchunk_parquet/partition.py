@@ -47,19 +47,22 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
     """Return those of `COLUMNS` that are there, as Arrow's arrays; None for one in which all rows are null or NaN."""
     pa, parquet = require_pyarrow()
     limit = min(len(data), LIST_ITEMS)
-    options = {"page_checksum_verification": True, "thrift_container_size_limit": limit}
     try:
         with pa.BufferReader(data) as source:
-            file = parquet.ParquetFile(source, **options)
+            file = parquet.ParquetFile(
+                source,
+                read_dictionary=footer.texts & set(COLUMNS),  # a value that many rows have is made once
+                page_checksum_verification=True,
+                thrift_container_size_limit=limit,
+            )
             found = _leaves(file.schema)
             check_columns(data, footer, {name: (number, _WIDTHS[kind]) for name, (number, kind) in found.items()})
-            # A value that many rows have is made once.
-            shared = [name for name, (_, kind) in found.items() if kind == "BYTE_ARRAY"]
-            file = parquet.ParquetFile(source, metadata=file.metadata, read_dictionary=shared, **options)
             table = file.read(columns=list(found), use_threads=False, use_pandas_metadata=False)
         if table.num_rows != footer.rows:
             raise ValueError(f"it has {table.num_rows} rows, and says {footer.rows}")
         return {name: _column(table.column(name)) for name in found}
+    except KeyError as e:  # of `read_dictionary`: the footer has such a column, and not at its top
+        raise ValueError(f"its column {e.args[0].decode()!r} is nested") from e
     except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # the last is of Parquet's own checks
         if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
             raise
