@@ -41,6 +41,8 @@ class KeySpace(ABC):
     right for every source, if not the fastest answer.
     """
 
+    # The name of the format that it was recognised as; that of references in memory is this one.
+    format = "references"
     # The chunk grids of the arrays that are known without further reads, by array path.
     grids: Mapping[str, ChunkGrid] = {}
     # The key space that this one is made of, if it is made of one.
@@ -177,7 +179,7 @@ class View(KeySpace):
 
     def __init__(self, base: KeySpace) -> None:
         self.base = base
-        for name in ("grids", "urls", "document_url", "url_of", "reports", *_OF_ATTRIBUTES):
+        for name in ("format", "grids", "urls", "document_url", "url_of", "reports", *_OF_ATTRIBUTES):
             setattr(self, name, getattr(base, name))
 
     def lookup(self, key: str) -> Steps[Entry | None]:

@@ -27,19 +27,13 @@ from refshard_fs.security.policy import directory_of, locator, protocol_of
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
-Tell = Callable[[str], object]
 PAGE: Final = "a page, such as that of a login or an error"
 
 
-def _ignore(name: str) -> None:
-    """Do nothing with the name of a format."""
-
-
-def open_source(url: str, options: OpenOptions, format: str | None = None, tell: Tell = _ignore) -> Steps[KeySpace]:
+def open_source(url: str, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
     """Open what lies at ``url``, in the format called ``format``, or in the one that recognises it.
 
-    ``tell`` is called with the format's name. SourceNotReachable if there is nothing; UnknownSource if no format, or
-    more than one, fits.
+    SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
     known = known_formats()
     most = options.max_manifest_bytes
@@ -49,12 +43,12 @@ def open_source(url: str, options: OpenOptions, format: str | None = None, tell:
             probe = yield from _probe_directory(url, known, most)
         except SourceNotReachable:
             pass
-    return (yield from _open(probe, options, format, tell))
+    return (yield from _open(probe, options, format))
 
 
-def open_bytes(data: bytes, options: OpenOptions, format: str | None = None, tell: Tell = _ignore) -> Steps[KeySpace]:
+def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
     """Open a document that is held in memory."""
-    return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format, tell))
+    return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format))
 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
@@ -69,12 +63,12 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
     return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
 
 
-def _open(probe: Probe, options: OpenOptions, format: str | None, tell: Tell) -> Steps[KeySpace]:
+def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=open_source)
     found = _format_of(probe, format)
-    tell(found.name)
     keyspace = yield from found.open(probe, options)
+    keyspace.format = found.name
     return (yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names))
 
 

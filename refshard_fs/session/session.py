@@ -238,7 +238,6 @@ class Session(Engines):
 
     def __init__(self, options: SessionOptions) -> None:
         super().__init__(options)
-        self.format = "references"  # of sources in memory; that of others is known once they are opened
         self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self._arguments: object = None  # of the filesystems that share it
         self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
@@ -317,9 +316,9 @@ class Session(Engines):
             case str(url):
                 if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
                     INDEXES.discard((options.token, Stat(url)))
-                steps = catalog.open_source(url, self._how(), options.format, self._recognised)
+                steps = catalog.open_source(url, self._how(), options.format)
             case InMemorySource(bytes(data)):
-                steps = catalog.open_bytes(data, self._how(), options.format, self._recognised)
+                steps = catalog.open_bytes(data, self._how(), options.format)
             case InMemorySource(ReferenceSet() as refs):
                 steps = catalog.open_references(refs, self._how())
             case other:
@@ -356,9 +355,6 @@ class Session(Engines):
         """Return the options for opening the source. Arrays that were written here with shards keep showing these."""
         overlay, options = self.options.overlay, self.options.open
         return msgspec.structs.replace(options, whole=overlay.whole) if overlay is not None else options
-
-    def _recognised(self, format: str) -> None:
-        self.format = format
 
     @property
     def _openings(self) -> int:

@@ -101,7 +101,7 @@ def summarise(fs: Surveyed) -> Summary:
     keys = (found.rest, *found.arrays.values())
     unsized = sum(extents.unsized for extents in keys)
     return Summary(
-        format=fs._session.format,
+        format=fs._session.open().format,
         version=keyspace.refs.version if isinstance(keyspace, FlatKeySpace) else None,
         zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
         keys=found.keys,

@@ -235,7 +235,7 @@ def html_of(session: Session) -> str:
         return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
     counts = session.stats.snapshot()
     read = folded("What was read", Counters(counts).table()) if any(counts.values()) else ""
-    return view(title, f"refshard, {session.format}", _arrays(keyspace), _targets(keyspace.urls), read)
+    return view(title, f"refshard, {keyspace.format}", _arrays(keyspace), _targets(keyspace.urls), read)
 
 
 def _targets(urls: Sequence[str | None]) -> str:
