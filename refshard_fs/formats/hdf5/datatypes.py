@@ -55,8 +55,8 @@ class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
     ``dtype`` is how numpy sees an element as it lies in the file, and ``shown`` what zarr's metadata has; both are None
-    where a heap or nothing at all has the values. They are the same unless `is_recast`. An array datatype has that of
-    its elements, and their ``shape``, which comes behind that of the dataset.
+    where a heap or nothing at all has the values. They are the same unless it ``is_recast``. An array datatype has
+    those of its elements, and their ``shape``, which comes behind that of the dataset.
     """
 
     size: int  # bytes that an element takes in the file
@@ -69,8 +69,9 @@ class Datatype(msgspec.Struct, frozen=True):
     names: tuple[tuple[str, int], ...] = ()  # of an enum
     fields: tuple[Field, ...] = ()  # of a compound
     padding: Padding = "null-padded"
-    is_utf8: bool = False
     bits: tuple[int, int] | None = None  # offset and precision of an integer that does not fill its bytes
+
+    is_recast: bool = False  # whether elements have to be changed before zarr can read them as ``shown``
 
     @property
     def members(self) -> Mapping[str, int]:
@@ -78,18 +79,9 @@ class Datatype(msgspec.Struct, frozen=True):
         return dict(self.names)
 
     @property
-    def is_recast(self) -> bool:
-        """Whether elements have to be changed before zarr can read them as ``shown``."""
-        match self.kind:
-            case "string":
-                return self.padding != "null-padded" and self.size > 1
-            case "compound":
-                return self.dtype is not None and (
-                    self.dtype != self.shown or any(field.datatype.is_recast for field in self.fields)
-                )
-            case "array" | "enum":
-                return self.base is not None and self.base.is_recast
-        return self.bits is not None
+    def unit(self) -> int:
+        """Bytes of what the length of an element of variable length counts."""
+        return self.base.size if self.kind == "vlen-sequence" and self.base is not None else 1
 
 
 @lru_cache(PARSED)
@@ -115,17 +107,15 @@ class _Parser:
             return Datatype(size, "opaque", refusal=f"its elements are of {size} bytes; {MOST_BYTES} are allowed")
         match head & 15:
             case 0:
-                return self._integer(size, flags)
+                return self._whole("integer", size, flags, "i" if flags & 8 else "u")
             case 1:
                 return self._float(size, flags)
             case 2:
-                precision = self._fields.uint(2)
-                return self._whole("time", size, f"{'<>'[flags & 1]}i", 0, precision)
+                return self._whole("time", size, flags, "i")
             case 3:
                 return _string(size, flags)
             case 4:
-                offset, precision = self._fields.unpack("HH")
-                return self._whole("bitfield", size, f"{'<>'[flags & 1]}u", offset, precision)
+                return self._whole("bitfield", size, flags, "u")
             case 5:
                 return self._opaque(size, flags)
             case 6:
@@ -143,19 +133,16 @@ class _Parser:
             case number:
                 raise ValueError(f"datatype class {number}: only 0 to 11 are known")
 
-    def _integer(self, size: int, flags: int) -> Datatype:
-        offset, precision = self._fields.unpack("HH")
-        return self._whole("integer", size, f"{'<>'[flags & 1]}{'i' if flags & 8 else 'u'}", offset, precision)
-
-    def _whole(self, kind: Kind, size: int, code: str, offset: int, precision: int) -> Datatype:
+    def _whole(self, kind: Kind, size: int, flags: int, code: str) -> Datatype:
         """Return what is an integer to numpy."""
+        offset, precision = (0, *self._fields.unpack("H")) if kind == "time" else self._fields.unpack("HH")
         if not precision or offset + precision > size * 8:
             raise ValueError(f"bits {offset} to {offset + precision} of an {kind} of {size} bytes")
         if size not in (1, 2, 4, 8):
             return Datatype(size, kind, refusal=f"its datatype is an {kind} of {size} bytes, which numpy has not")
-        dtype = np.dtype(f"{code}{size}")
+        dtype = np.dtype(f"{'<>'[flags & 1]}{code}{size}")
         bits = None if (offset, precision) == (0, size * 8) else (offset, precision)
-        return Datatype(size, kind, dtype, dtype, bits=bits)
+        return Datatype(size, kind, dtype, dtype, bits=bits, is_recast=bits is not None)
 
     def _float(self, size: int, flags: int) -> Datatype:
         offset, precision, exponent, exponents, mantissa, mantissas, bias = self._fields.unpack("HHBBBBI")
@@ -189,10 +176,7 @@ class _Parser:
         fields: list[Field] = []
         for _ in range(count):
             name = self._name(padded=version < 3)
-            if version < 3:
-                offset = self._fields.uint(4)
-            else:
-                offset = self._fields.uint(max(1, -(-size.bit_length() // 8)))
+            offset = self._fields.uint(4 if version < 3 else max(1, -(-size.bit_length() // 8)))
             dims: tuple[int, ...] = ()
             if version == 1:
                 ndim, *sizes = self._fields.unpack("B11x4I")
@@ -220,27 +204,24 @@ class _Parser:
         members = tuple(zip(names, values, strict=True))
         if base.size == 1 and base.dtype.kind == "i" and dict(members) == {"FALSE": 0, "TRUE": 1}:
             return Datatype(1, "bool", np.dtype("?"), np.dtype("?"), names=members)
-        return Datatype(base.size, "enum", base.dtype, base.shown, base.refusal, (), base, members, bits=base.bits)
+        return msgspec.structs.replace(base, kind="enum", base=base, names=members)
 
     def _variable(self, size: int, flags: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if size not in _DESCRIPTORS:
             raise ValueError(f"a variable-length datatype of {size} bytes")
         if flags & 15 == 1:
-            is_utf8 = bool(flags >> 8 & 15)
-            return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base, is_utf8=is_utf8)
+            return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base)
         refusal = "its datatype is a variable-length sequence"
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
     def _array(self, size: int, version: int, depth: int) -> Datatype:
         ndim = self._fields.uint(1)
-        if version < 3:
-            self._fields.take(3)
+        self._fields.take(3 if version < 3 else 0)
         if not 0 < ndim <= 32:
             raise ValueError(f"an array datatype of {ndim} dimensions")
         dims = self._fields.unpack(f"{ndim}I")
-        if version < 3:
-            self._fields.take(4 * ndim)
+        self._fields.take(4 * ndim if version < 3 else 0)
         found = _array_of(self.datatype(depth + 1), dims)
         if found.size != size:
             raise ValueError(f"an array datatype of {size} bytes, whose elements {dims} take {found.size}")
@@ -268,7 +249,8 @@ def _string(size: int, flags: int) -> Datatype:
     if not size:
         raise ValueError("a string of no bytes")
     dtype = np.dtype(f"S{size}")
-    return Datatype(size, "string", dtype, dtype, padding=_PADDINGS[flags & 15], is_utf8=bool(flags >> 4 & 15))
+    padding = _PADDINGS[flags & 15]
+    return Datatype(size, "string", dtype, dtype, padding=padding, is_recast=padding != "null-padded" and size > 1)
 
 
 def _array_of(base: Datatype, dims: tuple[int, ...]) -> Datatype:
@@ -279,11 +261,9 @@ def _array_of(base: Datatype, dims: tuple[int, ...]) -> Datatype:
         refusal: str | None = f"its datatype is an array of variable-length {base.kind[5:]}s"
     else:
         refusal = base.refusal
-    return Datatype(base.size * count, "array", base.dtype, base.shown, refusal, (*dims, *base.shape), _innermost(base))
-
-
-def _innermost(base: Datatype) -> Datatype:
-    return base.base if base.kind == "array" and base.base is not None else base
+    innermost = base.base if base.kind == "array" and base.base is not None else base
+    size, shape = base.size * count, (*dims, *base.shape)
+    return Datatype(size, "array", base.dtype, base.shown, refusal, shape, innermost, is_recast=base.is_recast)
 
 
 def _complex_of(base: Datatype) -> Datatype | None:
@@ -314,7 +294,8 @@ def _compound_of(size: int, fields: tuple[Field, ...]) -> Datatype:
         }
     )
     shown = np.dtype([(field.name, field.datatype.shown, field.datatype.shape) for field in fields])
-    return Datatype(size, "compound", dtype, shown, fields=fields)
+    is_recast = dtype != shown or any(field.datatype.is_recast for field in fields)
+    return Datatype(size, "compound", dtype, shown, fields=fields, is_recast=is_recast)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -374,9 +355,9 @@ Heap = Mapping[tuple[int, int], bytes]
 
 def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
     """Return where in the global heap the values of elements lie, in their order; none for those that are empty."""
-    if datatype.kind not in ("vlen-string", "vlen-sequence") or datatype.base is None:
+    if datatype.kind not in ("vlen-string", "vlen-sequence"):
         return []
-    unit = datatype.base.size if datatype.kind == "vlen-sequence" else 1
+    unit = datatype.unit
     return [(address, index, count * unit) for address, index, count in _descriptors(datatype, raw) if count]
 
 
@@ -392,7 +373,7 @@ def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[HeapID]:
 
 def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     """Return what the elements of variable length refer to; those that were never written are empty."""
-    unit = datatype.base.size if datatype.kind == "vlen-sequence" and datatype.base is not None else 1
+    unit = datatype.unit
     found = []
     total = 0
     for address, index, count in _descriptors(datatype, raw):
@@ -451,24 +432,18 @@ def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: 
     if shape is None:
         is_character = datatype.kind == "string" and datatype.size == 1  # so NetCDF writes an empty text
         return "" if is_character else np.empty(0, datatype.shown)
-    count = math.prod(shape)
-    if datatype.kind == "vlen-string":
-        texts = [_text(found) for found in vlen_strings(datatype, _exactly(raw, count * datatype.size), heap)]
-        return texts[0] if not shape else texts
+    size = math.prod(shape) * datatype.size
+    if len(raw) < size:
+        raise ValueError(f"it has {len(raw)} bytes where its elements take {size}")
+    raw = raw[:size]
     if datatype.kind == "vlen-sequence" and datatype.base is not None:
-        return [recast(datatype.base, part) for part in sequences(datatype, _exactly(raw, count * datatype.size), heap)]
-    found = recast(datatype, _exactly(raw, count * datatype.size)).reshape(shape + datatype.shape)
-    if datatype.kind == "string" and datatype.size > 1:
-        texts = [_text(item) for item in found.ravel().tolist()]
-        return texts[0] if not shape else texts
-    return found
-
-
-def _exactly(raw: bytes, length: int) -> bytes:
-    if len(raw) < length:
-        raise ValueError(f"it has {len(raw)} bytes where its elements take {length}")
-    return raw[:length]
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+        return [recast(datatype.base, part) for part in sequences(datatype, raw, heap)]
+    if datatype.kind == "vlen-string":
+        found = vlen_strings(datatype, raw, heap)
+    else:
+        elements = recast(datatype, raw).reshape(shape + datatype.shape)
+        if datatype.kind != "string" or datatype.size == 1:
+            return elements
+        found = elements.ravel().tolist()
+    texts = [text.decode("utf-8", "surrogateescape") for text in found]
+    return texts[0] if not shape else texts

@@ -112,25 +112,27 @@ class _Dimensions:
         self._by_address = {found.address: path for path, found in objects.items()}
         self._axes = {path: self._scale_paths(found) for path, found in objects.items() if not found.is_group}
         members: dict[str, list[str]] = {path: [] for path, found in objects.items() if found.is_group}
-        for path in sorted(self._axes):
+        extents: dict[str, int] = {}  # the largest one of all datasets along each scale, by the scale's path
+        for path, scales in sorted(self._axes.items()):
             members.setdefault(parent(path)[0], []).append(path)
-        extents = self._extents()
+            for scale, extent in zip(scales, objects[path].shape or (), strict=False):
+                if scale is not None:
+                    extents[scale] = max(extents.get(scale, 0), extent)
         self._scales: dict[str, dict[str, _Scale]] = {}
         self._phony: dict[str, list[tuple[str, int]]] = {}
         self._phony_counts: dict[str, int] = {}  # those of a group, and of the groups that it lies in
         count = 0
         for group in sorted(members, key=lambda path: path.split("/") if path else []):
-            scales: dict[str, _Scale] = {}
+            self._scales[group] = {}
             for path in members[group]:
                 found = objects[path]
                 if _is_scale(found) and found.shape:
                     is_unlimited = found.maxshape == (None,)
                     size = max(found.shape[0], extents.get(path, 0)) if is_unlimited else found.shape[0]
-                    number = _integers(found, "_Netcdf4Dimid")
+                    number, *_ = _integers(found, "_Netcdf4Dimid") or [count]
                     name = parent(path)[1]
-                    scales[name] = _Scale(name, size, is_unlimited, number[0] if number else count)
+                    self._scales[group][name] = _Scale(name, size, is_unlimited, number)
                     count += 1
-            self._scales[group] = scales
             self._phony[group] = []
             self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
@@ -164,34 +166,23 @@ class _Dimensions:
             by_number = {scale.number: scale.name for scale in reversed(list(known.values()))}
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
-        labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]]
-        if labels and None not in labels:
-            return tuple(label for label in labels if label is not None)
-        name = parent(path)[1]
-        if ndim == 1 and name in known:
+        labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]] or [None] * ndim
+        group, name = parent(path)
+        if ndim == 1 and name in known and None in labels:
             return (name,)
-        group = parent(path)[0]
         free = [(scale.name, scale.size) for scale in self._scales.get(group, {}).values()] + self._phony[group]
-        taken: set[str] = {label for label in labels if label is not None}
-        names: list[str] = []
         for axis, extent in enumerate(found.shape or ()):
-            label = labels[axis] if axis < len(labels) else None
-            if label is None:
-                label = next((name for name, size in free if size == extent and name not in taken), None)
-            if label is None:
-                label = self._new_phony(group, extent)
+            if labels[axis] is None:
+                label = next((name for name, size in free if size == extent and name not in labels), None)
+                labels[axis] = label = label or self._new_phony(group, extent)
                 free.append((label, extent))
-            taken.add(label)
-            names.append(label)
-        return tuple(names)
+        return tuple(label for label in labels if label is not None)
 
     def _visible(self, group: str) -> dict[str, _Scale]:
         """Return the dimensions of a group and, behind them, those of the groups that it lies in."""
-        found = dict(self._scales.get(group, {}))
-        while group:
-            group = parent(group)[0]
-            found = {**found, **{n: s for n, s in self._scales.get(group, {}).items() if n not in found}}
-        return found
+        above = self._visible(parent(group)[0]) if group else {}
+        own = self._scales.get(group, {})
+        return own | {name: scale for name, scale in above.items() if name not in own}
 
     def _scale_paths(self, found: HDF5Object) -> tuple[str | None, ...]:
         """Return the path of each axis's scale (the last one, where there are more), None where it has none."""
@@ -200,15 +191,6 @@ class _Dimensions:
             return ()
         lists = references(attribute.datatype, attribute.raw, attribute.heap)
         return tuple(self._by_address.get(addresses[-1]) if addresses else None for addresses in lists)
-
-    def _extents(self) -> dict[str, int]:
-        """Return the largest extent of all datasets along each scale, by the scale's path."""
-        most: dict[str, int] = {}
-        for path, scales in self._axes.items():
-            for scale, extent in zip(scales, self._objects[path].shape or (), strict=False):
-                if scale is not None:
-                    most[scale] = max(most.get(scale, 0), extent)
-        return most
 
     def _add_phony(self, group: str, members: Sequence[str]) -> None:
         """Make the dimensions of a group's datasets that have no scales: as many of a length as one dataset needs."""
@@ -299,8 +281,7 @@ def _integers(found: HDF5Object, name: str) -> list[int]:
     attribute = found.attributes.get(name)
     if attribute is None or attribute.datatype.kind != "integer":
         return []
-    value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
-    return [int(item) for item in np.ravel(value)]
+    return [int(item) for item in np.ravel(_value(attribute))]
 
 
 def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:

@@ -16,15 +16,13 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
-from refshard_fs.formats.hdf5.file import MetadataFile, verified
+from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
 from refshard_fs.formats.hdf5.groups import Link, is_group, read_ahead, read_links
 from refshard_fs.formats.hdf5.heaps import (
-    FractalHeap,
     heap_objects,
     read_collections,
     read_dense,
-    read_fractal_heap,
 )
 from refshard_fs.formats.hdf5.structure import (
     SMALL,
@@ -50,6 +48,7 @@ LEAST_PATHS: Final = 10_000
 DEEPEST: Final = 256  # groups in groups: each depth takes rounds of requests
 MOST_LOOKS: Final = 1 << 22  # at names, while soft links are followed: some seconds
 MOST_HOPS: Final = 32  # soft links that lead to soft links, one after the other
+_TABLE: Final = "its objects share messages in a table, which is not read; h5repack writes each where it belongs"
 
 
 class Tree(NamedTuple):
@@ -61,8 +60,8 @@ class Tree(NamedTuple):
 
 def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
     """Return all objects below the root group, and the superblock with what its extension says."""
-    superblock, shared = yield from read_extension(file, superblock)
-    reader = _Reader(file, superblock, shared)
+    superblock = yield from read_extension(file, superblock)
+    reader = _Reader(file, superblock)
     yield from reader.read_all()
     return superblock, reader.tree()
 
@@ -70,12 +69,9 @@ def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superbl
 class _Reader:
     """Reads the objects of one file, each once."""
 
-    def __init__(self, file: MetadataFile, superblock: Superblock, shared: bytes | None) -> None:
+    def __init__(self, file: MetadataFile, superblock: Superblock) -> None:
         self._file = file
         self._superblock = superblock
-        self._shared = shared
-        self._shared_heaps: list[tuple[int, int]] = []  # flags of message types, and the address of their heap
-        self._tables: dict[int, FractalHeap] = {}  # of the heaps of shared messages, by their address
         self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by collection and index
         self._collections: set[int] = set()  # whose objects these are
         self._reading: list[Steps[None]] = []  # of each object that is begun
@@ -88,8 +84,6 @@ class _Reader:
 
     def read_all(self) -> Steps[None]:
         """Read every object that hard links lead to."""
-        if self._shared is not None:
-            self._shared_heaps = yield from _read_shared_heaps(self._file, self._shared)
         self._begin(Link("", self._superblock.root), 0)
         yield from together(self._reading)
 
@@ -235,17 +229,12 @@ class _Reader:
         if dense is None:  # they are messages
             return []
         heap, records = dense
-        if any(len(record) < 9 for record in records):
+        if any(len(record) < 13 for record in records):
             raise ValueError("the B-tree of an object's attributes has no records of attributes")
-        shared = [bool(record[8] & 2) for record in records]  # whether the heap of shared messages has it
-        ids = [record[:8] for record, is_shared in zip(records, shared, strict=True) if not is_shared]
-        own = iter((yield from heap_objects(self._file, heap, ids)))
-        others = [record[:8] for record, is_shared in zip(records, shared, strict=True) if is_shared]
-        tabled = iter((yield from together([self._from_table(structure.ATTRIBUTE, raw) for raw in others])))
-        return [
-            (int.from_bytes(record[9:13], "little"), next(tabled if is_shared else own))
-            for record, is_shared in zip(records, shared, strict=True)
-        ]
+        if any(record[8] & 2 for record in records):
+            raise ManifestError(_TABLE)
+        objects = yield from heap_objects(self._file, heap, [record[:8] for record in records])
+        return [(int.from_bytes(record[9:13], "little"), data) for record, data in zip(records, objects, strict=True)]
 
     def _attributes(self, messages: Sequence[tuple[int, bytes]]) -> Steps[dict[str, Attribute]]:
         """Return attributes by their names; what they refer to in the global heap is read together.
@@ -294,7 +283,7 @@ class _Reader:
         fields = self._file.fields(message.data)
         version, kind = fields.unpack("BB")
         if version == 3 and kind == 1:
-            return (yield from self._from_table(message.type, fields.take(8)))
+            raise ManifestError(_TABLE)
         if version == 1:
             fields.take(6)
         elif version not in (2, 3):
@@ -308,26 +297,3 @@ class _Reader:
         raise ValueError(
             f"the object at {address} does not have the message of type {message.type:#06x} that it shares"
         )
-
-    def _from_table(self, kind: int, raw: bytes) -> Steps[bytes]:
-        """Return the message of a type whose id in the heap of shared messages is ``raw``."""
-        address = next((heap for flags, heap in self._shared_heaps if flags >> kind & 1), None)
-        if address is None:
-            raise ValueError(f"the file has no table of shared messages of type {kind:#06x}")
-        if address not in self._tables:
-            self._tables[address] = yield from read_fractal_heap(self._file, address)
-        (found,) = yield from heap_objects(self._file, self._tables[address], [raw])
-        return found
-
-
-def _read_shared_heaps(file: MetadataFile, message: bytes) -> Steps[list[tuple[int, int]]]:
-    """Return what the table of shared messages says: flags of the types that an index has, and its heap."""
-    what = "the table of shared messages"
-    address, indexes = file.fields(message).unpack("xPB")
-    if address is None:
-        return []
-    size = 8 + indexes * (14 + 2 * file.sizes.address)
-    fields = file.fields(verified((yield from file.read(address, size, what)), what))
-    fields.expect(b"SMTB")
-    found = [fields.unpack("2xH10xPP") for _ in range(indexes)]
-    return [(flags, heap) for flags, _, heap in found if heap is not None]

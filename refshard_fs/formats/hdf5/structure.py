@@ -37,7 +37,6 @@ EXTERNAL_FILES: Final = 0x07
 LAYOUT: Final = 0x08
 FILTERS: Final = 0x0B
 ATTRIBUTE: Final = 0x0C
-SHARED_TABLE: Final = 0x0F
 CONTINUATION: Final = 0x10
 SYMBOL_TABLE: Final = 0x11
 B_TREE_K: Final = 0x13
@@ -103,21 +102,16 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     return Superblock(root, extension=extension, **ks)
 
 
-def read_extension(file: MetadataFile, found: Superblock) -> Steps[tuple[Superblock, bytes | None]]:
-    """Return the superblock with what its extension adds, and the table of shared messages, if there is one."""
-    if found.extension is None:
-        return found, None
-    messages = yield from read_header(file, found.extension)
-    table = None
+def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
+    """Return the superblock with what its extension adds."""
+    messages = (yield from read_header(file, found.extension)) if found.extension is not None else []
     for message in messages:
         if message.type == B_TREE_K:
             chunk_k, group_k, leaf_k = file.fields(message.data).unpack("xHHH")
             found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
         elif message.type == DRIVER:
             raise ManifestError("it has driver information: files of several parts are not read")
-        elif message.type == SHARED_TABLE:
-            table = message.data
-    return found, table
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 
 from refshard_fs.core import array_group
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.hdf5 import chunk_index, file, objects, structure
+from refshard_fs.formats.hdf5 import chunk_index, file, structure
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import opened
 
@@ -24,7 +24,7 @@ __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
 IS_TEXT = False
 WORDS = (b"OHDR", b"OCHK", b"SNOD", b"TREE", b"HEAP", b"GCOL", b"FRHP", b"FHDB", b"FHIB", b"BTHD", b"BTLF", b"BTIN",
-         b"FAHD", b"FADB", b"EAHD", b"EAIB", b"EASB", b"EADB", b"SMTB", b"\xff" * 8, b"\0" * 8, b"\x10\0", b"\x08\0",
+         b"FAHD", b"FADB", b"EAHD", b"EAIB", b"EASB", b"EADB", b"\xff" * 8, b"\0" * 8, b"\x10\0", b"\x08\0",
          b"\x03\0", b"\x0b\0", b"\0\1\0\0")  # fmt: skip
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 _READ = 4  # chunks of an array
@@ -34,8 +34,7 @@ _VALUES = np.arange(24, dtype="<i4").reshape(4, 6)
 def seeds() -> list[bytes]:
     """Return small files, a kilobyte to six, each with few structures: a change then hits one that matters."""
     made = [_file(fill, low) for low in ("earliest", "v110") for fill in _FILLS]
-    kept = [zlib.decompress(base64.b85decode(text)) for text in (_SHARED_MESSAGES, _TIMED)]
-    return [*made, _file(_filtered, "earliest", userblock_size=512), *kept]
+    return [*made, _file(_filtered, "earliest", userblock_size=512), zlib.decompress(base64.b85decode(_TIMED))]
 
 
 def _file(fill: Callable[[h5py.File], object], low: str, **options: int) -> bytes:
@@ -122,22 +121,11 @@ _TIMED = (
     b"c6NUC?c98E;pshM_>Pq27!zmbV~J(2+NCZ8K@bE%5ClOG1mS<V1fn5gn*"
 )
 
-# Two datasets whose messages lie in the file's table of shared ones, by H5Pset_shared_mesg_index of libhdf5 2.0, which
-# h5py does not offer.
-_SHARED_MESSAGES = (
-    b"c-rgqaB<`1lHy|G;9!6O11K#a0HNEV{3Bn5H~4$F1TiVJ?PktK#$x<j46F=^P<4z9ED(m(@8Gat-w-DT26><$0|N(8f`vhi2_m}<"
-    b"N=q-1+lk%S3ML_tg8yiMiwR^J8xP1P#zZMbh%r!p(ky1EGb|X$20{_%W5G@W8ptTZ;K0Pl$OtnQPV+E03IGEQ;#UO*RxSocW-S(|"
-    b"3J##lnHd?Nfyx8bBPs+^j_w~Gb)Z^iCI&7bWXJ<)6N6}CW>jW^1t}EdGte8XDh}Kc?Caynz`Ez{XRvdWK!gYbL$|T!2e5z{)Q^|G"
-    b"f9nAYK;6&4Kd+n(Bmnb9yM_33YPiWQ$Rhw8woD8H2vJyg?t?~=2P~>s&}g)nL<cMksDaLcq!S{h0i-418D@*C1e;s1hYJG(%w|S3"
-    b"6A&f`FjN3_!(^60&6Q?Ar6p9a%EQwi7XuS8Nk9XgnG2Xy7-1ofEzR*zJ<U}!3?yiHbgA4eIM@{)os7Uxb^^05iGH5PFbYP&D4+x|"
-    b"f(ueqwws5G6TF57gXT9u8KC+OQoJ}YV5<|6>%&nn3P!;w7zLwX6bv;00Fe!YO8"
-)
-
 
 @contextlib.contextmanager
 def configured() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for module in (chunk_index, file, objects, structure):
+        for module in (chunk_index, file, structure):
             stack.enter_context(mock.patch.object(module, "verified", lambda data, what: data[:-4]))
         stack.enter_context(mock.patch.object(array_group, "LISTABLE", 1 << 16))  # a second is for more than a listing
         yield
