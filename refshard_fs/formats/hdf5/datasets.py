@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, pieces
+from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, encoded, pieces
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Recipe, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.chunk_index import NOTHING, ChunkSpace, Index, index_of
-from refshard_fs.formats.hdf5.datatypes import encode_vlen_utf8, heap_ids, recast, vlen_strings
+from refshard_fs.formats.hdf5.datatypes import heap_ids, vlen_strings
 from refshard_fs.formats.hdf5.file import MetadataFile
-from refshard_fs.formats.hdf5.filters import codecs_of, recoded
+from refshard_fs.formats.hdf5.filters import codecs_of
 from refshard_fs.formats.hdf5.heaps import read_collections
 from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
@@ -79,12 +78,9 @@ class Dataset:
     def description(self) -> ArrayDescription:
         """Return what zarr's metadata says of it; elements that are arrays add their dimensions."""
         variable, inner = self.variable, self.datatype.shape
-        filters: tuple[Mapping[str, Any], ...]
-        if self.is_text:
-            dtype, compressor, filters = np.dtype(object), None, (TEXT,)
-        else:
-            assert self.datatype.shown is not None
-            dtype, compressor, filters = self.datatype.shown, self.codecs.compressor, self.codecs.filters
+        dtype, codecs = (np.dtype(object), (TEXT,)) if self.is_text else (self.datatype.shown, self.codecs.shown)
+        assert dtype is not None
+        compressor = codecs[-1] if codecs and codecs[-1]["id"] not in ("shuffle", "fletcher32", "vlen-utf8") else None
         return ArrayDescription(
             variable.path,
             variable.shape + inner,
@@ -95,7 +91,7 @@ class Dataset:
             variable.dimensions,
             variable.attributes,
             variable.fill_value,
-            filters,
+            codecs if compressor is None else codecs[:-1],
         )
 
 
@@ -104,16 +100,6 @@ class Stored(NamedTuple):
 
     entry: Entry
     mask: int = 0
-
-
-class After(msgspec.Struct, frozen=True):
-    """What ``second`` makes of what ``first`` makes."""
-
-    first: Recipe
-    second: Recipe
-
-    def make(self, raw: bytes) -> bytes:
-        return self.second.make(self.first.make(raw))
 
 
 class DatasetChunks(FilledChunks):
@@ -192,12 +178,17 @@ class DatasetChunks(FilledChunks):
         mask = stored.mask
         if dataset.filters and not self._is_filtered(number):
             mask = (1 << len(dataset.filters)) - 1
-        recipe: Recipe | None = dataset.codecs.recipe
-        if mask:
-            recipe = recoded(dataset.filters, mask, dataset.codecs, dataset.datatype, dataset.chunk)
         if not dataset.filters and stored.entry.size != dataset.stored:
             raise ValueError(f"chunk {number} has {stored.entry.size} bytes, where {dataset.stored} are due")
-        return stored.entry if recipe is None else _made(stored.entry, recipe)
+        recipe = dataset.codecs.recipe(mask)
+        match stored.entry:
+            case Inline(data) if recipe is not None:
+                return Inline(recipe.make(data))
+            case Span() as source if recipe is not None:
+                return Packed(source, recipe, recipe.made)
+            case Packed(source) if recipe is not None:  # a piece that the recipe pads as well
+                return Packed(source, recipe, recipe.made)
+        return stored.entry
 
     def _is_filtered(self, number: int) -> bool:
         """Whether filters apply to a chunk: writers may leave out those that reach beyond the array."""
@@ -217,8 +208,7 @@ class DatasetChunks(FilledChunks):
     # ------------------------------------------------------------------ those that were never written
 
     def filled(self) -> bytes:
-        plain, datatype = self.fill_elements(), self.dataset.datatype
-        return self.dataset.codecs.encode(recast(datatype, plain).tobytes() if datatype.is_recast else plain)
+        return self.dataset.codecs.encode(self.fill_elements())
 
     def fill_elements(self) -> bytes:
         """Return a chunk's elements, all of them the fill value."""
@@ -244,7 +234,10 @@ class DatasetChunks(FilledChunks):
         datatype = self.dataset.datatype
         addresses = [address for data in raw.values() for address, _, _ in heap_ids(datatype, data)]
         heap = yield from read_collections(self._file, addresses)
-        made = {number: Inline(encode_vlen_utf8(vlen_strings(datatype, data, heap))) for number, data in raw.items()}
+        made: dict[int, Inline] = {}
+        for number, data in raw.items():
+            texts = [text.decode("utf-8", "replace") for text in vlen_strings(datatype, data, heap)]
+            made[number] = Inline(encoded(np.array(texts, object), [TEXT]))
         return [made.get(number) for number in numbers]
 
 
@@ -282,14 +275,3 @@ def _pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
     return ContiguousChunks(
         source, offset, dataset.outer_shape, dataset.chunk, dataset.datatype.size, dataset.object.path
     )
-
-
-def _made(entry: Entry, recipe: Recipe) -> Entry:
-    made: int | None = getattr(recipe, "made", None)
-    match entry:
-        case Inline(data):
-            return Inline(recipe.make(data))
-        case Span():
-            return Packed(entry, recipe, made)
-        case Packed():
-            return Packed(entry.source, After(entry.recipe, recipe), made)

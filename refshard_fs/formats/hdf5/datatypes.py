@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -405,18 +405,6 @@ def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
         [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
         for data in sequences(datatype, raw, heap)
     ]
-
-
-def encode_vlen_utf8(strings: Sequence[bytes]) -> bytes:
-    """Return what numcodecs' vlen-utf8 (zarr's codec of strings) reads as ``strings``.
-
-    Bytes that are no UTF-8 are replaced one by one, as no reader of zarr takes them.
-    """
-    parts = [struct.pack("<I", len(strings))]
-    for text in strings:
-        valid = text.decode("utf-8", "replace").encode()
-        parts += (struct.pack("<I", len(valid)), valid)
-    return b"".join(parts)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -110,6 +110,11 @@ class Fields:
         raw = self.take(self.sizes.address)
         return None if raw == b"\xff" * len(raw) else int.from_bytes(raw, "little")
 
+    def text_at(self, at: int) -> str:
+        """Return the text that begins at ``at``."""
+        self.at = at
+        return self.text()
+
     def text(self) -> str:
         """Return a text that ends with a NUL."""
         end = self.data.find(b"\0", self.at)

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -87,56 +87,60 @@ def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
 
 
 class Codecs(msgspec.Struct, frozen=True):
-    """How zarr version 2 spells what the chunks are encoded with; with a ``recipe``, they are shown decoded by it."""
+    """How the ``count`` elements of a chunk are encoded.
 
-    filters: tuple[Mapping[str, Any], ...] = ()
-    compressor: Mapping[str, Any] | None = None
-    recipe: Unpacked | None = None
-
-    def encode(self, data: bytes) -> bytes:
-        """Return a chunk's plain bytes as readers expect them."""
-        return encoded(data, _spelled(self))
-
-
-class Unpacked(msgspec.Struct, frozen=True):
-    """The ``count`` elements of a chunk, decoded, apart from filters whose bit in ``mask`` is set, and recast.
-
-    ``codecs`` (JSON) then encode them again, for metadata that promises those.
+    ``spelled`` are the codecs that decode them, in the JSON of zarr version 2; None: chunks are shown decoded.
     """
 
     filters: tuple[Filter, ...]
     datatype: Datatype
     count: int
+    spelled: tuple[str, ...] | None
+
+    @property
+    def shown(self) -> tuple[dict[str, Any], ...]:
+        """The codecs that decode what is shown."""
+        return tuple(json.loads(codec) for codec in self.spelled or ())
+
+    def encode(self, plain: bytes) -> bytes:
+        """Return elements, as the dataset's datatype has them, as readers expect a chunk."""
+        data = recast(self.datatype, plain).tobytes() if self.datatype.is_recast else plain
+        return encoded(data, self.shown)
+
+    def recipe(self, mask: int) -> Unpacked | None:
+        """Return what makes a chunk that skips the filters in ``mask`` what readers expect; None if it is that."""
+        is_shown = self.spelled is not None and not mask & ((1 << len(self.filters)) - 1)
+        return None if is_shown else Unpacked(self, mask)
+
+
+class Unpacked(msgspec.Struct, frozen=True):
+    """A chunk as readers expect it, apart from the filters whose bit in ``mask`` is set: those it skips."""
+
+    codecs: Codecs
     mask: int = 0
-    codecs: tuple[str, ...] = ()
 
     @property
     def made(self) -> int | None:
         """Bytes of what is made; None where that is only known afterwards."""
-        size = self.datatype.shown.itemsize if self.datatype.shown is not None else self.datatype.size
-        return None if self.codecs else self.count * size * math.prod(self.datatype.shape)
+        datatype = self.codecs.datatype
+        size = datatype.shown.itemsize if datatype.shown is not None else datatype.size
+        return None if self.codecs.spelled else self.codecs.count * size * math.prod(datatype.shape)
 
-    def plain(self, raw: bytes) -> bytes:
-        """Return the elements as the dataset's datatype has them."""
-        length = self.count * self.datatype.size
-        for number in range(len(self.filters) - 1, -1, -1):
+    def make(self, raw: bytes) -> bytes:
+        length = self.codecs.count * self.codecs.datatype.size
+        for number, used in reversed(list(enumerate(self.codecs.filters))):
             if not self.mask >> number & 1:
-                used = self.filters[number]
                 try:
                     raw = _UNDO[used.id](raw, used.values, length)
                 except ValueError:
                     raise
                 except _FAILURES as e:
                     raise ValueError(f"the filter {used.name} cannot be undone: {e}") from e
+        if not self.codecs.filters:
+            raw = raw.ljust(length, b"\0")  # the last piece of a contiguous dataset
         if len(raw) < length:
-            raise ValueError(f"its filters make {len(raw)} bytes, where {self.count} elements take {length}")
-        return raw[:length]
-
-    def make(self, raw: bytes) -> bytes:
-        plain = self.plain(raw)
-        if self.datatype.is_recast:
-            plain = recast(self.datatype, plain).tobytes()
-        return encoded(plain, tuple(map(json.loads, self.codecs)))
+            raise ValueError(f"its filters make {len(raw)} bytes, where {self.codecs.count} elements take {length}")
+        return self.codecs.encode(raw[:length])
 
 
 def codecs_of(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:
@@ -144,29 +148,13 @@ def codecs_of(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[
     for used in filters:
         _check(used)
     count = math.prod(chunk_shape)
-    spelled = [_codec(used, number, count * datatype.size) for number, used in enumerate(filters)]
-    if datatype.is_recast or datatype.shown is None or None in spelled:
-        if count * datatype.size > MOST_DECODED:
-            raise ManifestError(f"its chunks have {count * datatype.size} bytes; up to {MOST_DECODED} are decoded here")
-        return Codecs(recipe=Unpacked(tuple(filters), datatype, count))
-    known = [codec for codec in spelled if codec is not None]
-    if known and known[-1]["id"] not in ("shuffle", "fletcher32"):
-        return Codecs(tuple(known[:-1]), known[-1])
-    return Codecs(tuple(known))
-
-
-def recoded(
-    filters: Sequence[Filter], mask: int, codecs: Codecs, datatype: Datatype, chunk_shape: tuple[int, ...]
-) -> Unpacked | None:
-    """Return what makes a chunk, some of whose filters were skipped, what ``codecs`` decode; None if it is that."""
-    if codecs.recipe is None and not mask & ((1 << len(filters)) - 1):
-        return None
-    spelled = tuple(json.dumps(codec) for codec in _spelled(codecs))
-    return Unpacked(tuple(filters), datatype, math.prod(chunk_shape), mask, spelled)
-
-
-def _spelled(codecs: Codecs) -> tuple[Mapping[str, Any], ...]:
-    return codecs.filters + ((codecs.compressor,) if codecs.compressor is not None else ())
+    length = count * datatype.size
+    known = [_codec(used, number, length) for number, used in enumerate(filters)]
+    if not datatype.is_recast and datatype.shown is not None and None not in known:
+        return Codecs(tuple(filters), datatype, count, tuple(json.dumps(codec) for codec in known))
+    if length > MOST_DECODED:
+        raise ManifestError(f"its chunks have {length} bytes; up to {MOST_DECODED} are decoded here")
+    return Codecs(tuple(filters), datatype, count, None)
 
 
 def _check(used: Filter) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from refshard_fs.core.model import Steps, together
 from refshard_fs.formats.hdf5.file import MetadataFile
-from refshard_fs.formats.hdf5.heaps import heap_objects, read_dense, read_local_heap, text_at
+from refshard_fs.formats.hdf5.heaps import heap_objects, read_dense, read_local_heap
 from refshard_fs.formats.hdf5.structure import LINK, LINK_INFO, SYMBOL_TABLE, Message
 
 _GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # how a symbol table says that an entry is a group or a soft link
@@ -97,6 +97,7 @@ def _symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: int) ->
 
 def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
     nodes, segment = yield from _symbol_table(file, message.data, group_k, leaf_k)
+    names = file.fields(segment)
     found: list[Link] = []
     named = 0
     for node in nodes:
@@ -105,9 +106,9 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
         (count,) = fields.unpack("xH")
         for _ in range(count):
             offset, address, kind, table = fields.unpack("NPI4x16s")
-            name, target = text_at(segment, offset), None
+            name, target = names.text_at(offset), None
             if kind == _SOFT_ENTRY:
-                address, target = None, text_at(segment, int.from_bytes(table[:4], "little"))
+                address, target = None, names.text_at(int.from_bytes(table[:4], "little"))
             found.append(Link(name, address, target, table=table if kind == _GROUP_ENTRY else None))
             named += len(name) + len(target or "")
             if named > len(segment):

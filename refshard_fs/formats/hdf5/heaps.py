@@ -333,11 +333,3 @@ def read_local_heap(file: MetadataFile, address: int) -> Steps[bytes]:
     if at is None:
         raise ValueError("a local heap has no data")
     return (yield from file.read(at, size, what))
-
-
-def text_at(segment: bytes, offset: int) -> str:
-    """Return the text that begins at ``offset`` of a local heap's data segment."""
-    end = segment.find(b"\0", offset)
-    if offset >= len(segment) or end < 0:
-        raise ValueError(f"a local heap of {len(segment)} bytes has no text at {offset}")
-    return segment[offset:end].decode("utf-8", "surrogateescape")

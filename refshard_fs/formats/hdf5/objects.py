@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -38,8 +38,6 @@ from refshard_fs.formats.hdf5.structure import (
     parse_layout,
     read_extension,
     read_header,
-    read_rest,
-    read_start,
 )
 from refshard_fs.formats.hdf5.virtual import parse_mappings
 
@@ -75,11 +73,10 @@ class _Reader:
         self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by collection and index
         self._collections: set[int] = set()  # whose objects these are
         self._reading: list[Steps[None]] = []  # of each object that is begun
-        self._begun: set[int] = set()
         self._links_read = 0
         self._most = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
         self._looks = 0  # at links, while soft ones are followed
-        self._links: dict[int, dict[str, Link]] = {}  # of each object, by name
+        self._links: dict[int, dict[str, Link]] = {}  # of each object that is begun, by name
         self._found: dict[int, HDF5Object] = {}
 
     def read_all(self) -> Steps[None]:
@@ -90,8 +87,8 @@ class _Reader:
     def _begin(self, link: Link, depth: int) -> None:
         if depth > DEEPEST:
             raise ManifestError(f"its groups lie more than {DEEPEST} deep in one another")
-        if link.address is not None and link.address not in self._begun:
-            self._begun.add(link.address)
+        if link.address is not None and link.address not in self._links:
+            self._links[link.address] = {}
             self._reading.append(self._read(link.address, depth))
             ks = self._superblock.group_k, self._superblock.group_leaf_k
             self._reading.append(read_ahead(self._file, link.table, *ks))
@@ -144,28 +141,26 @@ class _Reader:
     # ------------------------------------------------------------------ headers
 
     def _read(self, address: int, depth: int) -> Steps[None]:
-        """Read an object, and have those that it links to read meanwhile."""
-        start = yield from read_start(self._file, address)
-        self._expect_values(start.messages)
+        """Read an object, and have what its messages tell of read as soon as they are there."""
+
+        def begun(messages: Sequence[Message]) -> None:
+            self._reading.append(self._read_links(address, messages, depth))
+            for message in messages:
+                if message.type == structure.LAYOUT and not message.is_shared:
+                    layout = parse_layout(message.data, self._file.sizes)
+                    if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:  # perhaps a coordinate
+                        self._file.expect(layout.address, layout.size)
+
+        yield from self._read_object(address, (yield from read_header(self._file, address, begun)))
+
+    def _read_links(self, address: int, messages: Sequence[Message], depth: int) -> Steps[None]:
         ks = self._superblock.group_k, self._superblock.group_leaf_k
-        many: list[Steps[Any]] = [read_rest(self._file, start), read_links(self._file, start.messages, *ks)]
-        rest, links = yield from together(many)
-        links += yield from read_links(self._file, rest, *ks)
-        self._links_read += len(links)
+        for link in (yield from read_links(self._file, messages, *ks)):
+            self._links_read += 1
+            self._links[address][link.name] = link
+            self._begin(link, depth + 1)
         if self._links_read > self._most:  # many groups may have the same links
             raise ManifestError(f"its links make more than {self._most} paths")
-        self._links[address] = {link.name: link for link in links}
-        for link in links:
-            self._begin(link, depth + 1)
-        yield from self._read_object(address, start.messages + rest)
-
-    def _expect_values(self, messages: Sequence[Message]) -> None:
-        """Have the values of what may be a small coordinate read together with its attributes."""
-        for message in messages:
-            if message.type == structure.LAYOUT and not message.is_shared:
-                layout = parse_layout(message.data, self._file.sizes)
-                if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:
-                    self._file.expect(layout.address, layout.size)
 
     def _read_object(self, address: int, messages: Sequence[Message]) -> Steps[None]:
         contents = yield from self._contents(messages)

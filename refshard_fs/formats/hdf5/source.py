@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -56,22 +56,12 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 class HDF5KeySpace(ArrayGroup):
     """The keys of a file; those of one dataset are looked up together."""
 
-    def __init__(
-        self,
-        arrays: Mapping[str, ArrayDescription],
-        chunks: Mapping[str, DatasetChunks],
-        zarr_format: int,
-        groups: Mapping[str, Mapping[str, Any]],
-        reports: Mapping[str, str],
-    ) -> None:
-        others = {path: attributes for path, attributes in groups.items() if path}
-        super().__init__(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
-        self._datasets = chunks
+    _chunks: Mapping[str, DatasetChunks]
 
     def prepare(self) -> Steps[None]:
         """Read what most users of the file ask for next, in as many rounds as one dataset takes."""
-        coordinates = [chunks for chunks in self._datasets.values() if chunks.is_small_coordinate]
-        others = [chunks for chunks in self._datasets.values() if not chunks.is_small_coordinate]
+        coordinates = [chunks for chunks in self._chunks.values() if chunks.is_small_coordinate]
+        others = [chunks for chunks in self._chunks.values() if not chunks.is_small_coordinate]
         first = [*coordinates[:PREPARED], *(others if len(others) <= FEW else [])]
         yield from together([chunks.prepare() for chunks in first])
 
@@ -87,7 +77,7 @@ class HDF5KeySpace(ArrayGroup):
                 places.append(number)
                 numbers.append(at.number)
         for path, (places, numbers) in by_array.items():
-            found.append(LookUp(places, self._datasets[path].entries(numbers)))
+            found.append(LookUp(places, self._chunks[path].entries(numbers)))
         return found
 
 
@@ -119,8 +109,8 @@ def _shown(
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
     """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
-    variables, groups, others, unlimited, dtypes = describe(tree.objects, zarr_format)
-    reports = {**tree.reports, **others}
+    variables, groups, unshown, unlimited, dtypes = describe(tree.objects, zarr_format)
+    reports = {**tree.reports, **unshown}
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
 
@@ -128,7 +118,7 @@ def _shown(
         space = other_files.get(name, f"its virtual datasets name more than {MOST_FILES} files")
         if isinstance(space, str) and name != OWN:
             raise ManifestError(space)
-        there = chunks if name == OWN else space._datasets if isinstance(space, HDF5KeySpace) else {}
+        there = chunks if name == OWN else space._chunks if isinstance(space, HDF5KeySpace) else {}
         if path.strip("/") not in there:
             raise ManifestError(f"it is a virtual dataset, and {path!r} of {name!r} is no dataset that is shown")
         return there[path.strip("/")]
@@ -145,7 +135,8 @@ def _shown(
             arrays[variable.path] = array
         except ManifestError as e:
             reports[path] = str(e)
-    space = HDF5KeySpace(arrays, chunks, zarr_format, groups, reports)
+    others = {path: attributes for path, attributes in groups.items() if path}
+    space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
     space.unlimited_dimensions = unlimited
     space.attribute_dtypes = {path: some for path, some in dtypes.items() if some}
     return space

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -130,67 +130,54 @@ class Message(NamedTuple):
     order: int = 0
 
 
-class HeaderStart(NamedTuple):
-    """The messages of an object header's first block; the others are in blocks that `read_rest` reads."""
+def read_header(
+    file: MetadataFile, address: int, begun: Callable[[list[Message]], None] = lambda messages: None
+) -> Steps[list[Message]]:
+    """Return all messages of the object header at ``address``, in the order of its blocks.
 
-    messages: list[Message]
-    continued: list[tuple[int, int]]
-    seen: set[int]
-    prefix: struct.Struct  # of each message: its type, its size and its flags
-
-
-def read_header(file: MetadataFile, address: int) -> Steps[list[Message]]:
-    """Return all messages of the object header at ``address``, in the order of its blocks."""
-    start = yield from read_start(file, address)
-    return start.messages + (yield from read_rest(file, start))
-
-
-def read_start(file: MetadataFile, address: int) -> Steps[HeaderStart]:
-    """Return the messages in the first block of the object header at ``address``."""
+    ``begun`` is given the messages of the first block, and of those that each round reads, as soon as they are there.
+    """
     what = "an object header"
     data = yield from file.peek(address, 16, HEADER, what)
     fields = file.fields(data)
+    prefix = _OLD_PREFIX  # of each message: its type, its size and its flags
     if data.startswith(b"OHDR"):
         fields.expect(b"OHDR", 2)
         flags = fields.uint(1)
         fields.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
         size = fields.uint(1 << (flags & 3))
-        begin = fields.at
-        block = yield from file.read(address, begin + size + 4, what)
-        body = verified(block, f"the object header at {address}")[begin:]
-        start = HeaderStart([], [], {address}, _TRACKED_PREFIX if flags & 4 else _PREFIX)
+        prefix = _TRACKED_PREFIX if flags & 4 else _PREFIX
+        block = yield from file.read(address, fields.at + size + 4, what)
+        body = verified(block, f"the object header at {address}")[fields.at :]
     else:
         version, size = fields.unpack("B7xI")
         if version != 1:
             raise ValueError(f"an object header at {address} is of version {version}; versions 1 and 2 are known")
         body = (yield from file.read(address, 16 + size, what))[16:]
-        start = HeaderStart([], [], {address}, _OLD_PREFIX)
-    _sort(file, start, body, start.messages, start.continued)
-    return start
-
-
-def read_rest(file: MetadataFile, start: HeaderStart) -> Steps[list[Message]]:
-    """Return the messages of all other blocks of a header."""
     messages: list[Message] = []
-    continued = start.continued
-    while continued:
-        blocks = yield from together([file.read(at, length, "an object header") for at, length in continued])
-        below: list[tuple[int, int]] = []
-        for (at, _), block in zip(continued, blocks, strict=True):
-            if start.prefix is not _OLD_PREFIX:
-                if not block.startswith(b"OCHK"):
-                    raise ValueError(f"a continuation of an object header at {at} has no signature OCHK")
-                block = verified(block, f"the continuation of an object header at {at}")[4:]
-            _sort(file, start, block, messages, below)
-        continued = below
+    seen = {address}
+    bodies = [body]
+    while bodies:
+        found = [message for body in bodies for message in _messages(body, prefix)]
+        places = [file.fields(message.data).unpack("PN") for message in found if message.type == CONTINUATION]
+        found = [message for message in found if message.type != CONTINUATION]
+        begun(found)
+        messages += found
+        for at, _ in places:
+            if at is None or at in seen or len(seen) > MOST_BLOCKS:
+                raise ValueError(f"an object header continues at {at}, where it was already")
+            seen.add(at)
+        bodies = yield from together([file.read(at, length, what) for at, length in places])
+        if prefix is not _OLD_PREFIX:
+            if not all(body.startswith(b"OCHK") for body in bodies):
+                raise ValueError(f"a continuation of the object header at {address} has no signature OCHK")
+            bodies = [verified(body, f"a continuation of the object header at {address}")[4:] for body in bodies]
     return messages
 
 
-def _sort(
-    file: MetadataFile, start: HeaderStart, block: bytes, messages: list[Message], continued: list[tuple[int, int]]
-) -> None:
-    """Add the messages of a block to ``messages``, and where the header continues to ``continued``."""
-    at, prefix = 0, start.prefix
+def _messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
+    """Yield the messages of one block of a header."""
+    at = 0
     while at + prefix.size <= len(block):  # what is shorter is a gap
         kind, size, flags, *order = prefix.unpack_from(block, at)
         at += prefix.size + size
@@ -198,15 +185,7 @@ def _sort(
             raise ValueError(f"a message of type {kind:#06x} ends beyond its object header's block")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
             raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
-        message = Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
-        if kind != CONTINUATION:
-            messages.append(message)
-            continue
-        where, length = file.fields(message.data).unpack("PN")
-        if where is None or where in start.seen or len(start.seen) > MOST_BLOCKS:
-            raise ValueError(f"an object header continues at {where}, where it was already")
-        start.seen.add(where)
-        continued.append((where, length))
+        yield Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ class _Cursor:
         self.size = size
         self.where = where
         self.version = data[3]
+        self.width = 8 if self.version == 5 else 4  # of counts
         self.at = 4
 
     def error(self, reason: str) -> ManifestError:
@@ -101,21 +102,16 @@ class _Cursor:
         self.at = end
         return found
 
-    def uint32(self) -> int:
-        return int.from_bytes(self.take(4), "big")
-
-    def number(self) -> int:
-        """Return a count, a length or an index: of 64 bits in CDF-5, else of 32."""
-        return self.uint64() if self.version == 5 else self.uint32()
-
-    def uint64(self) -> int:
-        number = int.from_bytes(self.take(8), "big")
-        if number >= COUNTABLE:
+    def uint(self, width: int) -> int:
+        """Return a number of ``width`` bytes; those of 8 are signed, and may not be negative."""
+        number = int.from_bytes(self.take(width), "big")
+        if width == 8 and number >= COUNTABLE:
             raise self.error(f"a number is negative: {number - (1 << 64)}")
         return number
 
-    def offset(self) -> int:
-        return self.uint32() if self.version == 1 else self.uint64()
+    def number(self) -> int:
+        """Return a count, a length or an index."""
+        return self.uint(self.width)
 
     def name(self) -> str:
         data = self.take(self.number())
@@ -126,7 +122,7 @@ class _Cursor:
 
     def entries(self, tag: int, what: str) -> range:
         """Return the numbers of a list's entries, each of which takes eight bytes or more."""
-        found, count = self.uint32(), self.number()
+        found, count = self.uint(4), self.number()
         if found not in (0, tag) or (count and not found):
             raise self.error(f"its list of {what} begins with the tag {found} and a count of {count}")
         if count * 8 > self.size - self.at:
@@ -134,7 +130,7 @@ class _Cursor:
         return range(count)
 
     def dtype(self) -> np.dtype[Any]:
-        number = self.uint32()
+        number = self.uint(4)
         if number not in _TYPES or (number > _CLASSIC_TYPES and self.version != 5):
             raise self.error(f"type {number} is none of version {self.version} of the format")
         return _TYPES[number]
@@ -169,10 +165,7 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
     Raises `Short` where ``data`` are too few, and ManifestError where the header contradicts itself or the file's size.
     """
     cursor = _Cursor(data, size, where)
-    streaming = (1 << (64 if cursor.version == 5 else 32)) - 1
-    records: int | None = int.from_bytes(cursor.take(8 if cursor.version == 5 else 4), "big")
-    if records == streaming:
-        records = None
+    records = int.from_bytes(cursor.take(cursor.width), "big")
     dimensions = _dimensions(cursor)
     attributes, _ = cursor.attributes()
     variables: dict[str, Variable] = {}
@@ -181,28 +174,39 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
         name = cursor.name()
         if name in variables:
             raise cursor.error(f"there are two variables {name!r}")
-        ids = _ids(cursor, name, dimensions)
+        shared = tuple(dimensions[number] for number in _ids(cursor, name, dimensions))
         of_it, dtypes = cursor.attributes()
         dtype = cursor.dtype()
         cursor.number()  # vsize, which the shape tells as well: it is wrong for variables of 4 GiB and more
-        shared = tuple(dimensions[number] for number in ids)
         named += sum(len(dimension.name) for dimension in shared)
         if named > max(MOST_NAMES, size):
             raise cursor.error(f"the names of its variables' dimensions have {named} characters, more than the file")
-        variables[name] = Variable(name, shared, of_it, dtypes, dtype, cursor.offset())
+        begin = cursor.uint(4 if cursor.version == 1 else 8)
+        variables[name] = Variable(name, shared, of_it, dtypes, dtype, begin)
     recorded = [variable for variable in variables.values() if variable.is_record]
     record_size = sum(variable.slab + -variable.slab % 4 for variable in recorded)
     if len(recorded) == 1:  # whose records follow one another without padding
         record_size = recorded[0].slab
-    if records is None:  # the file was being written as a stream: as many as there are
+    if records == (1 << 8 * cursor.width) - 1:  # the file was being written as a stream: as many as there are
         begin = min((variable.begin for variable in recorded), default=size)
         records = max(size - begin, 0) // record_size if recorded else 0
     if records >= COUNTABLE:
         raise ManifestError(f"{where}: its number of records is negative: {records}")
-    whole = tuple(_with_records(variable, records) for variable in variables.values())
-    for variable in whole:
-        _check(variable, records, record_size, cursor.at, size, where)
-    return Header(tuple(dimensions), attributes, whole, record_size, cursor.at)
+    whole = []
+    for variable in variables.values():
+        what = f"{where}: variable {variable.name!r}"
+        first, *others = variable.dimensions or (None,)
+        steps, length = 0, variable.slab
+        if first is not None and first.is_record:
+            variable = msgspec.structs.replace(variable, dimensions=(first._replace(length=records), *others))
+            steps, length = max(records - 1, 0) * record_size, length if records else 0
+        if length and variable.begin < cursor.at:
+            raise ManifestError(f"{what} begins at byte {variable.begin}, within the header")
+        end = variable.begin + steps + length
+        if length and end > size:
+            raise ManifestError(f"{what} is cut short: it ends at byte {end}, the file at {size}")
+        whole.append(variable)
+    return Header(tuple(dimensions), attributes, tuple(whole), record_size, cursor.at)
 
 
 def _dimensions(cursor: _Cursor) -> list[Dimension]:
@@ -220,7 +224,7 @@ def _dimensions(cursor: _Cursor) -> list[Dimension]:
 def _ids(cursor: _Cursor, name: str, dimensions: list[Dimension]) -> tuple[int, ...]:
     """Return the numbers of a variable's dimensions."""
     rank = cursor.number()
-    width = 8 if cursor.version == 5 else 4
+    width = cursor.width
     if rank * width > cursor.size - cursor.at:
         raise cursor.error(f"variable {name!r} has {rank} dimensions, more than its {cursor.size} bytes can tell of")
     ids = tuple(np.frombuffer(cursor.take(rank * width), f">u{width}").tolist())
@@ -229,21 +233,3 @@ def _ids(cursor: _Cursor, name: str, dimensions: list[Dimension]) -> tuple[int, 
     if any(dimensions[number].is_record for number in ids[1:]):
         raise cursor.error(f"the record dimension is not the first one of variable {name!r}")
     return ids
-
-
-def _with_records(variable: Variable, records: int) -> Variable:
-    if not variable.is_record:
-        return variable
-    name, _, _ = variable.dimensions[0]
-    return msgspec.structs.replace(variable, dimensions=(Dimension(name, records, True), *variable.dimensions[1:]))
-
-
-def _check(variable: Variable, records: int, record_size: int, least: int, size: int, where: str) -> None:
-    """Raise ManifestError where a variable's values do not lie between the header and the end of the file."""
-    steps = max(records - 1, 0) * record_size if variable.is_record else 0
-    length = steps + variable.slab if records or not variable.is_record else 0
-    if length and variable.begin < least:
-        raise ManifestError(f"{where}: variable {variable.name!r} begins at byte {variable.begin}, within the header")
-    end = variable.begin + length
-    if length and end > size:
-        raise ManifestError(f"{where} is cut short: variable {variable.name!r} ends at byte {end}, the file at {size}")

@@ -154,12 +154,6 @@ def test_many_elements_of_one_long_text_are_too_much() -> None:
         datatypes.vlen_strings(parsed(h5py.string_dtype()), raw, {(96, 1): text})
 
 
-def test_strings_are_encoded_as_numcodecs_decodes_them() -> None:
-    numcodecs = pytest.importorskip("numcodecs")
-    made = datatypes.encode_vlen_utf8([b"", "é".encode(), b"a\xff"])
-    assert numcodecs.VLenUTF8().decode(made).tolist() == ["", "é", "a\ufffd"]
-
-
 def test_messages_that_are_cut_short_or_changed_are_errors_and_nothing_else() -> None:
     rng = np.random.default_rng(1)
     samples = [
