@@ -12,7 +12,7 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.formats.netcdf3 import source
-from refshard_fs.formats.netcdf3.header import parse_header
+from refshard_fs.formats.netcdf3.source import parse_header
 from tests.formats.files_of_arrays import check_commands, check_damage, rounds_to_open, same
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files

@@ -162,21 +162,23 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     return heap
 
 
-def read_dense(file: MetadataFile, info: bytes, skipped: int) -> Steps[tuple[FractalHeap, list[bytes]] | None]:
-    """Return the heap and the records of the links, or attributes, that an info message tells of; None if of none.
+def dense_objects(file: MetadataFile, info: bytes, skipped: int, ids: slice) -> Steps[list[tuple[bytes, bytes]]]:
+    """Return the links, or attributes, that an info message tells of, each with its record in a B-tree; none if none.
 
-    The highest number of these takes ``skipped`` bytes of the message, where it is there.
+    The highest number of these takes ``skipped`` bytes of the message, where it is there. ``ids`` is where records have
+    the id of an object in the heap.
     """
     fields = file.fields(info)
     version, flags = fields.unpack("BB")
     if version:
         raise ValueError(f"a message of links or attributes is of version {version}; version 0 is known")
     heap, tree = fields.unpack(f"{skipped if flags & 1 else 0}xPP")
-    if heap is None or tree is None:
-        return None
+    if heap is None or tree is None:  # they are messages
+        return []
     many: list[Steps[Any]] = [read_fractal_heap(file, heap), read_records(file, tree)]
     header, records = yield from together(many)
-    return header, records
+    objects = yield from heap_objects(file, header, [record[ids] for record in records])
+    return list(zip(records, objects, strict=True))
 
 
 def heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes]) -> Steps[list[bytes]]:

@@ -16,8 +16,8 @@ from refshard_fs.formats.hdf5 import is_gzip
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe
-from refshard_fs.formats.hdf5.objects import Tree, read_tree
-from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superblock
+from refshard_fs.formats.hdf5.objects import read_tree
+from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, parse_superblock
 from refshard_fs.formats.hdf5.virtual import MOST_FILES, OWN, VirtualChunks, check_beside, files_named, mapped
 from refshard_fs.security.policy import directory_of, relative_to
 
@@ -39,9 +39,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     file = MetadataFile(source, size, probe.head)
     try:
         superblock = parse_superblock(file, probe.head)
-        superblock, tree = yield from file.run(read_tree(file, superblock))
-        others = yield from _other_files(files_named(tree.objects), probe, options)
-        keyspace = _shown(file, superblock, tree, url, options.zarr_format, others)
+        superblock, (objects, reports) = yield from file.run(read_tree(file, superblock))
+        others = yield from _other_files(files_named(objects), probe, options)
+        keyspace = _shown(file, superblock, objects, reports, url, options.zarr_format, others)
     except RefShardError as e:
         if type(e) is ManifestError and url not in str(e):
             raise ManifestError(f"{url}: {e}") from e
@@ -103,14 +103,15 @@ def _other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpace | s
 def _shown(
     file: MetadataFile,
     superblock: Superblock,
-    tree: Tree,
+    objects: Mapping[str, HDF5Object],
+    reports: dict[str, str],
     url: str,
     zarr_format: int,
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
-    """Return the objects of ``tree`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
-    variables, groups, unshown, unlimited, dtypes = describe(tree.objects, zarr_format)
-    reports = {**tree.reports, **unshown}
+    """Return the ``objects`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
+    variables, groups, unshown, unlimited, dtypes = describe(objects, zarr_format)
+    reports |= unshown
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
 
@@ -123,8 +124,8 @@ def _shown(
             raise ManifestError(f"it is a virtual dataset, and {path!r} of {name!r} is no dataset that is shown")
         return there[path.strip("/")]
 
-    for path in sorted(variables, key=lambda path: isinstance(tree.objects[path].layout, Virtual)):  # made of others
-        variable, found = variables[path], tree.objects[path]
+    for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, Virtual)):  # made of others
+        variable, found = variables[path], objects[path]
         try:
             found, parts = mapped(found, source)
             dataset = Dataset(found, variable)
