@@ -162,12 +162,14 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
     return heap
 
 
-def dense_objects(file: MetadataFile, info: bytes, skipped: int, ids: slice) -> Steps[list[tuple[bytes, bytes]]]:
-    """Return the links, or attributes, that an info message tells of, each with its record in a B-tree; none if none.
+# Of links and of attributes: bytes of the highest number in their info message, bytes of a record in their B-tree, and
+# where in it is the id of an object in the heap.
+_DENSE: Final = {"links": (8, 11, slice(4, None)), "attributes": (2, 17, slice(8))}
 
-    The highest number of these takes ``skipped`` bytes of the message, where it is there. ``ids`` is where records have
-    the id of an object in the heap.
-    """
+
+def dense_objects(file: MetadataFile, info: bytes, what: str) -> Steps[list[tuple[bytes, bytes]]]:
+    """Return the "links" or "attributes" that an info message tells of, each with its record; none if of none."""
+    skipped, record_size, ids = _DENSE[what]
     fields = file.fields(info)
     version, flags = fields.unpack("BB")
     if version:
@@ -177,6 +179,8 @@ def dense_objects(file: MetadataFile, info: bytes, skipped: int, ids: slice) -> 
         return []
     many: list[Steps[Any]] = [read_fractal_heap(file, heap), read_records(file, tree)]
     header, records = yield from together(many)
+    if any(len(record) != record_size for record in records):
+        raise ValueError(f"the B-tree of {what} has no records of {what}")
     objects = yield from heap_objects(file, header, [record[ids] for record in records])
     return list(zip(records, objects, strict=True))
 

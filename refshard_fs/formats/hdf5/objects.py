@@ -76,7 +76,7 @@ def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, le
         elif message.type == structure.LINK:
             found.append(parse_link(file, message.data))
         elif message.type == structure.LINK_INFO:
-            dense = yield from dense_objects(file, message.data, 8, slice(4, None))
+            dense = yield from dense_objects(file, message.data, "links")
             found += [parse_link(file, data) for _, data in dense]
     return found
 
@@ -337,9 +337,7 @@ class _Reader:
     # ------------------------------------------------------------------ attributes
 
     def _dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
-        dense = yield from dense_objects(self._file, info, 2, slice(8))
-        if any(len(record) < 13 for record, _ in dense):
-            raise ValueError("the B-tree of an object's attributes has no records of attributes")
+        dense = yield from dense_objects(self._file, info, "attributes")
         if any(record[8] & 2 for record, _ in dense):
             raise ManifestError(_TABLE)
         return [(int.from_bytes(record[9:13], "little"), data) for record, data in dense]
