@@ -1,6 +1,6 @@
 """Check a whole source before others rely on it: its metadata, the ranges that it names, and the objects they lie in.
 
-Nothing passes for right that was not looked at: a report says how much was read and decoded.
+A report says how much was read and decoded, so that what was not looked at is not taken for correct.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """Findings as they come: all are counted, the first of each kind are kept. Nothing that gives access is."""
+    """Collects findings: all are counted, and the first of each kind are kept, without passwords and tokens."""
 
     def __init__(self) -> None:
         self.shown: list[Finding] = []
         self.counts: dict[str, int] = {}
 
     def add_error(self, key: str, error: Exception, kind: str = "unreadable", url: str = "") -> None:
-        """Take in what ``error`` says; ``kind`` where its type does not tell more."""
+        """Add an error as a finding of ``kind``, or of a more specific kind that its type tells."""
         match error:
             case TargetNotAllowed():
                 kind, url, text = "not-allowed", error.url, f"{error.rule}. {error.remedy}"
@@ -137,7 +137,7 @@ class Findings:
         self.add("error", kind, key, url, text)
 
     def add(self, severity: Severity, kind: str, key: str = "", url: str = "", text: str = "") -> None:
-        """Take in one finding; the first of each kind are kept."""
+        """Add one finding."""
         self.count(kind, 1)
         if self.counts[kind] <= SHOWN:
             self.shown.append(Finding(severity, kind, key, told(url)[:1000], told(text)))
@@ -157,7 +157,7 @@ class Findings:
 
 
 def check_documents(texts: Mapping[str, bytes], found: Findings) -> None:
-    """Check each metadata document by itself, and consolidated metadata against the documents that they tell of."""
+    """Check each metadata document by itself, and compare consolidated metadata with the documents."""
     documents: dict[str, Mapping[str, Any]] = {}
     for name, text in texts.items():
         try:
@@ -209,7 +209,7 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The objects that keys lie in, asked once each, and the byte ranges of them that keys take.
+# The byte ranges of all keys, compared with each other and with the sizes of their targets.
 
 
 STAT_TOGETHER: Final = 1024  # targets that are asked at a time
@@ -217,7 +217,7 @@ _END: Final = np.uint64(WHOLE)
 
 
 class Ranges:
-    """The byte ranges of all keys as columns; bytes that are made from others are left out. No I/O.
+    """The byte ranges of all keys as columns, without those of keys whose bytes are derived from the range. No I/O.
 
     Millions of references are compared by sorting, not one by one.
     """
@@ -283,7 +283,7 @@ MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, as far as th
 def check(
     fs: Surveyed, mode: CheckMode = "head", *, sample: int = 100, callback: Callback = DEFAULT_CALLBACK
 ) -> Report:
-    """Check all of ``fs``: metadata, ranges, and one question to each target; data as ``mode`` says.
+    """Check all of ``fs``: its metadata, its byte ranges, each target by one request, and data as ``mode`` says.
 
     ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all there are, ``"full"``
     reads every chunk and, where zarr is installed, decodes it. What is wrong is in the report, and no exception.
@@ -431,7 +431,7 @@ class _Check:
         self._found.count(kind, len(rows) - len(texts))
 
     def _check_names(self) -> None:
-        """Find keys that look like chunks and are none of their array's grid."""
+        """Find keys that look like chunk keys and lie outside of their array's grid."""
         for key in self._source.rest.names:
             path, grid = _grid_of(self._source, key)
             if grid is not None and CHUNK_NAME.fullmatch(relative(key, path)):
@@ -441,7 +441,7 @@ class _Check:
 
     def _check_chunks(self, extents: Extents, positions: Sequence[int], *, decodes: bool) -> None:
         """Read the chunks of an array at ``positions``, and decode them."""
-        largest = int(extents.sizes.max()) or MEMORY // 16  # which only their targets know
+        largest = int(extents.sizes.max()) or MEMORY // 16  # a guess, if only the targets know the sizes
         for some in batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
             keys = extents.keys(some)
             chunks: list[StoredChunk] = []

@@ -66,7 +66,7 @@ Compare = Callable[[Sequence[str]], list[str]]  # returns those of the keys whos
 
 
 def compare(first: Surveyed, second: Surveyed) -> Difference:
-    """Return what differs; URLs are compared as they are resolved, so that a set that was moved is another."""
+    """Return what differs. URLs are compared resolved: a copy whose relative URLs lead elsewhere differs."""
     a, b = survey(first), survey(second)
     both = sorted(a.documents.keys() & b.documents.keys())
     documents = ((key, _fields(a.documents[key], b.documents[key])) for key in both)
@@ -126,7 +126,7 @@ def _fields(a: bytes, b: bytes) -> tuple[str, ...]:
 
 
 def _emptied(extents: Extents | None) -> Extents:
-    """Return an array without chunks, in the place of one that only the other source has."""
+    """Return the array without chunks, to compare with an array that only one source has."""
     assert extents is not None
     return msgspec.structs.replace(extents, chunks=Chunks.of_places(()))
 
@@ -148,7 +148,7 @@ def _changes(path: str | None, a: Extents, b: Extents, targets: Positions, diffe
 
 
 def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:
-    """Return the chunks' numbers in a grid that has room for both; None where keys are spelled in other ways."""
+    """Return the chunks' numbers in a grid as large as both; None if the two arrays spell chunk keys differently."""
     one, other = a.meta.grid, b.meta.grid
     if one is None and other is None:
         known = {name: number for number, name in enumerate(dict.fromkeys([*a.names, *b.names]))}

@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 INLINE: Final = -1  # in the target column: the source itself holds the bytes
 BATCH: Final = 4096  # keys that are looked up, or read, at a time
-LOOKED_FOR: Final = 1_000_000  # chunks of an array that are looked for one by one where a shard's index is damaged
+LOOKED_FOR: Final = 1_000_000  # chunks of an array, at most, that are looked up one by one if a shard index is damaged
 _END: Final = np.uint64(WHOLE)
 
 
 class Surveyed(Protocol):
-    """What is needed of a filesystem: `RefShardFileSystem`."""
+    """What the tools use of a `RefShardFileSystem`."""
 
     fo: Any
     _session: Session
@@ -67,11 +67,6 @@ class Place(NamedTuple):
     stop: int
     derived: bool = False
 
-    @property
-    def size(self) -> int | None:
-        """Number of bytes; None where only the target knows."""
-        return None if self.stop == WHOLE else self.stop - self.start
-
 
 class Chunks(NamedTuple):
     """Chunks of one array as columns: the number of each in the grid, and where it lies (see `Place`)."""
@@ -84,14 +79,14 @@ class Chunks(NamedTuple):
 
     @classmethod
     def of_places(cls, places: Iterable[tuple[int, Place]]) -> Chunks:
-        """Return chunks whose places are known one by one."""
+        """Return the columns of (number, place) pairs."""
         rows = [(number, *place) for number, place in places]
         columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * 5
         return cls(*map(np.array, columns, (np.uint64, np.int64, np.uint64, np.uint64, np.bool_)))
 
     @classmethod
     def of_table(cls, table: ChunkTable, target: Callable[[int], int]) -> Chunks:
-        """Return the chunks of ``table``, whose targets ``target`` renumbers."""
+        """Return the chunks of ``table``; ``target`` returns the number here of a target of the table."""
         numbers, (codes, starts, lengths) = table.part()
         known = np.unique(codes)
         renumbered = np.fromiter((target(int(code)) for code in known), np.int64, len(known))
@@ -177,11 +172,11 @@ Fault = tuple[str, Exception]  # a key or a directory, and why it could not be s
 
 
 class Survey(msgspec.Struct, frozen=True, eq=False):
-    """What a source holds. ``documents`` are its metadata as shown, by key; ``urls`` are all targets, by number.
+    """What a source contains. ``documents`` are its metadata documents by key; ``urls`` are all targets by number.
 
-    ``inline_keys`` and ``inline_bytes`` count the keys, metadata among them, whose bytes a reference set holds itself.
-    ``rest`` are the keys that are neither chunks nor metadata, by name, as if they were chunks of an array without a
-    grid. ``pins`` are what the source says of its targets.
+    ``inline_keys`` and ``inline_bytes`` count the keys, metadata included, whose bytes are inline in a reference set.
+    ``rest`` are the keys that are neither chunks nor metadata, as if they were chunks of an array without a grid.
+    ``pins`` are the versions that the source expects of its targets.
     """
 
     urls: list[str]
@@ -200,17 +195,17 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
 
 
 def survey(fs: Surveyed, array: str | None = None, faults: list[Fault] | None = None) -> Survey:
-    """Return what ``fs`` holds, or of that only what the array at the path ``array`` holds.
+    """Survey all of ``fs``, or only the array at the path ``array``.
 
-    Raises ManifestError where metadata is no JSON object, FileNotFoundError if there is no such array, NotListable
-    where neither a listing nor consolidated metadata tell which arrays there are. Of arrays whose chunks cannot be
-    listed the metadata is told. With ``faults``, which takes them, errors of single keys and directories are no end.
+    Raises ManifestError if metadata is no JSON object, FileNotFoundError if there is no such array, NotListable if
+    neither a listing nor consolidated metadata say which arrays there are. Arrays whose chunks cannot be listed are
+    included without chunks. With ``faults``, errors of single keys and directories are added to it and not raised.
     """
     return _Surveying(fs, array, faults).run()
 
 
 def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | None = None) -> list[Any]:
-    """Return the bytes, or the error, of each of ``keys``, also where ``fs`` was made for a loop of its own.
+    """Return the bytes, or the error, of each of ``keys``. It works for asynchronous filesystems too.
 
     ``tell(1)`` is called as each is read.
     """
@@ -270,7 +265,7 @@ class _Surveying:
         return Survey(urls, tuple(groups), arrays, texts, rest, len(inline), sum(inline), self._pins)
 
     def _fail(self, key: str, error: Exception) -> None:
-        """Note that ``key`` could not be surveyed; raise that where nobody wants notes, and of the root."""
+        """Add to the faults that ``key`` could not be surveyed; raise that if none are collected, or for the root."""
         if self._faults is None or not key:
             raise blame(key, error)
         self._faults.append((key, error))
@@ -284,7 +279,7 @@ class _Surveying:
     # ------------------------------------------------------------------ reference sets
 
     def _references(self) -> FlatKeySpace | None:
-        """Return the references of the source, where it is a set of them that nothing was written to."""
+        """Return the references of the source; None if it is no reference set, or one with uncommitted writes."""
         found = references_in(unedited(self._keyspace))
         if not isinstance(found, ParquetKeySpace):
             return found
@@ -293,7 +288,7 @@ class _Surveying:
         except RefShardError:
             if self._faults is None:
                 raise
-        return None  # damaged partitions are found as keys are looked up
+        return None  # looking up each key finds the damaged partitions
 
     def _add_references(self, flat: FlatKeySpace) -> None:
         """Add all of a reference set."""
@@ -333,7 +328,7 @@ class _Surveying:
     # ------------------------------------------------------------------ other sources
 
     def _list(self, prefix: str) -> None:
-        """Add all keys below ``prefix`` as they are listed, and where they lie as they are looked up."""
+        """List all keys below ``prefix``, and look up where they lie."""
         names: dict[str, int | None] = {}  # with sizes
         level = [prefix]
         while level:
@@ -375,7 +370,7 @@ class _Surveying:
                 shown.relative_update(len(keys))
 
     def _look_for_chunks(self, prefix: str, metas: Mapping[str, ArrayMeta], error: DamagedIndex) -> None:
-        """Look the chunks in a directory up one by one, since a damaged index says nothing of any of them."""
+        """Look up each chunk in a directory: its shard index is damaged, so that the chunks cannot be listed."""
         path = array_of(join(prefix, "0"), metas)
         meta = metas.get(path)
         if meta is None or meta.grid is None or meta.grid.size > LOOKED_FOR:
@@ -439,7 +434,7 @@ class _Surveying:
         return texts
 
     def _nodes(self, texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]:
-        """Return the paths of groups, and the metadata of arrays; a check says itself what is wrong with documents."""
+        """Return the paths of groups, and the metadata of arrays, without damaged documents if faults are collected."""
         groups: set[str] = set()
         metas: dict[str, ArrayMeta] = {}
         for key, text in texts.items():
@@ -463,14 +458,14 @@ class _Surveying:
         return sorted(groups - metas.keys()), metas
 
     def _arrays(self, metas: Mapping[str, ArrayMeta], texts: Mapping[str, bytes]) -> tuple[dict[str, Extents], Extents]:
-        """Return the arrays, into whose grids keys are sorted, and the keys that are no chunks."""
+        """Return the arrays with their chunks, and the keys that are no chunks."""
         placed: dict[str | None, list[tuple[int, Place]]] = {path: [] for path in (None, *metas)}
         names: dict[str | None, list[str]] = {path: [] for path in placed}
         stray = dict.fromkeys(metas, 0)
         manifests = manifests_of(unedited(self._keyspace))
         for key, place in sorted(self._places.items()):
             path: str | None = array_of(key, metas)
-            tail, number = key, None
+            tail, number = key, None  # without a grid, the number is that of the name
             if path is None or path not in metas:
                 path = None
             elif (grid := metas[path].grid) is None:
@@ -502,7 +497,7 @@ class _Surveying:
 
 
 def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] | None]:
-    """Return all chunks of an array that is in shards; of what else is at ``path``, what lies directly below."""
+    """Return all chunks of the array at ``path`` if it is sharded, or else the names directly below ``path``."""
     view = unedited(keyspace)
     if isinstance(view, ShardView):
         yield from together([view.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])  # so that the array is known

@@ -1,4 +1,4 @@
-"""Chunks decoded on trial by zarr's own codecs, as readers would: to know whether they can be.
+"""Decode stored chunks with zarr's own codecs, as readers would, to find those that cannot be decoded.
 
 A codec cannot be interrupted in a thread, and may take all memory or end its process. Those of common codecs are
 bounded by what `core.compression` lets pass; for other ones, chunks of a set from elsewhere are decoded in a process of

@@ -1,4 +1,4 @@
-"""What people see while they work: views in notebooks, counters, and a bar while something takes long.
+"""HTML views for notebooks, counters and plans that print as tables, and progress bars.
 
 Colours of views follow the notebook's theme (JupyterLab, VS Code, Sphinx and mkdocs say it on the page), and without
 one the system's day or night. Text that is not ours is escaped, and shown without what gives access.
@@ -119,11 +119,11 @@ def table(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Counters as people see them: a mapping that prints as a small table, in a notebook as one of HTML.
+# Counters: a dict that prints as a table, in a notebook as one of HTML.
 
 
 class Counters(dict[str, int]):
-    """Counters by name, as `refshard_fs.core.stats` explains them; a dict in all but its looks.
+    """Counters by name, as `refshard_fs.core.stats` explains them; a dict that prints as a table.
 
     >>> Counters(keys=1200, bytes_fetched=3 << 20)
     keys           1,200
@@ -156,14 +156,14 @@ def _figure(name: str, value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A plan as people see it: a list that prints as a table of requests, in a notebook as one of HTML.
+# A plan: a list that prints as a table of requests, in a notebook as one of HTML.
 
 
 REQUESTS: Final = 20  # of a plan that are shown
 
 
 class Plan(list[Planned]):
-    """Requests that a read would make, target by target; a list in all but its looks.
+    """Requests that a read would make, target by target: a list that prints as a table.
 
     >>> Plan([Planned("s3://b/x.nc", 0, 2000, ("a/0", "a/1")), Planned("s3://b/y.nc", 9000, 9100, ("a/2",))])
     2 requests for 3 keys of 2 targets: 2.1 KiB
@@ -282,9 +282,9 @@ DELAY: Final = 1.0  # seconds before a bar appears: what is done sooner needs no
 
 @contextlib.contextmanager
 def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callback]:
-    """Yield ``callback``; in the place of fsspec's default, one that shows a bar of ``what`` where somebody looks on.
+    """Yield ``callback``, or instead of fsspec's default one that shows a progress bar called ``what``.
 
-    That is in a terminal or a notebook, and where tqdm (the extra `cli`) is installed. A bar appears after a second.
+    There is a bar in terminals and notebooks if tqdm (the extra `cli`) is installed. It appears after a second.
     Silent: ``TQDM_DISABLE=1`` in the environment, or a callback of one's own (``fsspec.callbacks.NoOpCallback()``).
     """
     bar = _tqdm() if callback is DEFAULT_CALLBACK and _is_watched() else None
