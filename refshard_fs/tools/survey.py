@@ -459,26 +459,24 @@ class _Surveying:
 
     def _arrays(self, metas: Mapping[str, ArrayMeta], texts: Mapping[str, bytes]) -> tuple[dict[str, Extents], Extents]:
         """Return the arrays with their chunks, and the keys that are no chunks."""
-        placed: dict[str | None, list[tuple[int, Place]]] = {path: [] for path in (None, *metas)}
-        names: dict[str | None, list[str]] = {path: [] for path in placed}
+        placed: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
+        names: dict[str, list[str]] = {path: [] for path in metas}
         stray = dict.fromkeys(metas, 0)
+        rest: dict[str, Place] = {}
         manifests = manifests_of(unedited(self._keyspace))
-        for key, place in sorted(self._places.items()):
-            path: str | None = array_of(key, metas)
-            tail, number = key, None  # without a grid, the number is that of the name
-            if path is None or path not in metas:
-                path = None
-            elif (grid := metas[path].grid) is None:
-                tail = relative(key, path)
-            else:
-                number = grid.number(relative(key, path))
-                if number is None:
-                    stray[path] += manifests is None or key != manifests.manifest_key(path)
-                    path = None
+        for key, place in self._places.items():
+            path = array_of(key, metas)
+            if path not in metas:
+                rest[key] = place
+                continue
+            grid, tail = metas[path].grid, relative(key, path)
+            number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
-                number = len(names[path])
-                names[path].append(tail)
-            placed[path].append((number, place))
+                rest[key] = place
+                stray[path] += manifests is None or key != manifests.manifest_key(path)
+            else:
+                names[path] += [tail] if grid is None else []
+                placed[path].append((number, place))
         arrays = {
             path: Extents(
                 path,
@@ -492,8 +490,8 @@ class _Surveying:
             )
             for path in sorted(metas)
         }
-        no_array = ArrayMeta(2, (), None, None, "", "C", {})
-        return arrays, Extents("", no_array, Chunks.of_places(placed[None]), names=tuple(names[None]))
+        chunks = Chunks.of_places((number, rest[name]) for number, name in enumerate(sorted(rest)))
+        return arrays, Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=tuple(sorted(rest)))
 
 
 def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] | None]:
