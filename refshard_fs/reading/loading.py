@@ -19,12 +19,12 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from refshard_fs.core.forks import in_child
-from refshard_fs.core.model import Entry, Index, Inline, Load, Need, Packed, Span, Stat
+from refshard_fs.core.model import Entry, Facts, Index, Inline, Load, Need, Packed, Span, Stat
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.cache import Cache, IndexCache
 from refshard_fs.reading.failures import describe, too_large
 from refshard_fs.security import policy
-from refshard_fs.targets import Pool, Seen, TooLarge
+from refshard_fs.targets import Pool, TooLarge
 
 MANY: Final = 1 << 20  # bytes that take too long to decode on an event loop
 PIECE: Final = 1 << 21  # bytes of a local source at a time,
@@ -258,7 +258,7 @@ class _Bound(NamedTuple):
     value: Any
     url: str
     origin: str | None
-    seen: Seen
+    seen: Facts
 
 
 class Answers:

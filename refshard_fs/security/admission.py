@@ -129,11 +129,10 @@ def network_of(host: str) -> Network:
         except OSError:
             return Network.PUBLIC
     if isinstance(address, ipaddress.IPv4Address):
-        return Network.PUBLIC if _is_public(address) else _not_public(address)
-    inner = _within(address)
-    public = address.is_global if address in _UNICAST else bool(inner)
-    within = [Network.PUBLIC if _is_public(one) else _not_public(one) for one in inner]
-    return max([Network.PUBLIC if public else _not_public(address), *within])
+        return _network(address, is_public=address.is_global)
+    within = _within(address)
+    is_public = address.is_global if address in _UNICAST else bool(within)
+    return max([_network(address, is_public=is_public), *(_network(one, is_public=one.is_global) for one in within)])
 
 
 def is_private(host: str) -> bool:
@@ -141,13 +140,10 @@ def is_private(host: str) -> bool:
     return network_of(host) is not Network.PUBLIC
 
 
-def _not_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> Network:
-    near = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
-    return Network.MACHINE if near else Network.PRIVATE
-
-
-def _is_public(address: ipaddress.IPv4Address) -> bool:
-    return address.is_global and not address.is_multicast
+def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_public: bool) -> Network:
+    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+        return Network.MACHINE
+    return Network.PUBLIC if is_public else Network.PRIVATE
 
 
 def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:

@@ -161,8 +161,7 @@ class Engines:
 
     def seen(self, url: str) -> Facts | None:
         """Return which version of an object was read; None if none was."""
-        seen = self._versions.seen(url)
-        return None if seen is None else Facts(seen.size, seen.etag, seen.modified)
+        return self._versions.seen(url)
 
     def _pool(self, loop: Loop | None) -> Pool:
         return Pool(self._pool_options, loop, self._versions, self.stats)

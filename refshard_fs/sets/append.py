@@ -47,7 +47,7 @@ from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import ChangedSet, Named, VariableReader, with_metadata
-from refshard_fs.targets.document import Document
+from refshard_fs.targets.objects import Document
 from refshard_fs.tools.views import progress
 
 

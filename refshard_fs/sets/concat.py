@@ -36,7 +36,7 @@ from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import Named, with_metadata, with_type
-from refshard_fs.targets.document import Sink
+from refshard_fs.targets.objects import Objects
 from refshard_fs.tools.views import folded, progress, table, view
 
 Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any
@@ -75,8 +75,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         Returns in one line why only this package reads it.
         """
         data = self.document.dumps(relative_urls(url))
-        with Sink(url, storage_options).stream() as file:
-            file.write(data)
+        Objects(url, storage_options).put("", (data,))
         return self.remark
 
     def _repr_html_(self) -> str:

@@ -19,18 +19,24 @@ from refshard_fs.targets.failures import EXPIRED, Denied, HttpStatus, Incomplete
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
 
+UNKNOWN: Final = Facts(None)
+
+
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of an object, and what came with them about the whole: its size, ETag and modification time.
+    """Bytes of an object, and the ``facts`` that came with them about the whole.
 
     ``unasked`` bytes came beside them, of a server that answers with whole objects where ranges are asked for.
     """
 
     data: bytes
-    size: int | None = None
-    etag: str | None = None
-    last_modified: str | None = None
+    facts: Facts = UNKNOWN
     waited: float | None = None  # seconds until the server began to answer, where that is known
     unasked: int = 0
+
+    @property
+    def size(self) -> int | None:
+        """Bytes that the object has, if that is known."""
+        return self.facts.size
 
 
 class Target:
@@ -133,6 +139,12 @@ _IDENTITY = ("", "identity")
 _INFLATED = ("gzip", "deflate")
 
 
+def ranged(start: int, stop: int | None, etag: str | None = None) -> dict[str, str]:
+    """Return the headers that ask for bytes ``[start, stop)``, of the version ``etag`` if that is given."""
+    headers = {"Range": range_header(start, stop)} if start or stop is not None else {}
+    return headers if etag is None else {**headers, "If-Match": etag}
+
+
 def range_header(start: int, stop: int | None) -> str:
     """Return the Range of bytes ``[start, stop)``; a negative start counts from the end."""
     if stop is None:
@@ -156,40 +168,37 @@ async def read_answer(
     A server that knows no ranges sends the whole object: then the range is taken out of it.
     ``inflates`` says that the client has undone such a body's compression.
     """
-    headers = response.headers
+    headers, status = response.headers, response.status
+    encoding = headers.get("content-encoding", "")
+    told = ", ".join(dict.fromkeys(headers.getall("content-range", ())))
     unasked = 0
-    match response.status:
-        case 206:
-            sent = response.content_length
-            if headers.get("content-encoding", "") not in _IDENTITY:
-                raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
-            length, total = _placed(", ".join(dict.fromkeys(headers.getall("content-range", []))), sent, start, stop)
-            check_size(length, most)
-            data = await _exactly(response, length, sent)
-        case 200 if part := _part_told(response, start, stop):
-            length, total = part
-            check_size(length, most)
-            data = await _exactly(response, length, response.content_length)
-        case 200:
-            data, total = await _cut(response, stop, most, inflates)
-            data = data if start == 0 else data[start:stop]
-            if start or stop is not None:
-                unasked = max(response.content.total_bytes - len(data), 0)
-        case status:
-            text = await _error_text(response)
-            size = _size_told(headers.get("content-range", ""), text) if status == 416 else None
-            if size is None or start < size != 0:
-                raise _status(status, headers, text)
-            data, total = b"", size
-    return Answer(data, total, headers.get("etag"), headers.get("last-modified"), waited, unasked)
+    if status == 206 or (status == 200 and told and not _is_whole(told, response.content_length)):
+        if encoding not in _IDENTITY:
+            raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
+        length, total = _placed(told, response.content_length, start, stop)
+        check_size(length, most)
+        data = await _body(response, length + 1)  # of a longer one, hardly more than that is read
+        if len(data) > length:
+            raise Unfit(f"asked for {length} bytes, got more")
+        if len(data) < length:
+            raise Incomplete(f"the answer ended after {len(data)} of {length} bytes")
+    elif status == 200:
+        if encoding not in _IDENTITY and not (inflates and encoding in _INFLATED):
+            raise Unfit("the answer is compressed, though the plain object was asked for")
+        data, total = await _first_bytes(response, stop, most, is_plain=encoding in _IDENTITY)
+        data = data if start == 0 else data[start:stop]
+        if start or stop is not None:
+            unasked = max(response.content.total_bytes - len(data), 0)
+    else:
+        text = await _error_text(response)
+        size = _size_told(headers.get("content-range", ""), text) if status == 416 else None
+        if size is None or start < size != 0:
+            raise _failure(status, headers, text)
+        data, total = b"", size
+    return Answer(data, Facts(total, headers.get("etag"), headers.get("last-modified")), waited, unasked)
 
 
-async def failure_of(response: aiohttp.ClientResponse) -> OSError:
-    """Return what a status other than 2xx means; absence is FileNotFoundError."""
-    return _status(response.status, response.headers, await _error_text(response))
-
-
-def _status(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
+def _failure(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
@@ -224,12 +233,11 @@ def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[
     total = None if match[3] == "*" else int(match[3])
     if total is not None and total <= last:
         raise Unfit(f"a partial answer whose Content-Range contradicts itself ({text!r})")
-    if start < 0:
-        right = total is not None and first == max(total + start, 0) and last == total - 1
-    elif stop is None:
-        right = first == start and total is not None and last == total - 1
+    if total is None:
+        right = stop is not None and (first, last) == (start, stop - 1)
     else:
-        right = first == start and (last == stop - 1 or (total is not None and last == total - 1 and last < stop))
+        begin = max(total + start, 0) if start < 0 else start
+        right = (first, last) == (begin, min(total if stop is None else stop, total) - 1)
     if not right:
         asked = range_header(start, stop)
         raise Unfit(f"asked for {asked}, got the bytes of Content-Range {text!r}")
@@ -239,86 +247,58 @@ def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[
     return length, total
 
 
-def _part_told(response: aiohttp.ClientResponse, start: int, stop: int | None) -> tuple[int, int | None] | None:
-    """Return what `_placed` does of an answer that is told to be whole, and has the range that was asked for.
-
-    Some servers and proxies answer so. None where it tells no range, or the whole; Unfit where it tells another one.
-    """
-    headers, sent = response.headers, response.content_length
-    text = ", ".join(dict.fromkeys(headers.getall("content-range", [])))
-    match = _CONTENT_RANGE.match(text)
-    whole = int(match[2]) + 1 if match is not None and match[1] == "0" else None
-    if not text or (whole is not None and text.endswith(f"/{whole}") and sent in (None, whole)):
-        return None
-    if headers.get("content-encoding", "") not in _IDENTITY:
-        raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
-    return _placed(text, sent, start, stop)
+def _is_whole(content_range: str, sent: int | None) -> bool:
+    """Whether a Content-Range is that of the whole object. Some servers and proxies send parts with status 200."""
+    match = _CONTENT_RANGE.match(content_range)
+    if match is None or match[1] != "0":
+        return False
+    size = int(match[2]) + 1
+    return match[3] == str(size) and sent in (None, size)
 
 
-async def _exactly(response: aiohttp.ClientResponse, length: int, sent: int | None) -> bytes:
-    """Return a body of ``length`` bytes, reading hardly more than that if it is longer."""
-    data = await (_at_most(response, length + 1) if sent is None else _whole(response, length))
-    if len(data) > length:
-        raise Unfit(f"asked for {length} bytes, got more")
-    if len(data) < length:
-        raise Incomplete(f"the answer ended after {len(data)} of {length} bytes")
-    return data
-
-
-async def _cut(
-    response: aiohttp.ClientResponse, stop: int | None, most: int | None, inflates: bool
+async def _first_bytes(
+    response: aiohttp.ClientResponse, stop: int | None, most: int | None, *, is_plain: bool
 ) -> tuple[bytes, int | None]:
     """Return the first ``stop`` bytes of a whole object, or all ``most`` of it, and its size where it is known."""
-    encoding = response.headers.get("content-encoding", "")
-    plain = encoding in _IDENTITY
-    if not plain and not (inflates and encoding in _INFLATED):
-        raise Unfit("the answer is compressed, though the plain object was asked for")
-    told = response.content_length if plain else None
-    if stop is None:
-        check_size(told, most)
-    if stop is None and told is None:
-        most = UNTOLD if most is None else most
-        data = await _at_most(response, most + 1)
-        check_size(len(data), most)
-        return data, len(data)
-    if told is not None and (stop is None or told <= stop):
-        data = await _whole(response, told)
-        if len(data) != told:
-            raise Incomplete(f"the server promised {told} bytes and sent {len(data)}")
-        return data, told
-    assert stop is not None
-    data = await _at_most(response, stop)
-    return data, told if told is not None or len(data) == stop else len(data)
+    size = response.content_length if is_plain else None
+    limit = stop
+    if limit is None:
+        check_size(size, most)
+        limit = 1 + (size if size is not None else UNTOLD if most is None else most)
+    data = await _body(response, limit, is_plain=is_plain)
+    if size is None:
+        if stop is None:
+            check_size(len(data), limit - 1)
+        return data, len(data) if len(data) < limit else None
+    if len(data) < min(size, limit):
+        raise Incomplete(f"the server promised {size} bytes and sent {len(data)}")
+    return data, size
 
 
-async def _whole(response: aiohttp.ClientResponse, length: int) -> bytes:
-    """Return all of a body that has ``length`` bytes by its head, without a second copy of one that is large."""
-    if length < _LARGE or length > _MOST_ROOM:
+async def _body(response: aiohttp.ClientResponse, limit: int, *, is_plain: bool = True) -> bytes:
+    """Return a body, or its first ``limit`` bytes: the rest, which may be long, is not waited for.
+
+    Of a large one whose head tells its length there is no second copy.
+    """
+    sent = response.content_length if is_plain else None
+    known = 0 if sent is None or sent > limit else sent
+    if 0 < known < _LARGE:
         return await response.read()
-    room = BytesIO(bytes(length))  # its value is these bytes: nothing is copied
-    while part := (await response.content.readchunk())[0]:  # which joins nothing
+    room = BytesIO(bytes(known) if known <= _MOST_ROOM else b"")  # its value is these bytes: nothing is copied
+    while room.tell() < limit:
+        part, is_boundary = await response.content.readchunk()
+        if not part and not is_boundary:
+            break
         room.write(part)
-    return room.getvalue() if room.tell() == length else room.getvalue()[: room.tell()]
-
-
-async def _at_most(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of a body; the rest, which may be long, is not waited for."""
-    parts: list[bytes] = []
-    missing = limit
-    while missing:
-        part = await response.content.read(missing)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-        missing -= len(part)
+    room.truncate(min(room.tell(), limit))
     if not response.content.at_eof():
         response.close()
-    return b"".join(parts)
+    return room.getvalue()
 
 
 async def _error_text(response: aiohttp.ClientResponse) -> bytes:
     try:
-        return await _at_most(response, _ERROR_TEXT)
+        return await _body(response, _ERROR_TEXT, is_plain=False)
     except aiohttp.ClientError:
         return b""  # the status says enough
 

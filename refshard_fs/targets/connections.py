@@ -104,11 +104,9 @@ class LoopConnections:
         self._others[id(holder)] = holder
 
     async def close(self) -> None:
-        others, connectors = list(self._others.values()), list(self._connectors.values())
-        self._others.clear()
+        connectors = list(self._connectors.values())
         self._connectors.clear()
-        for other in others:
-            await close_connections(other)
+        self._cut_others()
         for connector in connectors:
             await connector.close()
         await asyncio.sleep(0)  # sockets are closed in the next round of the loop
@@ -123,10 +121,13 @@ class LoopConnections:
 
     def cut(self) -> None:
         """Close what can be closed where nothing can be awaited any more."""
-        for other in list(self._others.values()):
-            _cut(other)
+        self._cut_others()
         for connector in self._connectors.values():
             connector._close()
+
+    def _cut_others(self) -> None:
+        for other in list(self._others.values()):
+            close_connections(other)
 
 
 def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], connections: LoopConnections) -> None:
@@ -233,18 +234,22 @@ def close_with(owner: object, holder: Any) -> None:
     LoopConnections.of(loop).close_too(holder)
 
 
-async def close_connections(holder: Any) -> None:
+def close_connections(holder: Any) -> None:
     """Close those of ``holder``: a session, or an fsspec instance, which opens new ones if it is used again."""
-    if isinstance(holder, aiohttp.ClientSession):
-        await holder.close()
-        return
-    session, creator = getattr(holder, "_session", None), getattr(holder, "_s3creator", None)
-    if session is not None:
-        holder._session = None
-        await session.close()
-    if creator is not None:
-        holder._s3 = holder._s3creator = None
-        await creator.__aexit__(None, None, None)
+    sessions = [holder]
+    if not isinstance(holder, aiohttp.ClientSession):
+        client, session = getattr(holder, "_s3", None), getattr(holder, "_session", None)
+        http = getattr(getattr(client, "_endpoint", None), "http_session", None)
+        sessions = [session, *(getattr(http, "_sessions", None) or {}).values()]
+        if session is not None:
+            holder._session = None
+        if client is not None:
+            holder._s3 = holder._s3creator = None
+    for session in sessions:
+        if isinstance(session, aiohttp.ClientSession) and session.connector is not None:
+            if session.connector_owner:
+                session.connector._close()
+            session.detach()
 
 
 def _abandon(holder: Any, loop_ref: weakref.ref[asyncio.AbstractEventLoop], process: int) -> None:
@@ -252,21 +257,9 @@ def _abandon(holder: Any, loop_ref: weakref.ref[asyncio.AbstractEventLoop], proc
         return  # a forked child would take them from its parent
     loop = loop_ref()
     if loop is not None and not loop.is_closed() and loop.is_running():
-        asyncio.run_coroutine_threadsafe(close_connections(holder), loop)  # it may be another thread's
+        loop.call_soon_threadsafe(close_connections, holder)  # it may be another thread's
     else:
-        _cut(holder)
-
-
-def _cut(holder: Any) -> None:
-    if isinstance(holder, aiohttp.ClientSession):
-        found: list[Any] = [holder]
-    else:
-        client = getattr(holder, "_s3", None)
-        http = getattr(getattr(client, "_endpoint", None), "http_session", None)
-        found = [getattr(holder, "_session", None), *(getattr(http, "_sessions", None) or {}).values()]
-    for session in found:
-        if isinstance(session, aiohttp.ClientSession) and not session.closed and session.connector is not None:
-            session.connector._close()
+        close_connections(holder)
 
 
 _all: weakref.WeakSet[LoopConnections] = weakref.WeakSet()

@@ -9,7 +9,6 @@ import ftplib
 import math
 import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, Target, check_size
+from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
 from refshard_fs.targets.connections import close_connections, close_with
 from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
 
@@ -33,7 +32,6 @@ T = TypeVar("T")
 
 THREADS = 16
 RECENT = 1.0  # seconds for which an object's size is taken as told: a shard's end and its start are read together
-PIECE = 1 << 20  # bytes of an object of unknown size that are read at a time
 
 # One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
 _ONE_AT_A_TIME = frozenset(
@@ -42,37 +40,26 @@ _ONE_AT_A_TIME = frozenset(
 _ONE_PER_FILE = "simplecache"  # a second reader would take the file that the first still downloads for a whole one
 
 
-class _Threads:
-    """Threads for filesystems that block, and whose turn it is on those that bear one caller only."""
+def turn(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
+    """Return what is to be held while ``fs`` serves ``path``: a lock, if it bears one caller only."""
+    fs = _innermost(fs)
+    per_file = _ONE_PER_FILE in protocols_of(fs)
+    if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _bears_one(below):
+        fs, per_file = below, False
+    if not per_file and not _bears_one(fs):
+        return contextlib.nullcontext()
+    # In the instance itself: those made with equal arguments are equal, and each has a connection of its own.
+    # By process: a forked child would wait for threads that it does not have.
+    held = object.__getattribute__(fs, "__dict__")  # fsspec's caches give that of the filesystem below
+    new = [threading.Lock() for _ in range(THREADS if per_file else 1)]
+    locks: list[threading.Lock] = held.setdefault(f"_refshard_locks_{os.getpid()}", new)
+    return locks[hash(path) % len(locks)]
 
-    def __init__(self) -> None:
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        # By identity: filesystems are equal that were made with equal arguments, and each has a connection of its own.
-        self._locks: dict[int, tuple[weakref.ref[AbstractFileSystem], list[threading.Lock]]] = {}
-        self._lock = threading.Lock()
 
-    def executor(self) -> concurrent.futures.ThreadPoolExecutor:
-        with self._lock:
-            if self._executor is None:
-                self._executor = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="refshard-target")
-            return self._executor
-
-    def turn(self, fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
-        """Return what is to be held while ``fs`` serves ``path``."""
-        while isinstance(fs, DirFileSystem):
-            fs = fs.fs
-        per_file = _ONE_PER_FILE in protocols_of(fs)
-        if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _bears_one(below):
-            fs, per_file = below, False
-        if not per_file and not _bears_one(fs):
-            return contextlib.nullcontext()
-        with self._lock:
-            which = id(fs)
-            if which not in self._locks:
-                gone = weakref.ref(fs, lambda _: self._locks.pop(which, None))
-                self._locks[which] = gone, [threading.Lock() for _ in range(THREADS if per_file else 1)]
-            _, locks = self._locks[which]
-        return locks[hash(path) % len(locks)]
+def _innermost(fs: AbstractFileSystem) -> AbstractFileSystem:
+    while isinstance(fs, DirFileSystem):
+        fs = fs.fs
+    return fs
 
 
 def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
@@ -85,20 +72,21 @@ def _bears_one(fs: AbstractFileSystem) -> bool:
     return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
 
 
-_threads = _Threads()
+_executor: concurrent.futures.ThreadPoolExecutor
 
 
-def _after_fork() -> None:
-    global _threads
-    _threads = _Threads()  # a child has none of its parent's threads
+def _begin_anew() -> None:
+    global _executor
+    _executor = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="refshard-target")
 
 
-in_child(_after_fork)
+_begin_anew()
+in_child(_begin_anew)  # which has none of its parent's threads
 
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Return what ``call`` returns, run where it may block."""
-    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), call)
+    return await asyncio.get_running_loop().run_in_executor(_executor, call)
 
 
 def once(
@@ -112,22 +100,28 @@ def once(
 
 
 class FsspecTarget(Target):
-    """The objects of one filesystem instance, ``owned`` if nobody else has it."""
+    """The objects of one filesystem instance, ``owned`` if nobody else has it.
+
+    Instead of the instance, a function may be given that makes it, which may block: it is called at the first read, and
+    paths are then URLs of that filesystem.
+    """
 
     most_retries = 2
     tells_versions = False
 
-    def __init__(self, fs: AbstractFileSystem, *, owned: bool = False) -> None:
-        self.fs = fs
+    def __init__(self, fs: AbstractFileSystem | Callable[[], AbstractFileSystem], *, owned: bool = False) -> None:
+        self._open = None if isinstance(fs, AbstractFileSystem) else fs
+        self._opening: dict[str, asyncio.Task[AbstractFileSystem]] = {}
+        self.fs: Any = fs
         self._owned = owned
         self._asked: dict[str, tuple[float, asyncio.Task[Facts]]] = {}
         if owned:
             close_with(self, fs)
-        self._ranged = {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}  # else it gives no ranges
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
     ) -> Answer:
+        path = await self._ready(path)
         facts = None
         given: dict[str, Any] = {}
         if start or stop is not None:
@@ -137,20 +131,22 @@ class FsspecTarget(Target):
                     raise Unfit(f"the size of {path} is unknown, so its end cannot be read")
                 start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
             if stop <= start:
-                return _answer(b"", facts)
-            given = {"start": start, "end": stop, **self._ranged}  # by name: s3fs puts a version between
+                return Answer(b"", facts or UNKNOWN)
+            given = {"start": start, "end": stop}  # by name: s3fs puts a version between
+            if isinstance(self.fs, ArrowFSWrapper):
+                given["seekable"] = True  # else it gives no ranges
         elif most is not None:
-            facts = await self.facts(path)
+            facts = await self._facts(path)
             check_size(facts.size, most)
             if facts.size is None:
-                return _answer(await self._at_most(path, most), None)
+                given = {"start": 0, "end": most + 1}  # no more than shows that it has too many bytes
         try:
             data = bytes(await self._call("cat_file", path, **given))
         except Exception as e:  # of any filesystem; raised again unless the range lies past the end
             beyond = await self._facts_beyond(path, start, e)
             if beyond is None:
                 raise
-            return _answer(b"", beyond)
+            return Answer(b"", beyond)
         if stop is not None and len(data) != stop - start:
             facts = facts or await self._recent(path)
             if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
@@ -158,20 +154,24 @@ class FsspecTarget(Target):
         if stop is None:
             check_size(len(data), most)
             if facts is not None and facts.size != len(data):  # as a listing of earlier told, maybe
-                facts = await self.current_facts(path)
-        return _answer(data, facts)
-
-    async def _at_most(self, path: str, most: int) -> bytes:
-        """Return an object whose size nobody knows, asking for no more than shows that it has too many bytes."""
-        fs = self.fs
-        if has_coroutines(fs):  # there is no way to open a file that all of them offer
-            data = bytes(await self._call("cat_file", path, start=0, end=most + 1))
-        else:
-            data = await in_thread(lambda: _in_pieces(fs, _threads.turn(fs, path), path, most + 1))
-        check_size(len(data), most)
-        return data
+                facts = await self._current_facts(path)
+        return Answer(data, facts or UNKNOWN)
 
     async def facts(self, path: str) -> Facts:
+        return await self._facts(await self._ready(path))
+
+    async def current_facts(self, path: str) -> Facts:
+        return await self._current_facts(await self._ready(path))
+
+    async def _ready(self, path: str) -> str:
+        """Open the filesystem, if that is left to do, and return the path there."""
+        open_ = self._open
+        if open_ is None:
+            return path
+        self.fs = await once(self._opening, "", lambda: in_thread(open_))
+        return str(self.fs._strip_protocol(path))
+
+    async def _facts(self, path: str) -> Facts:
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
@@ -192,10 +192,10 @@ class FsspecTarget(Target):
 
         return await in_thread(size)
 
-    async def current_facts(self, path: str) -> Facts:
+    async def _current_facts(self, path: str) -> Facts:
         for listed in (path, self.fs._parent(path)):  # some keep a listing by its own path, some by those below it
             self.fs.invalidate_cache(listed)
-        return await self.facts(path)
+        return await self._facts(path)
 
     async def _recent(self, path: str) -> Facts:
         """Return the facts of an object that is being read, asked for once by all who read it within `RECENT`."""
@@ -204,7 +204,7 @@ class FsspecTarget(Target):
         if task is None or (task.done() and (asked + RECENT < now or task.cancelled() or task.exception())):
             for other in [other for other, (when, _) in self._asked.items() if when + RECENT < now]:
                 del self._asked[other]
-            task = asyncio.get_running_loop().create_task(self.facts(path))
+            task = asyncio.get_running_loop().create_task(self._facts(path))
             self._asked[path] = now, task
         return await asyncio.shield(task)
 
@@ -212,10 +212,11 @@ class FsspecTarget(Target):
         """Return the facts of an object that ends before ``start``, if that may be what the error says."""
         if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
             return None
-        facts = await self.facts(path)
+        facts = await self._facts(path)
         return facts if facts.size is not None and facts.size <= start else None
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
+        path = await self._ready(path)
         try:
             rows = await self._call("ls", path, detail=True)
         except NotImplementedError:
@@ -235,18 +236,16 @@ class FsspecTarget(Target):
         return tuple(sorted(out, key=lambda listed: listed.name))
 
     async def close(self) -> None:
-        if not self._owned:
-            return
-        await close_connections(self.fs)
+        if self._owned:
+            close_connections(self.fs)
 
     async def _call(self, name: str, path: str, **given: Any) -> Any:
         fs = self.fs
         if not has_coroutines(fs):
             method = getattr(fs, name)
-            turn = _threads.turn(fs, path)
 
             def call() -> Any:
-                with turn, _connected(fs):
+                with turn(fs, path), _connected(fs):
                     return method(path, **given)
 
             return await in_thread(call)
@@ -266,8 +265,7 @@ def _connected(fs: AbstractFileSystem) -> Iterator[None]:
     fsspec keeps one control connection, also after it has timed out or the server has
     closed it, and takes any refusal, such as "450 busy", for a missing file. Only 550 says that.
     """
-    while isinstance(fs, DirFileSystem):
-        fs = fs.fs
+    fs = _innermost(fs)
     if not isinstance(fs, FTPFileSystem):
         yield
         return
@@ -302,19 +300,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def has_coroutines(fs: AbstractFileSystem) -> bool:
     """Whether the coroutines of ``fs`` work. `DirFileSystem` has some, over whatever filesystem it is."""
-    while isinstance(fs, DirFileSystem):
-        fs = fs.fs
+    fs = _innermost(fs)
     return isinstance(fs, AsyncFileSystem) and bool(fs.async_impl)
-
-
-def _in_pieces(fs: AbstractFileSystem, turn: contextlib.AbstractContextManager[object], path: str, limit: int) -> bytes:
-    parts: list[bytes] = []
-    missing = limit
-    with turn, _connected(fs), fs.open(path, "rb") as file:
-        while missing and (part := file.read(min(missing, PIECE))):
-            parts.append(bytes(part))
-            missing -= len(part)
-    return b"".join(parts)
 
 
 _ETAGS = ("ETag", "etag", "e_tag", "md5")
@@ -330,64 +317,20 @@ def version_in(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return None if etag is None else str(etag), None if modified is None else str(modified)
 
 
-def _answer(data: bytes, facts: Facts | None) -> Answer:
-    return Answer(data) if facts is None else Answer(data, facts.size, facts.etag, facts.last_modified)
-
-
 # ----------------------------------------------------------------------------------------------------
-# Chained URLs (``zip://member::http://...``, ``simplecache::s3://...``), each opened when it is first read.
-#
-# Opening one may itself read, and that through fsspec's own event loop: it is done in a thread.
+# Chained URLs (``tar://member::http://...``, ``simplecache::s3://...``).
 
 
 # These show the files of the next link under its own names.
 _TRANSPARENT = frozenset(["blockcache", "filecache", "simplecache"])
 
 
-class ChainTarget(Target):
-    """The objects of all chains that are opened with the same options, by whole URL."""
-
-    most_retries = 2
-    tells_versions = False
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = dict(options)
-        self._opened: dict[str, asyncio.Task[FsspecTarget]] = {}
-
-    async def read(
-        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
-    ) -> Answer:
-        target, inner = await self._open(path)
-        return await target.read(inner, start, stop, most=most)
-
-    async def facts(self, path: str) -> Facts:
-        target, inner = await self._open(path)
-        return await target.facts(inner)
-
-    async def current_facts(self, path: str) -> Facts:
-        target, inner = await self._open(path)
-        return await target.current_facts(inner)
-
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
-        target, inner = await self._open(path)
-        return await target.names(inner)
-
-    async def close(self) -> None:
-        for task in self._opened.values():
-            task.cancel()
-        self._opened.clear()
-
-    async def _open(self, url: str) -> tuple[FsspecTarget, str]:
-        link, path = _parts(url)
-        target = await once(self._opened, link, lambda: self._start(url))
-        return target, target.fs._strip_protocol(path)
-
-    async def _start(self, url: str) -> FsspecTarget:
-        fs, _ = await in_thread(lambda: fsspec.core.url_to_fs(url, **self._options))
-        return FsspecTarget(fs)
+def opens_chain(url: str, options: Mapping[str, Any]) -> Callable[[], AbstractFileSystem]:
+    """Return what opens the filesystem of a chain. That may itself read, through fsspec's own event loop."""
+    return lambda: fsspec.core.url_to_fs(url, **options)[0]
 
 
-def _parts(url: str) -> tuple[str, str]:
+def parts_of_chain(url: str) -> tuple[str, str]:
     """Return what names the filesystem that a chain opens, and the object's URL there."""
     first, _, rest = url.partition("::")
     protocol, has_path, _ = first.partition("://")

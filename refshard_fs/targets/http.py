@@ -21,7 +21,7 @@ from yarl import URL
 
 from refshard_fs.core.model import Facts
 from refshard_fs.security.admission import Access
-from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
+from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
 from refshard_fs.targets.connections import Guard, close_with, open_session
 from refshard_fs.targets.failures import Unreadable
 
@@ -87,24 +87,18 @@ class HttpTarget(Target):
     ) -> Answer:
         if stop is not None and stop <= start:
             return Answer(b"")
-        headers: dict[str, str] = {}
-        if start or stop is not None:
-            headers["Range"] = range_header(start, stop)
-        if etag is not None:
-            headers["If-Match"] = etag
         now = asyncio.get_running_loop().time
         began = now()
 
         async def take(response: aiohttp.ClientResponse) -> Answer:
             return await read_answer(response, start, stop, most, inflates=True, waited=now() - began)
 
-        return await self._request("GET", path, headers, take)
+        return await self._request("GET", path, ranged(start, stop, etag), take)
 
     async def facts(self, path: str) -> Facts:
         facts = await self._request("HEAD", path, {}, _facts_in)
         if facts is None:  # HEAD is refused or says nothing: one byte tells the size
-            answer = await self.read(path, 0, 1)
-            return Facts(answer.size, answer.etag, answer.last_modified)
+            facts = (await self.read(path, 0, 1)).facts
         return facts
 
     async def close(self) -> None:
@@ -223,7 +217,7 @@ class HttpTarget(Target):
 async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:
     """Return what the answer to HEAD tells, if it does."""
     if response.status in (404, 410):
-        raise await failure_of(response)
+        raise FileNotFoundError(f"HTTP {response.status}")
     headers = response.headers
     if response.status == 200 and response.content_length is not None and "Content-Encoding" not in headers:
         return Facts(response.content_length, headers.get("ETag"), headers.get("Last-Modified"))

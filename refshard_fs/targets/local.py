@@ -193,8 +193,7 @@ class LocalTarget(ImmediateTarget):
         data = b"" if length <= 0 else _read_at(file, length, start)
         if 0 < len(data) < length:
             data = _rest(file, data, start, length)
-        facts = file.facts
-        return Answer(data, size, facts.etag, facts.last_modified)
+        return Answer(data, file.facts)
 
     async def facts(self, path: str) -> Facts:
         if not self._follows:
@@ -270,14 +269,13 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Who holds the lock of a local directory, or of what is in memory, keeps all others out who ask for it.
+# Who holds the lock of a local directory keeps all others out who ask for it.
 #
 # An advisory lock belongs to an open file, which a forked process has as well: it is given up, not only closed, and the
 # child closes its own at once. So a child that lives on holds no lock of a commit that ended, or of a parent that died.
 
 
 _held: Final[set[int]] = set()  # descriptors of this process
-_in_memory = fork_safe(threading.RLock())
 
 
 @contextlib.contextmanager
@@ -298,13 +296,6 @@ def locked(folder: str) -> Iterator[None]:
             _held.discard(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def in_memory() -> Iterator[None]:
-    """Hold the lock of all that is in memory."""
-    with _in_memory:
-        yield
 
 
 def _after_fork() -> None:
@@ -338,12 +329,11 @@ class MemoryTarget(ImmediateTarget):
             data = bytes(view[start:stop])
         finally:
             view.release()  # a writer could not go on while it lives
-        return Answer(data, size, *self._version(file, size))
+        return Answer(data, self._facts(file, size))
 
     async def facts(self, path: str) -> Facts:
         file = self._file(path)
-        size = file.getbuffer().nbytes
-        return Facts(size, *self._version(file, size))
+        return self._facts(file, file.getbuffer().nbytes)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         rows = self._fs.ls(path, detail=True)
@@ -364,12 +354,12 @@ class MemoryTarget(ImmediateTarget):
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def _version(self, file: Any, size: int) -> tuple[str, str]:
+    def _facts(self, file: Any, size: int) -> Facts:
         number = self._numbers.get(file)
         if number is None:  # of two threads, the number of the first; no lock, which a fork may leave held
             number = self._numbers.setdefault(file, next(self._next))
         modified = str(file.modified.timestamp())
-        return f"{OWN}{number}-{modified}-{size}", modified
+        return Facts(size, f"{OWN}{number}-{modified}-{size}", modified)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -383,7 +373,7 @@ class DataTarget(ImmediateTarget):
         data = _decoded(path)
         if stop is None:
             check_size(len(data), most)
-        return Answer(data[start:stop], len(data))
+        return Answer(data[start:stop], Facts(len(data)))
 
     async def facts(self, path: str) -> Facts:
         return Facts(len(_decoded(path)))

@@ -1,4 +1,4 @@
-"""The objects below a URL, changed one by one: each is put whole or removed, by who may say which version it replaces.
+"""Writing: objects below a URL are put whole or removed one by one, on condition that they are a known version.
 
 Local files: written under another name, made durable and renamed into place, under an advisory lock of the directory.
 S3: one PUT, with ``If-Match`` or ``If-None-Match`` where the writer knows what was there, so that the store decides.
@@ -7,7 +7,6 @@ In memory: under a lock of this process. Others are asked for their version just
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import mmap
@@ -16,9 +15,11 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from glob import has_magic
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, sync
@@ -30,125 +31,19 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError, SourceNotReachable
-from refshard_fs.security.policy import locator
+from refshard_fs.security.policy import locator, protocol_of
 from refshard_fs.targets.generic import protocols_of, version_in
-from refshard_fs.targets.local import draft_of, facts_of, in_memory, is_draft, locked, replacing, sync_file
-from refshard_fs.targets.pool import IMMEDIATE, Given
+from refshard_fs.targets.local import draft_of, facts_of, is_draft, locked, replacing, sync_file
+from refshard_fs.targets.pool import IMMEDIATE, Given, portable
 from refshard_fs.targets.s3 import as_os_error, is_s3fs, os_errors
-
-# ----------------------------------------------------------------------------------------------------
-# Whole objects on their way: fetched complete or not at all, sent without being in memory twice.
-
-
-LARGE: Final = 8 << 20  # bytes; objects of more are read and sent by way of a temporary file
-PIECE: Final = 1 << 20
 
 Buffer = bytes | memoryview
 
-
-class Fetched(NamedTuple):
-    """The bytes of an object, and which version of it they are."""
-
-    data: Buffer
-    facts: Facts
-
-
-def fetch_local(path: str) -> Fetched:
-    """Return a local file, of which nobody may have written a part meanwhile."""
-    with open(path, "rb") as file:
-        facts = facts_of(os.fstat(file.fileno()))
-        size = facts.size or 0
-        if size <= LARGE:
-            data: Buffer = file.read()
-        else:
-            with tempfile.TemporaryFile() as copy:
-                while piece := file.read(PIECE):
-                    copy.write(piece)
-                data = _mapped(copy)
-        if len(data) != size:
-            raise SourceNotReachable(f"{path} had {size} bytes, and {len(data)} were read: somebody writes it in place")
-        return Fetched(data, facts)
-
-
-def fetch_any(fs: AbstractFileSystem, path: str, facts: Facts) -> Fetched:
-    """Return an object of any filesystem, which was just asked for its ``facts``."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, "object")
-        fs.get_file(path, copy)
-        with open(copy, "rb") as file:
-            data = _mapped(file) if os.path.getsize(copy) > LARGE else file.read()
-    if facts.size is not None and len(data) != facts.size:
-        raise SourceNotReachable(f"{path} has {facts.size} bytes, and {len(data)} were read")
-    return Fetched(data, facts)
-
-
-def fetch_s3(fs: Any, path: str) -> Fetched:
-    """Return an object of S3, with one request."""
-    bucket, key, _ = fs.split_path(path)
-
-    async def fetch() -> Fetched:
-        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
-        size: int = answer["ContentLength"]
-        async with answer["Body"] as body:
-            if size <= LARGE:
-                data: Buffer = await body.read()
-            else:
-                with tempfile.TemporaryFile() as copy:
-                    while piece := await body.read(PIECE):
-                        copy.write(piece)
-                    data = _mapped(copy)
-        if len(data) != size:
-            raise SourceNotReachable(f"s3://{path} has {size} bytes, and {len(data)} came")
-        return Fetched(data, Facts(size, answer.get("ETag")))
-
-    fetched: Fetched = sync(fs.loop, fetch)
-    return fetched
-
-
-def sum_of(parts: Iterable[Buffer]) -> bytes:
-    """Return what tells ``parts``, one after the other, from all other bytes."""
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.digest()
-
-
-async def put_s3(fs: Any, path: str, parts: Sequence[Buffer], when: dict[str, str]) -> dict[str, Any]:
-    """Put an object of S3 on the conditions ``when``, with one request, and return the answer."""
-    bucket, key, _ = fs.split_path(path)
-    await fs.set_session()
-    client = await fs.get_s3(bucket)
-    members = client.meta.service_model.operation_model("PutObject").input_shape.members
-    extra = {k: v for k, v in {**fs.s3_additional_kwargs, **fs.req_kw}.items() if k in members and v is not None}
-    given = {**extra, **when, "Bucket": bucket, "Key": key}
-    if sum(map(len, parts)) <= LARGE:
-        answer: dict[str, Any] = await client.put_object(**given, Body=b"".join(parts))
-        return answer
-    with tempfile.TemporaryFile() as file:  # botocore sends it from the start again where it tries again
-        await asyncio.to_thread(_write, file, parts)
-        answer = await client.put_object(**given, Body=file)
-        return answer
-
-
-def _write(file: IO[bytes], parts: Sequence[Buffer]) -> None:
-    file.writelines(parts)
-    file.seek(0)
-
-
-def _mapped(file: IO[bytes]) -> Buffer:
-    """Return the content of ``file``, a copy of our own that nobody cuts short, without taking memory for it."""
-    file.flush()
-    if not os.fstat(file.fileno()).st_size:
-        return b""
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-_RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # have directories, and rename a file over another
+LARGE: Final = 8 << 20  # bytes; objects of more are read and sent by way of a temporary file
+PIECE: Final = 1 << 20
+PUT_AT_ONCE: Final = 8
 SYNCED_ONE_BY_ONE: Final = 64  # files; to sync more of them takes longer than to sync the whole system
-_BOUND: Final = ("asynchronous", "loop", "skip_instance_cache")  # what ties an instance to an event loop
-
-
-# ------------------------------------------------------------------ versions
+_RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # have directories, and rename a file over another
 
 
 class Absent(Enum):
@@ -162,6 +57,21 @@ ABSENT: Final = Absent.ABSENT
 Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
 
 
+class Fetched(NamedTuple):
+    """The bytes of an object, and which version of it they are."""
+
+    data: Buffer
+    facts: Facts
+
+
+def sum_of(parts: Iterable[Buffer]) -> bytes:
+    """Return the SHA-256 of ``parts``, one after the other."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
 def is_version(one: Facts, other: Facts) -> bool:
     """Whether both are of one version of an object, as far as they tell."""
     if one.etag is not None and other.etag is not None:
@@ -169,30 +79,8 @@ def is_version(one: Facts, other: Facts) -> bool:
     return one.size == other.size and one.last_modified == other.last_modified
 
 
-def _as_headers(condition: Condition) -> dict[str, str]:
-    """Return what S3 is told of the version to replace."""
-    match condition:
-        case Facts(etag=str(etag)):
-            return {"IfMatch": etag}
-        case Absent():
-            return {"IfNoneMatch": "*"}
-    return {}
-
-
-def _conflict(url: str, condition: Condition) -> ConflictError:
-    what = "was not there" if isinstance(condition, Absent) else "was another one"
-    return ConflictError(f"{url} {what} when it was read, and somebody else has written it since")
-
-
-# ------------------------------------------------------------------ locks of hierarchies that are not local
-
-
-_locks: Final[dict[str, threading.Lock]] = {}  # by URL
-
+_locks: Final[dict[str, threading.RLock]] = {}  # of what is not local, by URL; all that is in memory has one
 in_child(_locks.clear)
-
-
-# ------------------------------------------------------------------ objects
 
 
 class Objects:
@@ -215,36 +103,46 @@ class Objects:
         """Return the name of the object at ``url``; None if it is not below this one."""
         return url[len(self.url) + 1 :] if url.startswith(self.url + "/") else None
 
+    def is_at(self, url: str) -> bool:
+        """Whether ``url`` is the same place."""
+        same = (protocol_of(url) or "file") in protocols_of(self.fs)
+        return same and str(self.fs._strip_protocol(url)).rstrip("/") == self.path("")
+
     @property
     def fs(self) -> AbstractFileSystem:
         """The filesystem, which any thread may call."""
         return self._open()[0]
 
     @property
+    def is_local(self) -> bool:
+        """Whether the objects are files of this machine."""
+        return type(self.fs) is LocalFileSystem
+
+    @property
     def is_immediate(self) -> bool:
         """Whether requests need neither a network nor an event loop."""
         return type(self.fs) in (LocalFileSystem, MemoryFileSystem)
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other commits of this process out; from local files, those of all processes of this machine."""
-        match self.fs:
-            case MemoryFileSystem():
-                with in_memory():
-                    yield
-            case LocalFileSystem():
-                folder = self.path("")
-                os.makedirs(folder, exist_ok=True)
-                with locked(folder):
-                    yield
-            case _:
-                with _locks.setdefault(self.url, threading.Lock()):
-                    yield
 
     def path(self, name: str) -> str:
         """Return the path of the object ``name`` in the filesystem."""
         root = self._open()[1]
         return f"{root}/{name}" if name else root
+
+    @contextlib.contextmanager
+    def lock(self, *, of_parent: bool = False) -> Iterator[None]:
+        """Keep other commits of this process out; from local files, those of all processes of this machine.
+
+        ``of_parent``: the URL is that of one file, so the lock is that of its directory.
+        """
+        if self.is_local:
+            folder = (os.path.dirname(self.path("")) or ".") if of_parent else self.path("")
+            os.makedirs(folder, exist_ok=True)
+            with locked(folder):
+                yield
+        else:
+            in_memory = type(self.fs) is MemoryFileSystem
+            with _locks.setdefault("memory://" if in_memory else self.url, threading.RLock()):
+                yield
 
     def _open(self) -> tuple[AbstractFileSystem, str]:
         known = self._opened
@@ -256,22 +154,45 @@ class Objects:
     # ------------------------------------------------------------------ reading
 
     @os_errors()
-    def fetch(self, name: str) -> Fetched | None:
-        """Return the object ``name``, with one request; None if there is none."""
+    def facts(self, name: str) -> Facts | None:
+        """Return what tells the version of the object ``name`` from others; None if there is none."""
+        fs: Any = self.fs
         path = self.path(name)
         try:
-            match self.fs:
+            match fs:
                 case LocalFileSystem():
-                    return fetch_local(path)
+                    found = os.stat(path)
+                    return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
                 case MemoryFileSystem():
-                    answer = IMMEDIATE[MemoryFileSystem].read_now(path, 0, None)
-                    return None if answer is None else Fetched(answer.data, Facts(answer.size, answer.etag))
-                case fs if is_s3fs(fs):
-                    return fetch_s3(fs, path)
-            facts = _facts(self.fs, path)
-            return None if facts is None else fetch_any(self.fs, path, facts)
+                    answer = IMMEDIATE[MemoryFileSystem].read_now(path, 0, 0)
+                    return None if answer is None else answer.facts
+                case _ if is_s3fs(fs):
+                    bucket, key, _ = fs.split_path(path)
+                    head = fs.call_s3("head_object", Bucket=bucket, Key=key)
+                    return Facts(head["ContentLength"], head.get("ETag"))
+            fs.invalidate_cache()
+            return _told(fs.info(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    @os_errors()
+    def fetch(self, name: str) -> Fetched | None:
+        """Return the object ``name``; None if there is none. One that is not whole is an error."""
+        fs, path = self.fs, self.path(name)
+        try:
+            if is_s3fs(fs):
+                data, facts = sync(fs.loop, _fetch_s3, fs, path)
+            else:
+                told = self.facts(name)
+                if told is None:
+                    return None
+                data, facts = _fetch(fs, path, told), told
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if facts.size is not None and len(data) != facts.size:
+            url = self.url_of(name)
+            raise SourceNotReachable(f"{url} has {facts.size} bytes, and {len(data)} were read: is it being written?")
+        return Fetched(data, facts)
 
     @os_errors()
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
@@ -282,11 +203,6 @@ class Objects:
         else:
             found = self.fs.cat(list(paths)) if paths else {}
         return {paths[path]: data for path, data in found.items()}
-
-    @os_errors()
-    def facts(self, name: str) -> Facts | None:
-        """Return what tells the version of the object ``name`` from others; None if there is none."""
-        return _facts(self.fs, self.path(name))
 
     @os_errors()
     def found(self, below: str) -> dict[str, Facts]:
@@ -304,19 +220,33 @@ class Objects:
         objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
         return {path[stem:]: _told(info) for path, info in sorted(objects) if not is_draft(path)}
 
+    def names(self) -> list[str]:
+        """Return the names directly below the URL; none where it does not exist. FileExistsError if it is a file."""
+        fs, root = self._open()
+        fs.invalidate_cache()
+        try:
+            paths = [str(path).rstrip("/") for path in fs.ls(root, detail=False)]
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as e:
+            raise FileExistsError(f"{self.url} is a file") from e
+        if paths == [root] and not fs.isdir(root):
+            raise FileExistsError(f"{self.url} is a file")
+        return [path.rpartition("/")[2] for path in paths if path != root]
+
     # ------------------------------------------------------------------ writing
 
     def check(self, name: str, condition: Condition) -> None:
         """Raise ConflictError if the object ``name`` is known to be another than ``condition`` says."""
         if condition is None:
             return
-        found = _facts(self.fs, self.path(name))
+        found = self.facts(name)
         if found is None or isinstance(condition, Absent):
             is_met = found is None and isinstance(condition, Absent)
         else:
             is_met = is_version(condition, found)
         if not is_met:
-            raise _conflict(self.url_of(name), condition)
+            raise self._conflict(name, condition)
 
     @os_errors()
     def put(
@@ -327,59 +257,90 @@ class Objects:
         Raises ConflictError, and changes nothing, if it is not what ``condition`` says. Local files are on the disk
         when this returns, if they are to be ``durable``.
         """
-        path = self.path(name)
-        match self.fs:
-            case LocalFileSystem():
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                with replacing(path, check=lambda: self.check(name, condition), durable=durable) as file:
-                    file.writelines(parts)
-                return facts_of(os.stat(path))
-            case MemoryFileSystem() as fs:
-                self.check(name, condition)
-                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                fs.pipe_file(path, b"".join(parts))
-                return _facts(fs, path)
-            case fs if is_s3fs(fs):
-                return self._put_s3(name, path, parts, condition)
-        if not _RENAME_OVER.isdisjoint(protocols_of(self.fs)):
-            with self._draft_of(path) as draft:
-                self._send(draft, parts)
-                self.check(name, condition)
-                self.fs.mv(draft, path)
-        else:
+        fs, path = self.fs, self.path(name)
+        if self.is_local:
+            with self.stream(name, condition, durable=durable) as file:
+                file.writelines(parts)
+            return facts_of(os.stat(path))
+        if is_s3fs(fs):
+            return self._put_s3(name, path, parts, condition)
+        if _RENAME_OVER.isdisjoint(protocols_of(fs)):
             self.check(name, condition)
-            try:
-                self._send(path, parts)
-            except FileNotFoundError:  # there are directories, such as pyarrow's, and not this one yet
-                self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._send(path, parts)
-        return None
-
-    @contextlib.contextmanager
-    def _draft_of(self, path: str) -> Iterator[str]:
-        """Give the name of a file that is to take the place of ``path``; it is removed where that fails."""
-        fs, draft = self.fs, draft_of(path)
+            self._send(path, parts)
+            return self.facts(name) if self.is_immediate else None
+        draft = draft_of(path)
         fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
-            yield draft
+            self._send(draft, parts)
+            self.check(name, condition)
+            fs.mv(draft, path)
         except BaseException:
             with contextlib.suppress(Exception):  # the error that matters is the first
                 fs.rm_file(draft)
             raise
+        return None
 
-    def _send(self, path: str, parts: Sequence[Buffer]) -> None:
-        if sum(map(len, parts)) <= LARGE:
-            self.fs.pipe_file(path, b"".join(parts))
-            return
+    def put_all(self, objects: Mapping[str, bytes]) -> None:
+        """Put several objects, by name."""
+        with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
+            list(pool.map(lambda name: self.put(name, (objects[name],), durable=False), objects))
+
+    @contextlib.contextmanager
+    def stream(self, name: str = "", condition: Condition = None, *, durable: bool = False) -> Iterator[BinaryIO]:
+        """Give a file to write the object ``name`` to; it takes its place when the block ends without an error.
+
+        The ``condition`` is for local files.
+        """
+        path = self.path(name)
+        if self.is_local:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            with replacing(path, check=partial(self.check, name, condition), durable=durable) as file:
+                yield file
+        else:
+            with self._upload(path) as file:
+                yield file
+
+    @contextlib.contextmanager
+    def _upload(self, path: str) -> Iterator[BinaryIO]:
         with tempfile.TemporaryDirectory() as folder:
             whole = os.path.join(folder, "object")
             with open(whole, "wb") as file:
-                file.writelines(parts)
+                yield file
             self.fs.put_file(whole, path)
+
+    def _send(self, path: str, parts: Sequence[Buffer]) -> None:
+        if sum(map(len, parts)) > LARGE:
+            with self._upload(path) as file:
+                file.writelines(parts)
+            return
+        data = b"".join(parts)
+        try:
+            self.fs.pipe_file(path, data)
+        except FileNotFoundError:  # there are directories, such as pyarrow's, and not this one yet
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.fs.pipe_file(path, data)
+
+    def _put_s3(self, name: str, path: str, parts: Sequence[Buffer], condition: Condition) -> Facts | None:
+        fs: Any = self.fs
+        when = _as_headers(condition)
+        if not when:
+            self.check(name, condition)
+        try:
+            with _body(parts) as body:
+                answer = sync(fs.loop, _send_s3, fs, path, body, when)
+        except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
+            if not when or _status(e) not in (404, 409, 412):
+                raise as_os_error(e) from e
+            there = self.fetch(name)
+            if there is None or sum_of([there.data]) != sum_of(parts):
+                raise self._conflict(name, condition) from e
+            return there.facts  # it was written, and the answer to that was lost
+        fs.invalidate_cache(path)
+        return Facts(sum(map(len, parts)), answer.get("ETag"))
 
     def make_durable(self, urls: Iterable[str]) -> None:
         """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""
-        if type(self.fs) is not LocalFileSystem:
+        if not self.is_local:
             return
         paths = [self.path(name) for name in map(self.name_of, urls) if name is not None]
         if len(paths) > SYNCED_ONE_BY_ONE and hasattr(os, "sync"):
@@ -391,10 +352,12 @@ class Objects:
     @os_errors()
     def copy(self, name: str, new: str) -> None:
         """Copy the object ``name`` to ``new``, whole or not at all."""
-        if type(self.fs) is LocalFileSystem:
+        if self.is_local:
             self.put(new, (self.fs.cat_file(self.path(name)),))
         else:
             self.fs.cp_file(self.path(name), self.path(new))
+
+    # ------------------------------------------------------------------ removing
 
     @os_errors()
     def remove(self, name: str, condition: Condition = None) -> None:
@@ -402,15 +365,15 @@ class Objects:
 
         Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
         """
+        fs: Any = self.fs
         path = self.path(name)
-        if not is_s3fs(self.fs):
+        if not is_s3fs(fs):
             if condition is not None and self.facts(name) is None:
                 return
             self.check(name, condition)
             with contextlib.suppress(FileNotFoundError):
-                self.fs.rm_file(path)
+                fs.rm_file(path)
             return
-        fs: Any = self.fs
         bucket, key, _ = fs.split_path(path)
         try:
             fs.call_s3("delete_object", Bucket=bucket, Key=key, **_as_headers(condition))
@@ -418,20 +381,18 @@ class Objects:
             if condition is None or _status(e) not in (404, 409, 412):
                 raise
             if self.facts(name) is not None:
-                raise _conflict(self.url_of(name), condition) from e
+                raise self._conflict(name, condition) from e
         fs.invalidate_cache(path)  # it is gone: also where it was removed, and the answer to that was lost
 
     def remove_all(self, names: Iterable[str]) -> None:
         """Remove the objects ``names``, and directories that are empty then, as far as that can be done."""
         names = list(names)
         paths = [self.path(name) for name in names]
-        if not paths:
-            return
-        alone = [path for path in paths if has_magic(path)]  # `rm` would take them for patterns
-        together = [path for path in paths if not has_magic(path)]
+        together = [path for path in paths if not has_magic(path)]  # `rm` would take the others for patterns
+        alone = [path for path in paths if has_magic(path)]
         try:
-            if together:
-                with os_errors():
+            with os_errors():
+                if together:
                     self.fs.rm(together)
         except OSError:
             alone = paths  # one that is gone does not keep the others
@@ -440,9 +401,14 @@ class Objects:
                 self.fs.rm_file(path)
         self.tidy(names)
 
+    def remove_tree(self) -> None:
+        """Remove the directory at the URL and all that is in it."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.path(""), recursive=True)
+
     def sweep(self, names: Iterable[str]) -> None:
         """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
-        if not isinstance(self.fs, LocalFileSystem):
+        if not self.is_local:
             return
         for folder in {os.path.dirname(self.path(name)) for name in names}:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
@@ -452,9 +418,9 @@ class Objects:
 
     def tidy(self, names: Iterable[str]) -> None:
         """Remove the directories of the objects ``names`` that are empty, where there are directories."""
-        fs, root = self._open()
-        if not isinstance(fs, LocalFileSystem):
+        if not self.is_local:
             return
+        root = self.path("")
         for folder in sorted({os.path.dirname(self.path(name)) for name in names}, reverse=True):
             while len(folder) >= len(root):
                 try:
@@ -463,22 +429,162 @@ class Objects:
                     break
                 folder = os.path.dirname(folder)
 
-    def _put_s3(self, name: str, path: str, parts: Sequence[Buffer], condition: Condition) -> Facts | None:
-        fs: Any = self.fs
-        when = _as_headers(condition)
-        if not when:
-            self.check(name, condition)
+    def _conflict(self, name: str, condition: Condition) -> ConflictError:
+        what = "was not there" if isinstance(condition, Absent) else "was another one"
+        return ConflictError(f"{self.url_of(name)} {what} when it was read, and somebody else has written it since")
+
+
+# ----------------------------------------------------------------------------------------------------
+# One document that is a commit.
+
+
+class Document:
+    """The object at ``url``, which is to be the version ``expected`` (None: is not to exist) when it is replaced.
+
+    ``sent`` are the sums of what was put without an answer, here and by earlier tries: one of these may be there.
+    """
+
+    def __init__(self, url: str, given: Given, expected: Facts | None, sent: set[bytes] | None = None) -> None:
+        self._object = Objects(url, given)
+        self._condition: Condition = ABSENT if expected is None else expected
+        self._sent: set[bytes] = set() if sent is None else sent
+        self.made: Facts | None = None  # what it is after it was replaced
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """Give a file to write the new content to; it takes the object's place when the block ends without an error.
+
+        Raises ConflictError, and changes nothing, if the object is not the one that was expected.
+        """
+        if self._object.is_local:
+            with self._committing():
+                with self._object.stream("", self._condition, durable=True) as file:
+                    yield file
+                self.made = self._object.facts("")
+        else:
+            with tempfile.TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                self.put(file.read())
+
+    def put(self, data: bytes) -> None:
+        """Replace the object by ``data``; ConflictError if it is not the one that was expected."""
+        known = frozenset(self._sent)
+        self._sent.add(sum_of([data]))
+        with self._committing():
+            try:
+                made = self._object.put("", (data,), self._condition)
+            except ConflictError:
+                there = self._object.fetch("") if known else None
+                if there is None or sum_of([there.data]) not in known:
+                    raise
+                made = self._object.put("", (data,), there.facts)
+            self.made = made or self._object.facts("")
+        self._sent.clear()
+
+    def may_be(self, data: bytes) -> bool:
+        """Whether the object is ``data`` or may still become it, after `put` raised what is no ConflictError."""
+        if not self._object.is_immediate:
+            return True  # a server may do what it was asked for after nobody waits for it any more
+        there = self._object.fetch("")
+        return there is not None and there.data == data
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
         try:
-            answer = sync(fs.loop, put_s3, fs, path, parts, when)
-        except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
-            if not when or _status(e) not in (404, 409, 412):
-                raise as_os_error(e) from e
-            there = self.fetch(name)
-            if there is None or not _is(there.data, parts):
-                raise _conflict(self.url_of(name), condition) from e
-            return there.facts  # it was written, and the answer to that was lost
-        fs.invalidate_cache(path)
-        return Facts(sum(map(len, parts)), answer.get("ETag"))
+            with self._object.lock(of_parent=True):
+                yield
+        except ConflictError as e:
+            is_new = self._condition is ABSENT
+            what = "was not there when it was opened, and now is" if is_new else "was opened and then changed"
+            raise ConflictError(
+                f"{self._object.url} {what}: somebody else wrote it. Nothing was committed, and your writes are kept: "
+                "discard() goes on with what is there now, save() writes what you have to another place"
+            ) from e
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whole objects on their way: large ones are not in memory.
+
+
+def _fetch(fs: AbstractFileSystem, path: str, facts: Facts) -> Buffer:
+    """Return an object of any filesystem, which was just asked for its ``facts``."""
+    if facts.size is not None and facts.size <= LARGE:
+        data: bytes = fs.cat_file(path)
+        return data
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, "object")
+        fs.get_file(path, copy)
+        with open(copy, "rb") as file:
+            return _content(file)
+
+
+async def _fetch_s3(fs: Any, path: str) -> Fetched:
+    """Return an object of S3, with one request."""
+    bucket, key, _ = fs.split_path(path)
+    answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
+    with tempfile.SpooledTemporaryFile(LARGE) as copy:
+        async with answer["Body"] as body:
+            while piece := await body.read(PIECE):
+                copy.write(piece)
+        return Fetched(_content(copy), Facts(answer["ContentLength"], answer.get("ETag")))
+
+
+def _content(file: Any) -> Buffer:
+    """Return the content of a file that is ours alone; a large one without taking memory for it."""
+    if file.seek(0, os.SEEK_END) > LARGE:
+        file.flush()
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    file.seek(0)
+    data: bytes = file.read()
+    return data
+
+
+@contextlib.contextmanager
+def _body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
+    """Give what botocore sends for ``parts``: a file, if they are large, which it reads again if it tries again."""
+    if sum(map(len, parts)) <= LARGE:
+        yield b"".join(parts)
+        return
+    with tempfile.TemporaryFile() as file:
+        file.writelines(parts)
+        file.seek(0)
+        yield file
+
+
+async def _send_s3(fs: Any, path: str, body: bytes | BinaryIO, when: dict[str, str]) -> dict[str, Any]:
+    """Put an object of S3 on the conditions ``when``, with one request, and return the answer."""
+    bucket, key, _ = fs.split_path(path)
+    await fs.set_session()
+    client = await fs.get_s3(bucket)
+    members = client.meta.service_model.operation_model("PutObject").input_shape.members
+    extra = {k: v for k, v in {**fs.s3_additional_kwargs, **fs.req_kw}.items() if k in members and v is not None}
+    answer: dict[str, Any] = await client.put_object(**extra, **when, Bucket=bucket, Key=key, Body=body)
+    return answer
+
+
+def _as_headers(condition: Condition) -> dict[str, str]:
+    """Return what S3 is told of the version to replace."""
+    match condition:
+        case Facts(etag=str(etag)):
+            return {"IfMatch": etag}
+        case Absent():
+            return {"IfNoneMatch": "*"}
+    return {}
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of the answer of S3 that ``error`` tells of."""
+    for e in (error, error.__cause__):
+        response: Any = getattr(e, "response", None)
+        if isinstance(response, dict):
+            status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Filesystems and what they tell.
 
 
 def _opened(url: str, given: Given) -> tuple[AbstractFileSystem, str]:
@@ -491,49 +597,10 @@ def _opened(url: str, given: Given) -> tuple[AbstractFileSystem, str]:
         fs = fs.sync_fs
     path = str(fs._strip_protocol(url))
     if isinstance(fs, AsyncFileSystem) and fs.asynchronous:
-        options = {name: value for name, value in fs.storage_options.items() if name not in _BOUND}
-        fs = type(fs)(*fs.storage_args, **options)
+        fs = type(fs)(*fs.storage_args, **portable(fs))
     return fs, path
-
-
-def _facts(fs: Any, path: str) -> Facts | None:
-    try:
-        match fs:
-            case LocalFileSystem():
-                found = os.stat(path)
-                return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
-            case MemoryFileSystem():
-                answer = IMMEDIATE[MemoryFileSystem].read_now(path, 0, 0)
-                return None if answer is None else Facts(answer.size, answer.etag, answer.last_modified)
-            case _ if is_s3fs(fs):
-                bucket, key, _ = fs.split_path(path)
-                head = fs.call_s3("head_object", Bucket=bucket, Key=key)
-                return Facts(head["ContentLength"], head.get("ETag"))
-        fs.invalidate_cache()
-        return _told(fs.info(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _told(info: Mapping[str, Any]) -> Facts:
     """Return what fsspec's description of an object tells of its version."""
     return Facts(info.get("size"), *version_in(info))
-
-
-def _is(data: Buffer, parts: Sequence[Buffer]) -> bool:
-    at = 0
-    for part in parts:
-        if data[at : at + len(part)] != part:
-            return False
-        at += len(part)
-    return at == len(data)
-
-
-def _status(error: Exception) -> int | None:
-    """Return the status of the answer of S3 that ``error`` tells of."""
-    for e in (error, error.__cause__):
-        response: Any = getattr(e, "response", None)
-        if isinstance(response, dict):
-            status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status
-    return None

@@ -25,7 +25,7 @@ from refshard_fs.security import policy
 from refshard_fs.security.admission import ANONYMOUS, WEB, Access, Admission
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import WITHOUT, Retry
-from refshard_fs.targets.generic import ChainTarget, FsspecTarget, has_coroutines
+from refshard_fs.targets.generic import FsspecTarget, has_coroutines, opens_chain, parts_of_chain
 from refshard_fs.targets.http import AsyncHttp, HttpTarget, Judge
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
 from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
@@ -145,7 +145,7 @@ class Pool:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        hint = _ANONYMOUSLY if _is_anonymous(_portable(given)) else ""
+        hint = _ANONYMOUSLY if _is_anonymous(portable(given)) else ""
         hint = _NOBODY if access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
@@ -181,19 +181,23 @@ class Pool:
             token = (*token, repr(rules))  # by which redirects are judged
         if isinstance(given, AbstractFileSystem):
             return self._instance(token, given, url, judge)
-        options = _portable(given)
+        options = portable(given)
         if others := policy.links(url)[1:]:
             given_of = {_protocol_in_chain(link): self._options.given(link) for link in others}
-            joined = options | {name: _portable(of) for name, of in given_of.items() if of and name not in options}
+            joined = options | {name: portable(of) for name, of in given_of.items() if of and name not in options}
             if protocol == "zip":
                 return self._member(url, (*token, repr(given_of)), options, joined, rules)
-            return self._kept((*token, "::", repr(given_of)), lambda _: ChainTarget(joined), url)
+            return self._chain((*token, repr(given_of)), joined, url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
             immediate = IMMEDIATE.get(cls)
             if immediate is not None:
                 return WITHOUT_LINKS if immediate is LOCAL and rules else immediate, cls._strip_protocol(url)
         return self._own(token, protocol, options, url, judge, access)
+
+    def _chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
+        link, path = parts_of_chain(url)
+        return self._kept((*token, "::", link), lambda _: FsspecTarget(opens_chain(url, options)), path)
 
     def _member(
         self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
@@ -207,7 +211,7 @@ class Pool:
         _, *others = policy.links(url)
         outer = "::".join(others)
         if archives.is_theirs(options, list(map(_protocol_in_chain, others))):
-            return self._kept((*token, "::"), lambda _: ChainTarget(joined), url)
+            return self._chain(token, joined, url)
 
         def opened(_: asyncio.AbstractEventLoop) -> Target:
             of, given = self._options.named(outer)
@@ -218,7 +222,9 @@ class Pool:
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()
-            return archives.ZipTarget(*place, outer, self._inflated, None if rules else ChainTarget(joined))
+            return archives.ZipTarget(
+                *place, outer, self._inflated, None if rules else FsspecTarget(opens_chain(url, joined))
+            )
 
         return self._kept((*token, "::", outer, repr(options), repr(rules)), opened, url)
 
@@ -247,13 +253,8 @@ class Pool:
         options = {**named, **options}
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
-            if access is Access.NONE:
-                fs = _unconfigured(_lean(cls), options, loop)
-                return self._target(fs, judge, access, owned=bool(fs.async_impl))
-            if issubclass(cls, AsyncFileSystem) and cls.async_impl:
-                fs = _lean(cls)(**options, asynchronous=True, loop=loop, skip_instance_cache=True)
-                return self._target(fs, judge, access, owned=True)
-            return FsspecTarget(fsspec.filesystem(protocol, **options))
+            fs = _made(cls, options, loop, is_configured=access is Access.OWN)
+            return self._target(fs, judge, access, owned=bool(fs.async_impl))
 
         return self._kept(identity, opened, cls._strip_protocol(url))
 
@@ -279,9 +280,7 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        bound = {"asynchronous": True, "loop": loop, "skip_instance_cache": True}
-        like = _lean(type(fs))(*fs.storage_args, **_portable(fs), **bound)
-        return self._target(like, judge, Access.OWN, owned=True)
+        return self._target(_made(type(fs), portable(fs), loop, *fs.storage_args), judge, Access.OWN, owned=True)
 
     def _target(self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
@@ -338,21 +337,29 @@ def _check_ambient(protocol: str, url: str) -> None:
         raise TargetNotAllowed(url, rule, remedy)
 
 
-def _unconfigured(
-    cls: type[AbstractFileSystem], options: dict[str, Any], loop: asyncio.AbstractEventLoop
+def _made(
+    cls: type[AbstractFileSystem],
+    options: dict[str, Any],
+    loop: asyncio.AbstractEventLoop,
+    *arguments: Any,
+    is_configured: bool = True,
 ) -> AbstractFileSystem:
-    """Return an instance without what fsspec's configuration holds for its protocol: that may be what gives access."""
+    """Return an instance on ``loop``, where its class has coroutines.
+
+    Unless it ``is_configured``, without what fsspec's configuration holds for its protocol: that may be what gives
+    access.
+    """
+    cls = AsyncHttp if cls is HTTPFileSystem else cls
+    shared: dict[str, Any] = {}
     if issubclass(cls, AsyncFileSystem) and cls.async_impl:
         options = {**options, "asynchronous": True, "loop": loop}
+        shared = {"skip_instance_cache": True}
+    if is_configured:
+        return cls(*arguments, **options, **shared)
     fs: AbstractFileSystem = type.__call__(cls, **options)  # fsspec's own call mixes the configuration in
     fs.storage_args, fs.storage_options = (), options
     fs._fs_token_ = f"{id(fs):x}"
     return fs
-
-
-def _lean(cls: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
-    """Return the class of which a target makes an instance of its own."""
-    return AsyncHttp if cls is HTTPFileSystem else cls
 
 
 def _is_anonymous(options: Mapping[str, Any]) -> bool:
@@ -361,7 +368,7 @@ def _is_anonymous(options: Mapping[str, Any]) -> bool:
     return any(given.get("anon") or given.get("token") == "anon" for given in links)
 
 
-def _portable(given: Given) -> dict[str, Any]:
+def portable(given: Given) -> dict[str, Any]:
     """Return the options given, or those of an instance, without what binds them to a loop."""
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, Target, failure_of, range_header, read_answer
+from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
 from refshard_fs.targets.connections import in_context, open_session
 from refshard_fs.targets.failures import HttpStatus, as_failure
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
@@ -149,7 +149,7 @@ class S3Target(Target):
         answer = await self.read(path, 0, 1)
         if answer.size is None:
             return await self._theirs.facts(path)
-        return Facts(answer.size, answer.etag, answer.last_modified)
+        return answer.facts
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         await self._client(path.partition("/")[0])
@@ -171,19 +171,13 @@ class S3Target(Target):
     # ------------------------------------------------------------------ our own requests
 
     async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
-        headers = dict(ready.headers)
-        if start or stop is not None:
-            headers["Range"] = range_header(start, stop)
-        if etag is not None:
-            headers["If-Match"] = etag
+        headers = {**ready.headers, **ranged(start, stop, etag)}
         if self._session is None:
             self._session = open_session(self, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
         session, loop = self._session, asyncio.get_running_loop()
         began = loop.time()
         async with session.get(ready.url, headers=headers, allow_redirects=False, ssl=ready.ssl) as response:
-            if response.status in (200, 206, 416):
-                return await read_answer(response, start, stop, most, waited=loop.time() - began)
-            raise await failure_of(response)
+            return await read_answer(response, start, stop, most, waited=loop.time() - began)
 
     async def _prepare(self, path: str) -> _Ready | None:
         """Return the request for an object, with a new signature; None where s3fs is to make it."""

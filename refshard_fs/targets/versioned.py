@@ -16,7 +16,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -44,98 +44,85 @@ IGNORES_RANGES: Final = (
 )
 
 
-class Seen(NamedTuple):
-    """What was seen of an object in one session, for another one to compare."""
-
-    etag: str | None
-    modified: str | None
-    size: int | None
-
-
 class Version:
     """What is known of one object; shared by all loops and threads of a session."""
 
-    __slots__ = ("_only_size", "_pin", "_seen", "etag", "modified", "size", "url")
+    __slots__ = ("_only_size", "_pin", "seen", "url")
 
     def __init__(self, url: str, *, only_size: bool = False) -> None:
         self.url = url
+        self.seen: Facts | None = None  # what is known, if anything was seen of the object
         self._only_size = only_size
-        self._seen = False
-        self.etag: str | None = None
-        self.modified: str | None = None
-        self.size: int | None = None
         self._pin: Pin | None = None
 
-    @property
-    def seen(self) -> Seen | None:
-        """What is known, if anything was seen of the object."""
-        return Seen(self.etag, self.modified, self.size) if self._seen else None
-
-    def is_like(self, seen: Seen) -> bool:
+    def is_like(self, seen: Facts) -> bool:
         """Whether this object is the one that was ``seen``. If it was not seen at all, it is, from then on."""
         try:
-            self.observe(*seen, None)
+            self.observe(seen, None)
         except TargetChanged:
             return False
         return True
 
     def condition(self, pin: Pin | None) -> str | None:
         """Return the ETag to ask for: the one seen before, or the one that the manifest names."""
-        if self._seen or pin is None or self._only_size:
-            return strong(self.etag)
-        etag = strong(pin.etag)
+        if self.seen is not None:
+            return strong(self.seen.etag)
+        etag = None if pin is None or self._only_size else strong(pin.etag)
         return None if etag is None else f'"{bare(etag)}"'
 
-    def observe(self, etag: str | None, modified: str | None, size: int | None, pin: Pin | None) -> None:
+    def observe(self, found: Facts, pin: Pin | None) -> None:
         """Compare an answer with what is known; TargetChanged, which says what differs, if it is another version."""
         if self._only_size:
-            etag = modified = None
+            found = Facts(found.size)
             pin = None if pin is None else Pin(size=pin.size)
-        if self._seen and etag == self.etag and modified == self.modified and (size is None or size == self.size):
-            if pin is None or pin == self._pin:
-                return
-        elif self._seen:
-            self._compare(etag, modified, size)
-        self.etag = self.etag or etag
-        self.modified = self.modified or modified
-        self.size = size if self.size is None else self.size
-        self._seen = True
+        seen = self.seen
+        if found == seen and (pin is None or pin == self._pin):
+            return
+        if seen is None:
+            self.seen = found
+        elif found != seen:
+            self._compare(seen, found)
+            size = found.size if seen.size is None else seen.size
+            self.seen = Facts(size, seen.etag or found.etag, seen.last_modified or found.last_modified)
         if pin is not None:
-            self._compare_pin(pin, etag, modified, size)
+            self._compare_pin(pin, found)
             self._pin = pin
 
     def refuse(self, pin: Pin | None) -> TargetChanged:
         """Return the error for a server that says the object is no longer what was asked for."""
-        if self._seen:
-            return self._changed(f"its ETag is no longer {self.etag}")
+        if self.seen is not None:
+            return self._changed(f"its ETag is no longer {self.seen.etag}")
         return self._differs(f"its ETag is not {pin.etag}" if pin is not None else "its ETag is another one")
 
-    def _compare(self, etag: str | None, modified: str | None, size: int | None) -> None:
-        if size is not None and self.size is not None and size != self.size:
-            raise self._changed(f"its size was {self.size} bytes and is {size}")
-        if etag is not None and self.etag is not None:
-            if bare(etag) == bare(self.etag):
+    def _compare(self, seen: Facts, found: Facts) -> None:
+        if None not in (seen.size, found.size) and seen.size != found.size:
+            raise self._changed(f"its size was {seen.size} bytes and is {found.size}")
+        if seen.etag is not None and found.etag is not None:
+            if bare(seen.etag) == bare(found.etag):
                 return
-            if strong(etag) and strong(self.etag):
-                raise self._changed(f"its ETag was {self.etag} and is {etag}")
-        if modified is not None and self.modified is not None and modified != self.modified:
-            raise self._changed(f"it was last modified {_spelled(self.modified)}, and then {_spelled(modified)}")
+            if strong(seen.etag) and strong(found.etag):
+                raise self._changed(f"its ETag was {seen.etag} and is {found.etag}")
+        then, now = seen.last_modified, found.last_modified
+        if then is not None and now is not None and then != now:
+            raise self._changed(f"it was last modified {_spelled(then)}, and then {_spelled(now)}")
 
-    def _compare_pin(self, pin: Pin, etag: str | None, modified: str | None, size: int | None) -> None:
-        if pin.size is not None and size is not None and pin.size != size:
-            raise self._differs(f"its size is {size} bytes, not {pin.size}")
-        if pin.etag is not None and etag is not None:
-            if bare(pin.etag) != bare(etag) and not etag.startswith(OWN):
-                raise self._differs(f"its ETag is {etag}, not {pin.etag}")
-        if (pin.etag is None or etag is None) and pin.last_modified is not None and modified is not None:
-            recorded, found = seconds(pin.last_modified), seconds(modified)
-            if recorded is None or found is None:
-                return
-            if pin.exact:  # some tell fractions of a second, and others cut them off
-                if abs(found - recorded) >= (0.0001 if "." in pin.last_modified and "." in modified else 1):
-                    raise self._differs(f"it was last modified {_spelled(modified)}, not {_spelled(pin.last_modified)}")
-            elif found > recorded + 1:
-                raise self._differs(f"it was last modified {_spelled(modified)}, after {_spelled(pin.last_modified)}")
+    def _compare_pin(self, pin: Pin, found: Facts) -> None:
+        if None not in (pin.size, found.size) and pin.size != found.size:
+            raise self._differs(f"its size is {found.size} bytes, not {pin.size}")
+        if pin.etag is not None and found.etag is not None:
+            if bare(pin.etag) != bare(found.etag) and not found.etag.startswith(OWN):
+                raise self._differs(f"its ETag is {found.etag}, not {pin.etag}")
+        then, now = pin.last_modified, found.last_modified
+        if then is None or now is None or (pin.etag is not None and found.etag is not None):
+            return
+        recorded, modified = seconds(then), seconds(now)
+        if recorded is None or modified is None:
+            return
+        if pin.exact:  # some tell fractions of a second, and others cut them off
+            if abs(modified - recorded) >= (0.0001 if "." in then and "." in now else 1):
+                raise self._differs(f"it was last modified {_spelled(now)}, not {_spelled(then)}")
+        elif modified > recorded + 1:
+            raise self._differs(f"it was last modified {_spelled(now)}, after {_spelled(then)}")
 
     def _changed(self, what: str) -> TargetChanged:
         remedy = "invalidate_cache() starts over with what is there now"
@@ -170,7 +157,7 @@ class Versions:
                 self._known.move_to_end(url)
             return version
 
-    def seen(self, url: str) -> Seen | None:
+    def seen(self, url: str) -> Facts | None:
         """Return what is known of the object at ``url``, if anything was seen of it; nothing is forgotten for that."""
         version = self._known.get(url)
         return None if version is None else version.seen
@@ -234,7 +221,7 @@ class VersionedObject:
     @property
     def size(self) -> int | None:
         """Bytes that the object has, as far as reading it has shown that."""
-        return self._version.size
+        return None if self._version.seen is None else self._version.seen.size
 
     async def read(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
@@ -248,7 +235,7 @@ class VersionedObject:
         """
         size = math.inf if stop is None else stop - start
         answer = await self._persist(size, self._read, path, start, stop, pin, most)
-        self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
+        self._version.observe(answer.facts, pin)
         if answer.unasked:
             server = server_of(self._version.url)
             if self._stats.add_unasked(server, answer.unasked):
@@ -261,9 +248,7 @@ class VersionedObject:
             answer = await self._ask(path, start, stop, version.condition(pin), most)
             if pin is not None and not self.target.tells_versions:
                 facts = await self.target.current_facts(path)  # after the bytes came: an older object is then noticed
-                answer = msgspec.structs.replace(
-                    answer, size=facts.size, etag=facts.etag, last_modified=facts.last_modified
-                )
+                answer = msgspec.structs.replace(answer, facts=facts)
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:
                 raise version.refuse(pin) from e
@@ -279,7 +264,7 @@ class VersionedObject:
             if start >= 0 or (isinstance(e, HttpStatus) and e.status not in _NO_SUFFIX):
                 raise
             # Some servers know no ranges that count from the end, or do not tell of how many bytes that is.
-            size = self._version.size
+            size = self.size
             if size is None:
                 size = (await self.target.facts(path)).size
             if size is None:
@@ -289,7 +274,7 @@ class VersionedObject:
     async def facts(self, path: str) -> Facts:
         """Return what is known of the object without its bytes."""
         facts = await self._persist(0, self.target.facts, path)
-        self._version.observe(facts.etag, facts.last_modified, facts.size, None)
+        self._version.observe(facts, None)
         return facts
 
     async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
@@ -297,7 +282,7 @@ class VersionedObject:
         answer = await self.read(path, 0, length)
         if answer.size is None:
             return await self.facts(path), answer.data
-        return Facts(answer.size, answer.etag, answer.last_modified), answer.data
+        return answer.facts, answer.data
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if the target cannot list."""
@@ -309,10 +294,10 @@ class VersionedObject:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
         answer = self.target.read_now(path, start, stop, most)
         if answer is not None:
-            self._version.observe(answer.etag, answer.last_modified, answer.size, pin)
+            self._version.observe(answer.facts, pin)
         return answer
 
-    def is_still(self, path: str, seen: Seen) -> bool:
+    def is_still(self, path: str, seen: Facts) -> bool:
         """Whether the object is the one that was ``seen``; if only a request can tell, yes, and later answers tell."""
         try:
             self.is_known(path)
@@ -326,7 +311,7 @@ class VersionedObject:
             now = self.target.read_now(path, 0, 0)
             if now is None:
                 return False
-            self._version.observe(now.etag, now.last_modified, now.size, None)
+            self._version.observe(now.facts, None)
         return True
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:

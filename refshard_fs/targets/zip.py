@@ -37,17 +37,15 @@ class InflatedMembers:
     """The members that were inflated to be read in parts, of all archives of one event loop: the last ones."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[object, asyncio.Task[Answer]] = OrderedDict()
-        self._sizes: dict[object, int] = {}
+        self._tasks: OrderedDict[tuple[str, str, int], asyncio.Task[Answer]] = OrderedDict()
 
-    def get(self, which: object, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
-        """Return the member ``which``, of ``size`` bytes: as it is held, or as ``inflate`` returns it."""
-        self._sizes.setdefault(which, size)
+    def get(self, archive: str, member: str, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
+        """Return a member of ``size`` bytes: as it is held, or as ``inflate`` returns it."""
+        which = archive, member, size
         found = once(self._tasks, which, inflate)
         self._tasks.move_to_end(which)
-        while len(self._tasks) > 1 and sum(self._sizes.values()) > MOST_INFLATED:
-            oldest, _ = self._tasks.popitem(last=False)
-            del self._sizes[oldest]
+        while len(self._tasks) > 1 and sum(size for _, _, size in self._tasks) > MOST_INFLATED:
+            self._tasks.popitem(last=False)
         return found
 
 
@@ -72,36 +70,20 @@ class ZipTarget(Target):
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
     ) -> Answer:
-        async def read(theirs: Target) -> Answer:
-            return await theirs.read(path, start, stop, most=most)
-
-        return await self._unless_refused(self._read(path, start, stop, most), read)
+        answer: Answer = await self._ours_first("read", path, start, stop, None, most)
+        return answer
 
     async def facts(self, path: str) -> Facts:
-        async def facts() -> Facts:
-            member, _, opened = await self._find(path)
-            return Facts(member.size, opened.etag, opened.last_modified)
-
-        return await self._unless_refused(facts(), lambda theirs: theirs.facts(path))
+        facts: Facts = await self._ours_first("facts", path)
+        return facts
 
     async def current_facts(self, path: str) -> Facts:
-        async def facts() -> Facts:
-            member, _, _ = await self._find(path)
-            now = await self._archive.target.current_facts(self._path)
-            return Facts(member.size, now.etag, now.last_modified)
-
-        return await self._unless_refused(facts(), lambda theirs: theirs.current_facts(path))
+        facts: Facts = await self._ours_first("current_facts", path)
+        return facts
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        async def names() -> tuple[Listed, ...]:
-            keyspace, _ = await self._open()
-            name = _member_of(path)
-            found = await self._run(keyspace.children(name))
-            if found is None:
-                raise NotADirectoryError(path) if keyspace.member(name) else FileNotFoundError(path)
-            return tuple(found)
-
-        return await self._unless_refused(names(), lambda theirs: theirs.names(path))
+        names: tuple[Listed, ...] | None = await self._ours_first("names", path)
+        return names
 
     async def close(self) -> None:
         for task in (*self._opened.values(), *self._entries.values()):
@@ -109,19 +91,35 @@ class ZipTarget(Target):
         if self._theirs is not None:
             await self._theirs.close()
 
-    async def _unless_refused(self, ours: Awaitable[T], ask: Callable[[Target], Awaitable[T]]) -> T:
-        """Return what ``ours`` returns; where the archive, or the member, is refused, what fsspec's filesystem does."""
+    async def _ours_first(self, name: str, path: str, *given: Any) -> Any:
+        """Return what our own method returns; where the archive, or the member, is refused, what fsspec's does."""
         try:
-            return await ours
+            return await getattr(self, f"_{name}")(path, *given)
         except ManifestError as refusal:
             if self._theirs is None:
                 raise
             try:
-                return await ask(self._theirs)
+                return await getattr(self._theirs, name)(_link(path), *given)
             except ABSENT:
                 raise
             except Exception:  # noqa: BLE001  # of theirs, which says less than ours
                 raise refusal from None
+
+    async def _facts(self, path: str) -> Facts:
+        member, _, opened = await self._find(path)
+        return _of_member(member, opened)
+
+    async def _current_facts(self, path: str) -> Facts:
+        member, _, _ = await self._find(path)
+        return _of_member(member, await self._archive.target.current_facts(self._path))
+
+    async def _names(self, path: str) -> tuple[Listed, ...]:
+        keyspace, _ = await self._open()
+        name = _member_of(path)
+        found = await self._run(keyspace.children(name))
+        if found is None:
+            raise NotADirectoryError(path) if keyspace.member(name) else FileNotFoundError(path)
+        return tuple(found)
 
     # ------------------------------------------------------------------ the directory
 
@@ -185,14 +183,14 @@ class ZipTarget(Target):
 
     # ------------------------------------------------------------------ the bytes of a member
 
-    async def _read(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
+    async def _read(self, path: str, start: int, stop: int | None, _: str | None, most: int | None) -> Answer:
         member, entry, opened = await self._find(path)
         begin, end = clamp(start, stop, member.size)
         is_whole = end - begin == member.size
         if stop is None:
             check_size(end - begin, most)
         if begin == end:
-            return Answer(b"", member.size, opened.etag, opened.last_modified)
+            return Answer(b"", _of_member(member, opened))
         match entry:
             case Span():
                 found = await self._bytes(entry.start + begin, entry.start + end)
@@ -205,14 +203,13 @@ class ZipTarget(Target):
                 found = await self._inflate(entry)
                 data = found.data
             case Packed() if member.size > MOST_INFLATED and self._theirs is not None:
-                return await self._theirs.read(path, start, stop)
+                return await self._theirs.read(_link(path), start, stop)
             case Packed():
-                which = (self._url, path)
-                found = await self._inflated.get(which, member.size, lambda: self._inflate(entry))
+                found = await self._inflated.get(self._url, path, member.size, lambda: self._inflate(entry))
                 data = found.data[begin:end]
             case Inline():
                 raise AssertionError("an archive that is not in memory holds no member there")
-        return Answer(data, member.size, found.etag, found.last_modified)
+        return Answer(data, _of_member(member, found.facts))
 
     async def _inflate(self, entry: Packed) -> Answer:
         (source,) = entry.spans
@@ -221,15 +218,25 @@ class ZipTarget(Target):
             data = await in_thread(lambda: entry.finish([found.data]))
         except ValueError as e:
             raise self._damaged(e) from e
-        return Answer(data, None, found.etag, found.last_modified)
+        return Answer(data, found.facts)
 
     def _damaged(self, what: object) -> Unreadable:
         return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}")
 
 
+def _of_member(member: Member, archive: Facts) -> Facts:
+    """Return the facts of a member: its version is that of the archive."""
+    return Facts(member.size, archive.etag, archive.last_modified)
+
+
+def _link(url: str) -> str:
+    """Return the first link of a chain."""
+    return url.partition("::")[0]
+
+
 def _member_of(url: str) -> str:
     """Return the name of the member that the first link of a chain names; none names the root."""
-    first, _, _ = url.partition("::")
+    first = _link(url)
     return str(ZipFileSystem._strip_protocol(first)) if "://" in first else ""
 
 

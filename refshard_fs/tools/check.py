@@ -397,7 +397,7 @@ class _Check:
         url = self._source.urls[target]
         try:
             for pin in self._source.pins.get(target, ()):
-                Versions().of(url).observe(facts.etag, facts.last_modified, facts.size, pin)
+                Versions().of(url).observe(facts, pin)
         except TargetChanged as e:
             self._found.add("error", "changed", key, url, e.reason)
 

@@ -22,7 +22,7 @@ from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
-from refshard_fs.targets.document import Document
+from refshard_fs.targets.objects import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit

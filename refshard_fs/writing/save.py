@@ -44,7 +44,7 @@ from refshard_fs.session.collect import Run, collect, gather, gather_copying
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.session.session import Session
-from refshard_fs.targets.document import Document, Sink
+from refshard_fs.targets.objects import Document, Objects
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
@@ -91,7 +91,7 @@ def save(
     names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
     would go where something is already.
     """
-    run, sink = session.run, Sink(url, options)
+    run, sink = session.run, Objects(url, options)
     found = stored(unedited(keyspace))  # shards are left whole
     found = references_in(found) or found
     match beneath(found):
@@ -148,15 +148,16 @@ class CopiesBeside:
     """
 
     def __init__(self, folder: str, options: Mapping[str, Any], callback: Callback) -> None:
-        self.url = f"{folder}/{uuid.uuid4().hex}"
-        self._sink = Sink(self.url, options)
+        self._folder = Objects(folder, options)
+        self._name = uuid.uuid4().hex
+        self.url = self._folder.url_of(self._name)
         self._callback = callback
         self._opened = contextlib.ExitStack()
         self._file: BinaryIO | None = None
         self._count = self._size = 0
 
     def begin(self, count: int) -> None:
-        self._file = self._opened.enter_context(self._sink.stream())
+        self._file = self._opened.enter_context(self._folder.stream(self._name))
         self._callback.set_size(count)
 
     def add(self, data: bytes) -> int:
@@ -187,10 +188,8 @@ class CopiesBeside:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._opened.__exit__(kind, error, trace)
         if kind is not None and self._file is not None:
-            self._sink.remove()
-            if self._sink.is_local:
-                with contextlib.suppress(OSError):  # others have objects there as well
-                    os.rmdir(os.path.dirname(self._sink.path))
+            self._folder.remove(self._name)
+            self._folder.tidy([self._name])
 
 
 def respelling(options: OpenOptions, source: str | None, url: str | None) -> Respell:
@@ -242,7 +241,7 @@ def _of_array(
         yield array, numbers, run(array, partial(stream.partition, array, numbers))
 
 
-def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: int, overwrite: bool) -> None:
+def _save_parquet(stream: ReferenceStream, run: Run, sink: Objects, record_size: int, overwrite: bool) -> None:
     if record_size < 1:
         raise ValueError(f"record_size={record_size}: a partition has at least one row")
     require_pyarrow()
@@ -262,35 +261,35 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Sink, record_size: in
             data = parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition)
             files[partition_name(array, numbers.start // record_size)] = data
             if len(files) == TOGETHER:
-                sink.put(files)
+                sink.put_all(files)
                 files = {}
-        sink.put(files)
-        sink.put({PARQUET: document})  # last: without it, there is no set
+        sink.put_all(files)
+        sink.put_all({PARQUET: document})  # last: without it, there is no set
 
 
 @contextlib.contextmanager
-def _all_or_nothing(sink: Sink) -> Iterator[None]:
+def _all_or_nothing(sink: Objects) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        sink.remove()
+        sink.remove_tree()
         raise
 
 
-def _make_room(sink: Sink, overwrite: bool) -> None:
+def _make_room(sink: Objects, overwrite: bool) -> None:
     """See that nothing is in the way; only another parquet set is ever removed."""
     names = sink.names()
     if not names:
         return
     if not overwrite:
-        raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a parquet set")
+        raise FileExistsError(f"{sink.url} is not empty; overwrite=True replaces a parquet set")
     if PARQUET not in names:
-        raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced")
+        raise FileExistsError(f"{sink.url} is not empty, and no parquet set that could be replaced")
     try:
-        Layout(sink.read(PARQUET), f"{sink.path}/{PARQUET}")
+        Layout(sink.read([PARQUET])[PARQUET], f"{sink.url}/{PARQUET}")
     except ManifestError as e:
-        raise FileExistsError(f"{sink.path} is not empty, and no parquet set that could be replaced: {e}") from e
-    sink.remove()
+        raise FileExistsError(f"{sink.url} is not empty, and no parquet set that could be replaced: {e}") from e
+    sink.remove_tree()
 
 
 class _Counted:
@@ -308,7 +307,7 @@ class _Counted:
         return found
 
 
-def save_json(stream: ReferenceStream, run: Run, url: str, sink: Sink | Document) -> None:
+def save_json(stream: ReferenceStream, run: Run, url: str, sink: Objects | Document) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
     try:
         _write_json(stream, run, url, sink, 1)
@@ -321,7 +320,7 @@ def save_json(stream: ReferenceStream, run: Run, url: str, sink: Sink | Document
         _write_json(stream, run, url, sink, 0)
 
 
-def _write_json(stream: ReferenceStream, run: Run, url: str, sink: Sink | Document, version: int) -> None:
+def _write_json(stream: ReferenceStream, run: Run, url: str, sink: Objects | Document, version: int) -> None:
     start, end = json_writing.FRAMES[version]
     with sink.stream() as whole, _compressing(url, whole) as file:
         file.write(start)
@@ -349,18 +348,18 @@ def manifest_of(stream: ReferenceStream, run: Run, array: str) -> bytes:
     return ("{" + ",\n".join(members) + "}\n").encode()
 
 
-def _save_manifests(stream: ReferenceStream, run: Run, sink: Sink, overwrite: bool) -> None:
+def _save_manifests(stream: ReferenceStream, run: Run, sink: Objects, overwrite: bool) -> None:
     nodes = manifest_writing.hierarchy(stream.documents(), stream.grids)
     names = sink.names()
     if names and not (overwrite and _ROOT in names):
-        raise FileExistsError(f"{sink.path} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
+        raise FileExistsError(f"{sink.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
     written: dict[str, bytes] = {}
     for array in stream.grids:
         written[join(array, manifest_writing.MANIFEST)] = manifest_of(stream, run, array)
         nodes[array] = manifest_writing.with_manifest(nodes[array])
     if names:
-        sink.remove()
+        sink.remove_tree()
     with _all_or_nothing(sink):
-        sink.put(written)
-        sink.put({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
-        sink.put({_ROOT: zarrmeta.dumps(root_with(nodes, [], [], []))})  # last: without it, there is no hierarchy
+        sink.put_all(written)
+        sink.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
+        sink.put_all({_ROOT: zarrmeta.dumps(root_with(nodes, [], [], []))})  # last: without it, there is no hierarchy

@@ -40,8 +40,7 @@ from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of, gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
-from refshard_fs.targets.document import Document
-from refshard_fs.targets.objects import Objects
+from refshard_fs.targets.objects import Document, Objects
 from refshard_fs.writing.save import absolute, as_written, manifest_of
 from refshard_fs.writing.writer import Writer
 

@@ -359,12 +359,12 @@ def test_whose_turn_it_is_does_not_depend_on_an_equal_filesystem() -> None:
     """Filesystems are equal that were made with equal arguments; one that is gone took the other's lock with it."""
     first, second = OneAtATime(), OneAtATime()
     assert first == second
-    generic._threads.turn(first, "x")
-    held = generic._threads.turn(second, "x")
-    assert held is not generic._threads.turn(first, "x")
+    generic.turn(first, "x")
+    held = generic.turn(second, "x")
+    assert held is not generic.turn(first, "x")
     del first
     gc.collect()
-    assert generic._threads.turn(second, "x") is held
+    assert generic.turn(second, "x") is held
 
 
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])

@@ -55,7 +55,7 @@ def test_threads_that_ask_at_once_are_told_one_version() -> None:
 
     def ask() -> None:
         start.wait()
-        found.append(target.read_now("/memory-target/c", 0, 2).etag)
+        found.append(target.read_now("/memory-target/c", 0, 2).facts.etag)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

@@ -21,8 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError
-from refshard_fs.targets.document import Document
-from refshard_fs.targets.objects import ABSENT, LARGE, Objects
+from refshard_fs.targets.objects import ABSENT, LARGE, Document, Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 

@@ -245,7 +245,7 @@ def test_a_refusal_is_asked_once(s3_proxy: CountingProxy, bucket: str) -> None:
 def test_a_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, bucket: str) -> None:
     url = s3_server.put("targets/changing", DATA)
     mine = reader(s3_server.storage_options)
-    etag = mine.answer(url, 0, 5).etag
+    etag = mine.answer(url, 0, 5).facts.etag
     assert mine.read(url, 5, 9, Pin(etag=etag)) == DATA[5:9]
     s3_server.put("targets/changing", DATA[::-1])
     with pytest.raises(TargetChanged, match="replaced since it was first read"):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from refshard_fs.core.model import Pin
+from refshard_fs.core.model import Facts, Pin
 from refshard_fs.errors import TargetChanged
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Versions
@@ -20,6 +20,10 @@ from tests.servers.wire import Answer, Head
 MONDAY, TUESDAY = "Mon, 16 Nov 2026 00:00:00 GMT", "Tue, 17 Nov 2026 00:00:00 GMT"
 
 Seen = tuple[str | None, str | None, int | None]
+
+
+def observe(version: Version, etag: str | None, modified: str | None, size: int | None, pin: Pin | None = None) -> None:
+    version.observe(Facts(size, etag, modified), pin)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +40,9 @@ Seen = tuple[str | None, str | None, int | None]
 )
 def test_the_same_version(first: Seen, then: Seen) -> None:
     version = Version("u")
-    version.observe(*first, None)
-    version.observe(*then, None)
-    version.observe(*first, None)
+    observe(version, *first)
+    observe(version, *then)
+    observe(version, *first)
 
 
 @pytest.mark.parametrize(
@@ -53,39 +57,39 @@ def test_the_same_version(first: Seen, then: Seen) -> None:
 )
 def test_another_version_is_an_error_each_time(first: Seen, then: Seen) -> None:
     version = Version("http://h/x")
-    version.observe(*first, None)
+    observe(version, *first)
     for _ in range(2):
         with pytest.raises(TargetChanged, match="http://h/x"):
-            version.observe(*then, None)
-    version.observe(*first, None)
+            observe(version, *then)
+    observe(version, *first)
 
 
 def test_what_the_first_answer_lacked_is_learned_from_a_later_one() -> None:
     version = Version("u")
-    version.observe(None, None, 5, None)
-    version.observe('"a"', None, 5, None)
+    observe(version, None, None, 5, None)
+    observe(version, '"a"', None, 5, None)
     with pytest.raises(TargetChanged):
-        version.observe('"b"', None, 5, None)
+        observe(version, '"b"', None, 5, None)
 
 
 def test_a_pin_is_held_against_answers_that_were_seen_before() -> None:
     version = Version("u")
-    version.observe('"a"', MONDAY, 5, None)
+    observe(version, '"a"', MONDAY, 5, None)
     for pin in (Pin(etag='"b"'), Pin(size=6), Pin(etag="b", size=5)):
         with pytest.raises(TargetChanged):
-            version.observe('"a"', MONDAY, 5, pin)
-    version.observe('"a"', MONDAY, 5, Pin(etag="a", size=5, last_modified="1999-01-01"))
+            observe(version, '"a"', MONDAY, 5, pin)
+    observe(version, '"a"', MONDAY, 5, Pin(etag="a", size=5, last_modified="1999-01-01"))
 
 
 @pytest.mark.parametrize("recorded", [TUESDAY, MONDAY, "2026-11-16T00:00:00+00:00", "2026-11-16", "1794787200", "odd"])
 def test_an_object_may_be_older_than_its_manifest(recorded: str) -> None:
-    Version("u").observe(None, MONDAY, None, Pin(last_modified=recorded))
+    observe(Version("u"), None, MONDAY, None, Pin(last_modified=recorded))
 
 
 @pytest.mark.parametrize("recorded", [MONDAY, "2026-11-16T12:00:00Z", "1794787200.5"])
 def test_and_not_younger(recorded: str) -> None:
     with pytest.raises(TargetChanged, match="last modified"):
-        Version("u").observe(None, TUESDAY, None, Pin(last_modified=recorded))
+        observe(Version("u"), None, TUESDAY, None, Pin(last_modified=recorded))
 
 
 def test_only_strong_etags_are_asked_for() -> None:
@@ -93,10 +97,10 @@ def test_only_strong_etags_are_asked_for() -> None:
     assert version.condition(None) is None
     assert version.condition(Pin(etag="abc")) == '"abc"'
     assert version.condition(Pin(etag='W/"abc"')) is None
-    version.observe('W/"a"', None, 1, None)
+    observe(version, 'W/"a"', None, 1, None)
     assert version.condition(Pin(etag="abc")) is None
     version = Version("u")
-    version.observe('"a"', None, 1, None)
+    observe(version, '"a"', None, 1, None)
     assert version.condition(None) == '"a"'
 
 
@@ -154,11 +158,11 @@ def test_mirrors_whose_strong_etags_differ_are_read_where_the_user_says_so() -> 
 
 def test_sizes_are_compared_all_the_same() -> None:
     version = Version("http://h/x", only_size=True)
-    version.observe('"a"', MONDAY, 5, Pin('"z"', MONDAY, 5))
-    version.observe('"b"', TUESDAY, 5, None)
+    observe(version, '"a"', MONDAY, 5, Pin('"z"', MONDAY, 5))
+    observe(version, '"b"', TUESDAY, 5, None)
     assert version.condition(Pin('"z"')) is None
     with pytest.raises(TargetChanged, match="its size was 5"):
-        version.observe('"b"', TUESDAY, 6, None)
+        observe(version, '"b"', TUESDAY, 6, None)
 
 
 def test_other_words_for_versions_are_refused() -> None:
