@@ -65,21 +65,21 @@ class Together:
 
     def __init__(self) -> None:
         self._used: Counter[SharedMemory] = Counter()  # bytes
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def room(self, memory: SharedMemory, size: int) -> AsyncGenerator[None, None]:
         """Wait until there is room for ``size`` bytes in ``memory``, and have it."""
         size = min(size, memory.memory)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._used[memory] + size <= memory.memory)
-            self._used[memory] += size
+        while self._used[memory] + size > memory.memory:
+            await self._changed.wait()
+        self._used[memory] += size
         try:
             yield
-        finally:
+        finally:  # without a wait: a second cancellation must not keep the others asleep
             self._used[memory] -= size
-            async with self._changed:
-                self._changed.notify_all()
+            self._changed.set()
+            self._changed.clear()
 
 
 TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # of the selections that a task reads
