@@ -35,8 +35,8 @@ from zarr.storage import FsspecStore, StorePath
 
 from refshard_fs.core.keys import join
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.dispatch import SharedMemory
-from refshard_fs.reading.selection import ANSWER, TOGETHER, Share
+from refshard_fs.reading.dispatch import Share, SharedMemory
+from refshard_fs.reading.selection import ANSWER, TOGETHER
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

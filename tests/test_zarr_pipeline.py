@@ -36,8 +36,8 @@ from refshard_fs import (  # noqa: E402
     zarr_pipeline,
 )
 from refshard_fs.reading import selection  # noqa: E402
+from refshard_fs.reading.dispatch import Share  # noqa: E402
 from refshard_fs.reading.immediate import Immediate  # noqa: E402
-from refshard_fs.reading.selection import Share  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
 from tests.servers.process import RangeServerProcess  # noqa: E402

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from refshard_fs.core.forks import fork_safe
+from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import Answer, Pool, check
 
 if TYPE_CHECKING:
-    from refshard_fs.reading.fetch import Block, Fetcher
+    from refshard_fs.reading.fetch import Fetcher, Reader
 
 
 logger = logging.getLogger("refshard_fs")
@@ -29,75 +30,74 @@ FEW = 10  # requests under way to a host, until it is seen that answers take tim
 PATIENCE = 0.003  # seconds without an answer that show it
 SLOW = 0.006  # seconds that all of the last answers took, which shows it, too
 UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
-QUEUED, UNDER_WAY, OVER = range(3)  # states of a job
+QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """``requests`` under way at once to one host, and ``memory`` bytes under way or held ahead."""
+    """``requests`` under way at once to one host, and ``memory`` bytes under way or kept for later."""
 
     requests: int = 128
     memory: int = 256 * MIB
 
     @property
     def ahead(self) -> int:
-        """Bytes that may be under way or held when more is fetched ahead: some stay free for readers."""
+        """Bytes that may be under way or kept when more is fetched ahead: some stay free for readers."""
         return self.memory * 3 // 4
 
 
-class Holder:
-    """Who holds bytes of a `SharedMemory`, on the running event loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.used = 0  # bytes
-
-
 class SharedMemory:
-    """``memory`` bytes for several holders, which may be on several event loops. Thread-safe.
-
-    Each asks before it holds more. One that has nothing is never refused: so none waits for one that stopped while it
-    had bytes in its hands. A holder counts until its loop is closed, or nobody knows it any more.
-    """
+    """``memory`` bytes for several readers, which may be on several event loops. Thread-safe."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
         self._lock = fork_safe(threading.RLock())  # the collector may end a dropped read, which gives back, within it
-        self._holders: list[weakref.ref[Any]] = []  # a WeakSet would take three times as long
-
-    def join(self, holder: Holder) -> None:
-        """Count what ``holder`` holds from now on."""
-        with self._lock:
-            self._holders = [weakref.ref(each) for each in (*self._alive(self._holders), holder)]
-
-    def lacks(self, size: int, most: int) -> bool:
-        """Whether ``size`` bytes more would be over ``most``."""
-        with self._lock:
-            return self._used() + size > most
-
-    def take(self, holder: Holder, sizes: Iterable[int], most: int) -> int:
-        """Count as many of ``sizes`` as there is room for below ``most``, the first ones, and return how many."""
-        taken = 0
-        with self._lock:
-            used = self._used()
-            for size in sizes:
-                if holder.used and used + size > most:
-                    break
-                holder.used += size
-                used += size
-                taken += 1
-        return taken
-
-    def give_back(self, holder: Holder, size: int) -> None:
-        """Count ``size`` bytes no longer."""
-        with self._lock:
-            holder.used -= size
+        self._shares: list[weakref.ref[Any]] = []  # a WeakSet would take three times as long
 
     def _used(self) -> int:
-        return sum(each.used for each in self._alive(self._holders))
+        return sum(each.used for each in self._alive(self._shares))
 
     def _alive(self, among: Iterable[weakref.ref[Any]]) -> list[Any]:
         known = [ref() for ref in among]
         return [each for each in known if each is not None and not each.loop.is_closed()]
+
+
+class Share:
+    """What one reader, on the running event loop, holds of a `SharedMemory`, of which it leaves ``spare`` to others.
+
+    It asks before it holds more, and may always hold one thing: so none waits for one that stopped while it had bytes
+    in its hands. It counts until its loop is closed, or nobody knows it any more.
+    """
+
+    def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.used = 0  # bytes
+        self.most = max(memory.memory - spare, memory.memory // 2)
+        self._memory = memory
+        with memory._lock:
+            memory._shares = [weakref.ref(each) for each in (*memory._alive(memory._shares), self)]
+
+    def lacks(self, size: int, most: int) -> bool:
+        """Whether ``size`` bytes more would be over ``most``, and something is held that will make room."""
+        with self._memory._lock:
+            return bool(self.used) and self._memory._used() + size > most
+
+    def take(self, sizes: Iterable[int]) -> int:
+        """Hold as many of ``sizes`` as there is room for, the first ones, and return how many."""
+        taken = 0
+        with self._memory._lock:
+            used = self._memory._used()
+            for size in sizes:
+                if self.used and used + size > self.most:
+                    break
+                self.used += size
+                used += size
+                taken += 1
+        return taken
+
+    def give_back(self, size: int) -> None:
+        """Hold ``size`` bytes no longer."""
+        with self._memory._lock:
+            self.used -= size
 
 
 class SharedBudget(SharedMemory):
@@ -112,16 +112,15 @@ class SharedBudget(SharedMemory):
         self.selections = SharedMemory(budget.memory)  # chunks asked for, and not yet decoded
         self._refused: set[weakref.ref[Dispatch]] = set()
 
-    def begin(self, dispatch: Dispatch, host: Host, size: int, most: int | None) -> bool:
+    def begin(self, dispatch: Dispatch, host: Host, size: int, most: int) -> bool:
         """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait.
 
-        It waits where memory would be over ``most``, unless that is None, or where the host has enough requests.
+        It waits where memory would be over ``most``, or where the host has enough requests.
         """
         with self._lock:
-            alive = self._alive(self._holders)
-            used = sum(each.used for each in alive)
+            alive = self._alive(self._shares)
+            is_over = dispatch.used and sum(each.used for each in alive) + size > most
             active = sum(each.active_at(host.name) for each in alive)
-            is_over = most is not None and dispatch.used and used + size > most
             if is_over or (host.active and active >= self.budget.requests):
                 self._refused.add(weakref.ref(dispatch))
                 return False
@@ -129,29 +128,65 @@ class SharedBudget(SharedMemory):
             host.active += 1
         return True
 
-    def give_back(self, holder: Holder, size: int = 0, host: Host | None = None) -> None:
-        """Count ``size`` bytes no longer, nor one of the requests to ``host``."""
+    def wake(self, dispatch: Dispatch) -> None:
+        """Have other loops than that of ``dispatch``, which gave something back, begin what was refused."""
+        if not self._refused:
+            return
         with self._lock:
-            holder.used -= size
-            if host is not None:
-                host.active -= 1
             refused, self._refused = self._refused, set()
-        waiting = [each for each in self._alive(refused) if each is not holder] if refused else ()
-        for each in waiting:
-            with contextlib.suppress(RuntimeError):  # its loop was closed
-                each.loop.call_soon_threadsafe(each.pump)
+        for each in self._alive(refused):
+            if each is not dispatch:
+                with contextlib.suppress(RuntimeError):  # its loop was closed
+                    each.loop.call_soon_threadsafe(each.pump)
 
 
-class Job:
-    """One request for a block or a part of it."""
+class Block:
+    """One request for bytes of one target: who waits for them, what of them will be read, and they once they are here.
 
-    __slots__ = ("block", "host", "size", "start", "state", "stop", "task")
+    It is kept while somebody waits, while something of it is expected to be read (range → bytes unread), and while
+    somebody looks up what to read of it (``begun``). One that is ``spare`` was expected, and is kept if there is room.
+    """
 
-    def __init__(self, block: Block, host: Host, start: int, stop: int | None) -> None:
-        self.block, self.host, self.start, self.stop = block, host, start, stop
-        self.size = 0 if stop is None else stop - start
+    __slots__ = ("begun", "data", "expected", "host", "readers", "reserved", "shared", "span", "spare", "state", "task")
+
+    def __init__(self, span: Span, host: Host, shared: bool) -> None:
+        self.span = span
+        self.host = host
+        self.shared = shared  # other readers may join it
         self.state = QUEUED
+        self.reserved = 0  # bytes of the budget
+        self.readers: list[tuple[Reader, int, int]] = []  # and the range that each takes
+        self.expected: dict[tuple[int, int], int] = {}
+        self.begun = 0
+        self.spare = False
         self.task: asyncio.Task[None] | None = None  # while it counts as one of its host's
+        self.data: bytes | memoryview | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for it, or will read of it."""
+        return bool(self.readers or self.expected or self.begun)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Keep ``[start, stop)`` until it is read; each call counts as one read to come."""
+        self.expected[start, stop] = self.expected.get((start, stop), 0) + stop - start
+
+    def expect_less(self, start: int, stop: int) -> int:
+        """Expect one read less of ``[start, stop)``; return how many bytes of it are unread."""
+        left = self.expected.pop((start, stop), 0)
+        if left > stop - start:
+            self.expected[start, stop] = left - (stop - start)
+        return min(left, stop - start)
+
+    def was_read(self, start: int, stop: int) -> None:
+        """Note that bytes ``[start, stop)`` were read."""
+        pieces = [(start, stop)] if (start, stop) in self.expected else list(self.expected)
+        for first, last in pieces:
+            left = self.expected[first, last] - max(min(stop, last) - max(start, first), 0)
+            if left > 0:
+                self.expected[first, last] = left
+            else:
+                del self.expected[first, last]
 
 
 class Host:
@@ -161,8 +196,6 @@ class Host:
     at once: `limit` grows where they do not.
     """
 
-    __slots__ = ("active", "answered", "later", "limit", "name", "patience", "sizes", "urgent", "waits")
-
     def __init__(self, name: str, limit: int) -> None:
         self.name = name
         self.active = 0
@@ -171,15 +204,15 @@ class Host:
         self.patience: asyncio.TimerHandle | None = None
         self.waits: deque[float] = deque(maxlen=8)  # seconds until the last answers began, or came
         self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
-        self.urgent: deque[Job] = deque()
-        self.later: deque[Job] = deque()
+        self.urgent: deque[Block] = deque()
+        self.later: deque[Block] = deque()
 
 
-class Dispatch(Holder):
-    """Begins jobs on the running event loop; ``used`` counts the bytes under way, and those that are held for later."""
+class Dispatch(Share):
+    """Begins requests on the running event loop; ``used`` counts the bytes under way, and those kept for later."""
 
     def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, fetcher: Fetcher) -> None:
-        super().__init__()
+        super().__init__(shared)
         self.pool = pool
         self.shared = shared
         self.active = 0  # requests under way
@@ -187,7 +220,6 @@ class Dispatch(Holder):
         self._fetcher = fetcher
         self._hosts: dict[str, Host] = {}
         self._changed: asyncio.Future[None] | None = None
-        shared.join(self)
 
     @property
     def budget(self) -> Budget:
@@ -201,10 +233,10 @@ class Dispatch(Holder):
     @property
     def queued(self) -> bool:
         """Whether something to be fetched ahead waits for its turn."""
-        return any(job.state == QUEUED for host in self._hosts.values() for job in host.later)
+        return any(block.state == QUEUED for host in self._hosts.values() for block in host.later)
 
     async def change(self) -> None:
-        """Wait until a request has ended, or something is held no longer."""
+        """Wait until a request has ended, or something is kept no longer."""
         if self._changed is None:
             self._changed = self.loop.create_future()
         await asyncio.shield(self._changed)
@@ -228,15 +260,6 @@ class Dispatch(Holder):
         host = self._hosts.get(name)
         return 0 if host is None else host.active
 
-    def queue(self, jobs: Iterable[Job], *, urgent: bool) -> None:
-        """Have ``jobs`` begun, when it is their turn, by `pump`; those that are ``urgent`` before all others."""
-        for job in jobs:
-            (job.host.urgent if urgent else job.host.later).append(job)
-
-    def free(self, size: int) -> None:
-        """Count ``size`` bytes as no longer under way or held."""
-        self.shared.give_back(self, size)
-
     # ------------------------------------------------------------------ beginning
 
     def pump(self) -> None:
@@ -244,10 +267,10 @@ class Dispatch(Holder):
         self.changed()
         for host in self._hosts.values():
             while host.active < host.limit:
-                job = self._next(host)
-                if job is None:
+                block = self._next(host)
+                if block is None:
                     break
-                self._begin(job)
+                self._begin(block)
             else:
                 if host.limit < self.budget.requests and host.patience is None:
                     due = self.loop.time() + PATIENCE
@@ -261,101 +284,99 @@ class Dispatch(Holder):
             host.limit = self.budget.requests
         self.pump()
 
-    def _next(self, host: Host) -> Job | None:
-        """Return the job whose turn it is, counted as one under way; None if there is none, or no room for it."""
+    def _next(self, host: Host) -> Block | None:
+        """Return the block whose turn it is, counted as under way; None if there is none, or no room for it."""
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
             while queue and queue[0].state != QUEUED:
                 queue.popleft()
             if not queue:
                 continue
-            size = queue[0].size = self._size(queue[0])
-            bound: int | None = most
-            while not self.shared.begin(self, host, size, bound):
-                if queue is not host.urgent or not self.shared.lacks(size, most):
+            size = self._size(queue[0])
+            while not self.shared.begin(self, host, size, most):
+                # What a reader waits for takes the room of what is kept for later.
+                if queue is host.later or not (self.lacks(size, most) and self._fetcher.make_room()):
                     return None
-                if not self._fetcher.make_room():
-                    if self.active:
-                        return None
-                    bound = None  # all memory is parts of what is to be held: no answer will come that makes room
+            queue[0].reserved = size
             return queue.popleft()
         return None
 
-    def _size(self, job: Job) -> int:
-        """Return the bytes to set aside for ``job``: as many as the last objects had where its end is not known."""
-        if job.stop is not None:
-            return job.size
-        if job.start < 0:
-            return -job.start
-        seen = self.pool.versions.seen(job.block.span.url)
+    def _size(self, block: Block) -> int:
+        """Return the bytes to set aside for ``block``: as many as the last objects had where its end is not known."""
+        start, stop = block.span.start, block.span.stop
+        if stop is not None:
+            return stop - start
+        if start < 0:
+            return -start
+        seen = self.pool.versions.seen(block.span.url)
         if seen is not None and seen.size is not None:
-            return max(seen.size - job.start, 0)
-        sizes = job.host.sizes
+            return max(seen.size - start, 0)
+        sizes = block.host.sizes
         return sum(sizes) // len(sizes) if sizes else self.budget.memory // UNSIZED_AT_ONCE
 
-    def _begin(self, job: Job) -> None:
-        job.state = UNDER_WAY
-        job.block.reserved += job.size
+    def _begin(self, block: Block) -> None:
+        block.state = UNDER_WAY
         self.active += 1
-        job.task = self.loop.create_task(self._request(job))
-        job.task.add_done_callback(lambda _: self._ended(job))  # also where it was stopped before it ran
+        block.task = self.loop.create_task(self._request(block))
+        block.task.add_done_callback(lambda _: self._ended(block))  # also where it was stopped before it ran
 
-    def stop(self, job: Job) -> None:
-        """Cancel ``job``, queued or under way, without telling anybody."""
-        if job.task is not None and job.state == UNDER_WAY:
-            job.task.cancel()
-        job.state = OVER
+    def stop(self, block: Block) -> None:
+        """Cancel the request for ``block``, queued or under way, and count its bytes no longer."""
+        if block.task is not None and block.state == UNDER_WAY:
+            block.task.cancel()
+        block.state = OVER
+        if block.reserved:
+            self.give_back(block.reserved)
+            block.reserved = 0
+            self.shared.wake(self)
 
-    def _ended(self, job: Job) -> None:
-        if job.task is None:
+    def _ended(self, block: Block) -> None:
+        if block.task is None:
             return
-        job.task = None
-        self.shared.give_back(self, host=job.host)
+        block.task = None
+        block.host.active -= 1
         self.active -= 1
+        self.shared.wake(self)
         self.pump()
 
     # ------------------------------------------------------------------ asking
 
-    async def _request(self, job: Job) -> None:
+    async def _request(self, block: Block) -> None:
         try:
-            answer = await self._answer(job)
+            answer = await self._answer(block)
+            if block.state == UNDER_WAY:
+                block.state = OVER
+                self._fetcher.arrived(block, answer)
         except asyncio.CancelledError:
-            if job.state == UNDER_WAY:  # not by us: the loop is ending
-                self._fetcher.abandoned()
+            if block.state == UNDER_WAY:  # not by us: the loop is ending
+                self._fetcher.abandon()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             if logger.isEnabledFor(logging.DEBUG):
-                place, failure = told(job.block.span.url), told(repr(error))
-                logger.debug("%s [%s:%s] failed: %s", place, job.start, job.stop, failure)
-            if job.state == UNDER_WAY:
-                job.state = OVER
-                self._fetcher.failed(job.block, error)
-        else:
-            if job.state == UNDER_WAY:
-                job.state = OVER
-                self._fetcher.arrived(job, answer)
+                span = block.span
+                logger.debug("%s [%s:%s] failed: %s", told(span.url), span.start, span.stop, told(repr(error)))
+            self._fetcher.failed(block, error)
         finally:
-            self._ended(job)
+            self._ended(block)
 
-    async def _answer(self, job: Job) -> Answer:
-        span, host = job.block.span, job.host
+    async def _answer(self, block: Block) -> Answer:
+        span, host = block.span, block.host
         began = self.loop.time()
         place = self.pool.place(span.url, span.origin)
         if place is None:
             raise RuntimeError(f"{span.url} cannot be opened on this event loop")
         target, path = place
-        readers = job.block.readers
-        most = readers[0].most if job.stop is None and readers else None  # such a block has one reader
-        answer = await target.read(path, job.start, job.stop, span.pin, most)
+        most = block.readers[0][0].most if span.stop is None and block.readers else None  # such a block has one reader
+        answer = await target.read(path, span.start, span.stop, span.pin, most)
         self._stats.add(requests=1, bytes_fetched=len(answer.data))
-        check(answer, job.start, job.stop, exact=span.exact)
+        check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began
         host.answered += 1
         host.waits.append(took if answer.waited is None else answer.waited)
         if host.answered >= FEW and min(host.waits) > SLOW:  # the first answers wait for connections
             host.limit = self.budget.requests
-        if job.stop is None and most is None:  # documents are small, and tell nothing of chunks
+        if span.stop is None and most is None:  # documents are small, and tell nothing of chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
             where, size = told(span.url), len(answer.data)
-            logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, job.start, job.stop, size, took * 1e3)
+            logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, span.start, span.stop, size, took * 1e3)
         return answer

@@ -19,8 +19,9 @@ from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.dispatch import Block
 from refshard_fs.reading.failures import blame, fail
-from refshard_fs.reading.fetch import Block, Fetcher, Reader
+from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.prefetch import Ahead, Chunk
 

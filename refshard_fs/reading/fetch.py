@@ -1,36 +1,36 @@
-"""Requests to targets: merged, shared, bounded in number and in bytes. What is fetched ahead is held until it is read.
+"""Ranges of targets, read in few requests: merged, shared, bounded in number and in bytes.
 
-A `Fetcher` belongs to one event loop. It is told which ranges readers wait for and which
-ones will be wanted; a range that lies in a block under way, or held, is served from that.
+A `Fetcher` belongs to one event loop. It is told which ranges readers wait for, and which ones will be wanted. A range
+is taken from the blocks under way, or kept, that have it; the rest of it is requested.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from io import BytesIO
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
-from refshard_fs.core.model import Pin, Span
+from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.dispatch import QUEUED, Dispatch, Job, SharedBudget
+from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, SharedBudget
 from refshard_fs.reading.failures import fail
 from refshard_fs.targets import Answer, Pool, Unfit
 
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
-LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 # Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks
 # in the order of their names (0, 1, 10, 100, 101, ...), and comes back to what a run went past.
 SPARE = 16 * plan.MIB
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
 
 
-class Reader(NamedTuple):
+class Reader(msgspec.Struct, eq=False):
     """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None.
 
     Of an object whose length is not known they take ``most`` bytes, if that is given: more is an error.
@@ -40,53 +40,13 @@ class Reader(NamedTuple):
     span: Span
     future: asyncio.Future[bytes]
     most: int | None = None
+    blocks: list[Block] = []
+    missing: int = 0  # bytes, of a span of known size
+    buffer: BytesIO | None = None  # of what comes in several blocks
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
-
-
-class Block:
-    """One run of bytes of one target: who waits for it, and what of it was fetched ahead (range → bytes unread)."""
-
-    __slots__ = ("begun", "buffer", "data", "held", "jobs", "missing", "readers", "reserved", "shared", "span", "spare")
-
-    def __init__(self, span: Span, shared: bool) -> None:
-        self.span = span
-        self.shared = shared  # other readers may join it
-        self.readers: list[Reader] = []
-        self.held: dict[tuple[int, int], int] = {}
-        self.spare: set[tuple[int, int]] = set()  # what was fetched ahead, and is not expected any more
-        self.begun = 0  # for so many who do not know yet what of it they will read
-        self.jobs: list[Job] = []
-        self.missing = 0  # jobs that have not arrived
-        self.reserved = 0  # bytes of the budget
-        self.buffer: BytesIO | None = None
-        self.data: bytes | memoryview | None = None
-
-    def expect(self, span: Span) -> None:
-        """Hold ``span`` until it is read; each call counts as one read to come."""
-        piece = span.start, span.stop or 0
-        self.held[piece] = self.held.get(piece, 0) + piece[1] - piece[0]
-
-    def claim(self, start: int, stop: int) -> None:
-        """Note that bytes ``[start, stop)`` were read."""
-        held = self.held
-        self.spare.discard((start, stop))
-        if (start, stop) in held:
-            reads = [((start, stop), stop - start)]
-        else:
-            reads = [(piece, min(stop, piece[1]) - max(start, piece[0])) for piece in held]
-        for piece, read in reads:
-            if read > 0:
-                held[piece] -= read
-                if held[piece] <= 0:
-                    del held[piece]
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits for it, or will read of it."""
-        return bool(self.readers or self.held or self.begun)
 
 
 class Fetcher:
@@ -100,63 +60,47 @@ class Fetcher:
         self._stats = stats
         self._kept = kept  # what was read, by span
         self._known = BlockIndex()
-        self._waiting: dict[asyncio.Future[bytes], Block] = {}
-        self._idle: dict[Block, None] = {}  # held and complete, oldest first
-        self._spare: dict[Block, int] = {}  # those of them that are spare, oldest first, and their bytes
-        self.progress = 0  # so many requests were answered, and so much was read of what was held
+        self._waiting: dict[asyncio.Future[bytes], Reader] = {}
+        self._idle: dict[Block, None] = {}  # arrived and kept, oldest first
+        self.progress = 0  # so many requests were answered, and so much was read of what was fetched ahead
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
 
     # ------------------------------------------------------------------ asking
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
-        """Have each reader's future set, and fetch the (exact) spans ``ahead`` to hold them until they are read."""
-        fresh: dict[tuple[str, Pin | None, str | None], list[tuple[Span, Reader | None]]] = {}
+        """Have each reader's future set, and fetch the (exact) spans ``ahead`` to keep them until they are read."""
+        fresh: list[tuple[Span, Reader | None]] = []
         keys = 0
         for reader in readers:
-            span = reader.span
             if reader.future.done():
                 continue
             keys += reader.key is not None
-            if self._kept is not None and (data := self._kept.get(span)) is not None:
+            if self._kept is not None and (data := self._kept.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
-                continue
-            if span.size is None:
-                self._open(span, [(span, reader)], shared=False)
-                continue
-            block = self._known.covering(span)
-            if block is None:
-                fresh.setdefault((span.url, span.pin, span.origin), []).append((span, reader))
             else:
-                self._join(block, reader)
+                fresh += self._begin_reader(reader)
         self._stats.count("keys", keys)
         for span in ahead:
-            block = self._known.covering(span)
-            if block is None:
-                fresh.setdefault((span.url, span.pin, span.origin), []).append((span, None))
-            else:
-                block.expect(span)
-        for (url, pin, origin), members in fresh.items():
-            dense = all(span.dense for span, _ in members)
-            limits = self.limits.dense if dense else self.limits
-            if any(span.apart for span, _ in members):
-                limits = limits.apart
-            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], limits):
-                some = [members[i] for i in places]
-                self._open(Span(url, start, stop, pin=pin, dense=dense, origin=origin), some, shared=True)
+            for start, stop, block in self._known.cover(span):
+                if block is None:
+                    fresh.append((_part(span, start, stop), None))
+                else:
+                    block.expect(start, stop)
+        self._fetch(fresh)
         self.requests.pump()
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
-        """Fetch the first bytes of ``spans`` before it is known what will be read, and hold them until `release`."""
+        """Fetch the first bytes of ``spans`` before it is known what will be read, and keep them until `release`."""
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
             start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True, origin=span.origin)
             if span.start < 0:
                 continue
-            block = self._known.covering(msgspec.structs.replace(start, stop=start.start + 1))
+            ((_, _, block), *_) = self._known.cover(_part(start, start.start, start.start + 1))
             if block is None:
-                block = self._open(start, (), shared=True)
+                block = self._open(start, urgent=False)
             elif not block.begun:
                 continue
             block.begun += 1
@@ -165,7 +109,7 @@ class Fetcher:
         return begun
 
     def release(self, begun: list[Block]) -> None:
-        """Hold the blocks that `begin` returned only for their readers from now on, and empty the list."""
+        """Keep the blocks that `begin` returned only for their readers from now on, and empty the list."""
         while begun:
             block = begun.pop()
             block.begun -= 1
@@ -175,277 +119,301 @@ class Fetcher:
 
     def awaits(self, span: Span) -> bool:
         """Whether ``span`` is fetched, and has not arrived."""
-        block = self._known.covering(span)
-        return block is not None and block.data is None
+        return any(block is not None and block.data is None for _, _, block in self._known.cover(span))
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Hold ``spans`` no longer, and do not begin to fetch them; with ``stop``, break off what is under way.
+        """Expect no read of ``spans`` any more, and do not begin to fetch them; with ``stop``, break off what is.
 
         Else that runs to its end, for nobody: a request that is broken off costs its connection.
         """
         for span in spans:
-            block = self._known.covering(span)
-            if block is None:
-                continue
-            piece = span.start, span.stop or 0
-            unread = min(block.held.get(piece, 0), span.size or 0)
-            self._stats.add(ahead_wasted=unread)
-            if block.held.get(piece, 0) > unread:
-                block.held[piece] -= unread  # it was announced more than once
-                continue
-            block.held.pop(piece, None)
-            is_begun = block.data is not None or any(job.state != QUEUED for job in block.jobs)
-            if is_begun and not stop:
-                block.spare.add(piece)
-            if block.is_wanted:
-                continue
-            if stop or not is_begun:
-                self._forget(block)
-            elif block.data is not None:
-                self._settle(block)
+            for first, last, block in self._known.cover(span):
+                if block is None:
+                    continue
+                self._stats.add(ahead_wasted=block.expect_less(first, last))
+                if block.is_wanted:
+                    block.spare = block.spare or not stop
+                elif stop or block.state == QUEUED:
+                    self._forget(block)
+                else:
+                    block.spare = True
+                    if block.data is not None:
+                        self._settle(block)
         self.requests.pump()
 
     def drop_unread(self) -> None:
         """Let go of everything that nobody waits for, fetched or not."""
         for block in [block for block in self._known if not block.begun]:
-            self._stats.add(ahead_wasted=sum(block.held.values()))
-            block.held.clear()
+            self._waste(block)
             if not block.readers:
                 self._forget(block)
         self.requests.pump()
 
     async def close(self) -> None:
         """Stop everything that is under way."""
-        await asyncio.gather(*self._abandon(), return_exceptions=True)
+        tasks = [block.task for reader in self._waiting.values() for block in reader.blocks]
+        tasks += [block.task for block in self._known]
+        self.abandon()
+        await asyncio.gather(*filter(None, dict.fromkeys(tasks)), return_exceptions=True)
 
-    def _abandon(self) -> list[asyncio.Task[None]]:
-        blocks = {*self._known, *self._waiting.values()}
-        tasks = [job.task for block in blocks for job in block.jobs if job.task is not None]
-        for block in blocks:
+    def abandon(self) -> None:
+        """Forget all blocks, and cancel all readers."""
+        for block in list(self._known):
             self._forget(block)
-            for reader in block.readers:
-                reader.future.cancel()
-        return tasks
+        for reader in list(self._waiting.values()):
+            for block in reader.blocks:
+                self._forget(block)
+            reader.future.cancel()
 
-    # ------------------------------------------------------------------ blocks
+    # ------------------------------------------------------------------ readers
 
-    def _open(self, span: Span, members: Sequence[tuple[Span, Reader | None]], *, shared: bool) -> Block:
-        """Make a block for ``members`` and put its requests into the queue."""
-        block = Block(span, shared)
-        for member, reader in members:
-            if reader is None:
-                block.expect(member)
-            else:
-                self._wait(block, reader)
-        host = self.requests.host(span.url)
-        whole = span.stop is None or not span.exact  # where it ends is not known, so neither are its parts
-        limits = self.limits.dense if span.dense else self.limits
-        cuts = [(span.start, span.stop)] if whole else plan.parts(span.start, span.stop or 0, limits)
-        block.jobs = [Job(block, host, start, stop) for start, stop in cuts]
-        block.missing = len(block.jobs)
-        if shared:
-            self._known.put(block)
-        self.requests.queue(block.jobs, urgent=bool(block.readers))
-        if not whole and (span.size or 0) > LARGE:
-            try:
-                block.buffer = BytesIO(bytes(span.size or 0))  # which takes addresses, and memory as the bytes arrive
-            except (MemoryError, OverflowError):
-                self.failed(block, MemoryError(f"there is no memory for {span.size} bytes"))
-        return block
-
-    def _forget(self, block: Block) -> None:
-        """Remove ``block`` from everywhere, and cancel its requests."""
-        for job in block.jobs:
-            self.requests.stop(job)
-        if block.shared:
-            block.shared = False
-            self._known.take(block)
-        self._idle.pop(block, None)
-        self._spare.pop(block, None)
-        self.requests.free(block.reserved)
-        block.reserved = 0
-        block.data = block.buffer = None  # a block and its jobs know each other, so its bytes would live on
-
-    def _wait(self, block: Block, reader: Reader) -> None:
-        block.readers.append(reader)
-        self._waiting[reader.future] = block
+    def _begin_reader(self, reader: Reader) -> list[tuple[Span, Reader | None]]:
+        """Have ``reader`` wait for what is known of its range; return the rest, which is to be fetched."""
+        span = reader.span
+        self._waiting[reader.future] = reader
         reader.future.add_done_callback(self._done)
-
-    def _done(self, future: asyncio.Future[bytes]) -> None:
-        block = self._waiting.pop(future, None)
-        if block is None or not future.cancelled():
-            return
-        block.readers = [reader for reader in block.readers if reader.future is not future]
-        if not block.is_wanted:
-            self._forget(block)
-        self.on_cancel()
-        self.requests.pump()
-
-    def _join(self, block: Block, reader: Reader) -> None:
-        if (reader.span.start, reader.span.stop) in block.held:
+        if not span.size:
+            self._join(reader, self._open(span, urgent=True, shared=False), span.start, span.start)
+            return []
+        reader.missing = span.size
+        parts = list(self._known.cover(span))
+        gaps = [(start, stop) for start, stop, block in parts if block is None]
+        if len(gaps) > 1 or len(parts) == len(gaps):  # one request for several gaps costs less than one for each
+            return [(span, reader)]
+        start, stop, first = parts[0]
+        if first is not None and (start, stop) in first.expected:
             self._stats.count("ahead_hits", 1)
+        for start, stop, block in parts:
+            if block is not None:
+                self._join(reader, block, start, stop)
+        return [(_part(span, start, stop), reader) for start, stop in gaps]
+
+    def _join(self, reader: Reader, block: Block, start: int, stop: int) -> None:
+        """Have ``reader`` take ``[start, stop)`` of ``block``."""
         if block.data is not None:
-            self._serve(block, reader)
+            self._give(reader, block, start, stop)
             self._settle(block)
             return
-        if not block.readers:  # what was for later is urgent now
-            self.requests.queue([job for job in block.jobs if job.state == QUEUED], urgent=True)
-        self._wait(block, reader)
+        if not block.readers and block.state == QUEUED:  # what was for later is urgent now
+            block.host.urgent.append(block)
+        reader.blocks.append(block)
+        block.readers.append((reader, start, stop))
 
-    def _serve(self, block: Block, reader: Reader) -> None:
-        """Give ``reader`` its bytes of an arrived block."""
-        self._waiting.pop(reader.future, None)
-        try:
-            data = self._part(block, reader.span)
-        except MemoryError as error:
-            reader.fail(error)
+    def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
+        """Give ``reader`` bytes ``[start, stop)`` of an arrived block."""
+        assert block.data is not None
+        span = reader.span
+        first = start - block.span.start
+        part = block.data if span.size is None else memoryview(block.data)[first : first + stop - start]
+        if block.expected and span.size is not None:
+            self.progress += 1
+            block.was_read(start, stop)
+        reader.missing -= stop - start
+        if reader.buffer is not None or reader.missing > 0:
+            if reader.buffer is None:
+                reader.buffer = BytesIO(bytes(span.size or 0))
+            with reader.buffer.getbuffer() as view:
+                view[start - span.start : stop - span.start] = part
+        if reader.missing > 0:
             return
+        if reader.buffer is not None:
+            data = reader.buffer.getvalue()
+        else:
+            data = bytes(block.data) if len(part) == len(block.data) else bytes(part)  # no copy of what is bytes
+        del self._waiting[reader.future]
+        if self._kept is not None:
+            self._kept.put(span, data, len(data))
         self._stats.count("bytes_wanted", len(data))
         if not reader.future.done():
             reader.future.set_result(data)
 
-    def _part(self, block: Block, span: Span) -> bytes:
-        """Return the bytes of ``span`` of an arrived block, and note that they were read."""
-        assert block.data is not None
-        size = span.size
-        if size is None or size == len(block.data):
-            data = bytes(block.data)  # no copy of what is bytes
-        else:
-            first = span.start - block.span.start
-            data = bytes(memoryview(block.data)[first : first + size])
-        if self._kept is not None:
-            self._kept.put(span, data, len(data))
-        if (block.held or block.spare) and span.stop is not None:
-            self.progress += 1
-            block.claim(span.start, span.stop)
-        return data
+    def _leave(self, reader: Reader) -> None:
+        """Have ``reader`` wait no longer."""
+        for block in reader.blocks:
+            block.readers = [some for some in block.readers if some[0] is not reader]
+            if not block.is_wanted:
+                self._forget(block)
+        self._waiting.pop(reader.future, None)
+
+    def _done(self, future: asyncio.Future[bytes]) -> None:
+        reader = self._waiting.get(future)
+        if reader is not None:  # it failed, or was cancelled
+            self._leave(reader)
+            if future.cancelled():
+                self.on_cancel()
+            self.requests.pump()
+
+    # ------------------------------------------------------------------ blocks
+
+    def _fetch(self, fresh: Iterable[tuple[Span, Reader | None]]) -> None:
+        """Request spans, merged, for those who wait for them, or to keep them until they are read."""
+        by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
+        for span, reader in fresh:
+            by_object.setdefault(_object(span), []).append((span, reader))
+        for members in by_object.values():
+            dense = all(span.dense for span, _ in members)
+            limits = self.limits.dense if dense else self.limits
+            merging = limits.apart if any(span.apart for span, _ in members) else limits
+            for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging):
+                some = [members[i] for i in places]
+                url, pin, origin = some[0][0].url, some[0][0].pin, some[0][0].origin
+                urgent = any(reader is not None for _, reader in some)
+                for first, last in plan.parts(start, stop, limits):
+                    block = self._open(Span(url, first, last, pin=pin, dense=dense, origin=origin), urgent=urgent)
+                    for span, reader in some:
+                        begin, end = max(span.start, first), min(span.stop or 0, last)
+                        if begin < end and reader is None:
+                            block.expect(begin, end)
+                        elif begin < end and reader is not None:
+                            self._join(reader, block, begin, end)
+
+    def _open(self, span: Span, *, urgent: bool, shared: bool = True) -> Block:
+        """Make a block, and put its request into the queue."""
+        block = Block(span, self.requests.host(span.url), shared)
+        if shared:
+            self._known.put(block)
+        (block.host.urgent if urgent else block.host.later).append(block)
+        return block
+
+    def _forget(self, block: Block) -> None:
+        """Remove ``block`` from everywhere, and cancel its request."""
+        self.requests.stop(block)
+        if block.shared:
+            block.shared = False
+            self._known.take(block)
+        self._idle.pop(block, None)
+        block.data = None  # a block and its task know each other, so its bytes would live on
 
     def _settle(self, block: Block) -> None:
-        """Keep an arrived block while something of it is unread. The caller pumps."""
-        if block.held or block.begun:
+        """Keep an arrived block while it is wanted, or spare. The caller pumps."""
+        if block.is_wanted or (block.spare and block.shared):
             self._idle.setdefault(block)
-            self._spare.pop(block, None)
-        elif block.spare and block.shared:
-            self._idle.setdefault(block)
-            self._spare.setdefault(block, len(block.data or b""))
-            # Room for what is fetched ahead has to remain, however little memory there is.
-            most = min(SPARE, self.requests.budget.memory // 8)
-            while sum(self._spare.values()) > most:
-                self._forget(next(iter(self._spare)))
         else:
             self._forget(block)
+        if block.spare and not block.is_wanted:
+            # Room for what is fetched ahead has to remain, however little memory there is.
+            left = min(SPARE, self.requests.budget.memory // 8)
+            for spare in reversed([idle for idle in self._idle if not idle.is_wanted]):
+                left -= len(spare.data or b"")
+                if left < 0:
+                    self._forget(spare)
+
+    def _waste(self, block: Block) -> None:
+        self._stats.add(ahead_wasted=sum(block.expected.values()))
+        block.expected.clear()
 
     # ------------------------------------------------------------------ what becomes of requests
 
     @property
-    def holds(self) -> bool:
+    def has_unread(self) -> bool:
+        """Whether something has arrived, and is kept."""
         return bool(self._idle)
 
     def make_room(self) -> bool:
+        """Forget the oldest of what is kept; False if there is nothing."""
         block = next(iter(self._idle), None)
         if block is None:
             return False
-        self._stats.add(ahead_wasted=sum(block.held.values()))
-        block.held.clear()
+        self._waste(block)
         self._forget(block)
         return True
 
-    def abandoned(self) -> None:
-        self._abandon()
-
-    def arrived(self, job: Job, answer: Answer) -> None:
+    def arrived(self, block: Block, answer: Answer) -> None:
+        """Give the bytes of ``block`` to those who wait for them."""
         self.progress += 1
-        block = job.block
-        block.missing -= 1
-        if len(block.jobs) == 1:
-            block.data = answer.data
-            if block.shared and not block.span.exact:
-                self._measure(block, len(answer.data))
-        else:
-            if block.buffer is None:
-                block.buffer = BytesIO(bytes(block.span.size or 0))
-            with block.buffer.getbuffer() as view:
-                view[job.start - block.span.start : (job.stop or 0) - block.span.start] = answer.data
-            if not block.held:  # from here on it is the readers'
-                block.reserved -= job.size
-                self.requests.free(job.size)
-            if block.missing:
-                return
-            block.data = block.buffer.getvalue()
-            block.buffer = None
-        readers, block.readers = block.readers, []
-        for reader in readers:
-            self._serve(block, reader)
+        block.data = answer.data
+        if block.shared and not block.span.exact:
+            self._measure(block, len(answer.data))
+        for reader, start, stop in block.readers:
+            self._give(reader, block, start, stop)
+        block.readers = []
         self._settle(block)
 
     def _measure(self, block: Block, size: int) -> None:
         """Set the end of ``block``, which was not known; who reads beyond it gets a request of his own."""
-        span = block.span
-        stop = span.start + size
-        block.span = Span(span.url, span.start, stop, pin=span.pin, dense=True, origin=span.origin)
-        beyond = [reader for reader in block.readers if (reader.span.stop or 0) > stop]
-        if beyond:
-            block.readers = [reader for reader in block.readers if reader not in beyond]
-            self._reopen(beyond)
-        for piece in [piece for piece in block.held if piece[1] > stop]:
-            del block.held[piece]
+        end = block.span.start + size
+        block.span = _part(block.span, block.span.start, end)
+        self._ask_again([reader for reader, _, stop in block.readers if stop > end])
+        for piece in [piece for piece in block.expected if piece[1] > end]:
+            del block.expected[piece]
 
-    def _reopen(self, readers: Iterable[Reader]) -> None:
-        alone: dict[Span, list[tuple[Span, Reader | None]]] = {}
+    def _ask_again(self, readers: Iterable[Reader]) -> None:
+        """Request what ``readers`` wait for, of each by itself."""
+        alone: dict[Span, list[Reader]] = {}
         for reader in readers:
+            self._leave(reader)
             if not reader.future.done():
-                alone.setdefault(reader.span, []).append((reader.span, reader))
-        for span, members in alone.items():
-            self._open(span, members, shared=True)
+                alone.setdefault(reader.span, []).append(reader)
+        for span, some in alone.items():
+            for reader in some:
+                reader.blocks, reader.buffer, reader.missing = [], None, span.size or 0
+                self._waiting[reader.future] = reader
+            self._fetch([(span, reader) for reader in some])
 
     def failed(self, block: Block, error: Exception) -> None:
-        held, readers, tentative = block.held, block.readers, block.shared
-        block.readers, block.held = [], {}
-        for reader in readers:
-            self._waiting.pop(reader.future, None)
+        """Tell those who wait for ``block``; or ask again, if it may be the fault of what they do not want."""
+        readers = [reader for reader, _, _ in block.readers]
+        ranges = {(start, stop) for _, start, stop in block.readers} | set(block.expected)
+        is_tentative = block.shared and not block.span.exact
+        block.readers, block.expected = [], {}
         self._forget(block)
-        ranges = {(r.span.start, r.span.stop) for r in readers} | set(held)
-        # It may be the fault of one range only, or of what nobody has asked for.
-        if (isinstance(error, Unfit) and len(ranges) > 1) or (tentative and not block.span.exact):
-            self._reopen(readers)
+        if (isinstance(error, Unfit) and len(ranges) > 1) or is_tentative:
+            self._ask_again(readers)
             return
         for reader in readers:
+            self._leave(reader)
             reader.fail(error)
 
 
 class BlockIndex:
-    """The blocks that readers may join, found by what they cover."""
+    """The blocks that readers may join, found by what they have."""
 
     def __init__(self) -> None:
-        self._starts: dict[str, list[int]] = {}  # ascending, of the blocks of each target
-        self._blocks: dict[str, list[Block]] = {}
+        self._blocks: dict[Hashable, list[Block]] = {}  # ascending, of each object
 
     def __iter__(self) -> Iterator[Block]:
         for blocks in self._blocks.values():
             yield from blocks
 
     def put(self, block: Block) -> None:
-        url, start = block.span.url, block.span.start
-        starts = self._starts.setdefault(url, [])
-        at = bisect_right(starts, start)
-        starts.insert(at, start)
-        self._blocks.setdefault(url, []).insert(at, block)
+        blocks = self._blocks.setdefault(_object(block.span), [])
+        blocks.insert(bisect_right(blocks, block.span.start, key=_START), block)
 
     def take(self, block: Block) -> None:
-        url = block.span.url
-        blocks = self._blocks[url]
-        at = blocks.index(block, max(bisect_left(self._starts[url], block.span.start), 0))
-        del blocks[at], self._starts[url][at]
+        of = _object(block.span)
+        blocks = self._blocks[of]
+        del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
-            del self._blocks[url], self._starts[url]
+            del self._blocks[of]
 
-    def covering(self, span: Span) -> Block | None:
-        """Return a block that holds all of ``span``; of those that overlap each other, only the nearest are tried."""
-        starts = self._starts.get(span.url)
-        if not starts or span.stop is None:
-            return None
-        i = bisect_right(starts, span.start)
-        for block in reversed(self._blocks[span.url][max(i - NEAREST, 0) : i]):
-            if span.stop <= (block.span.stop or 0) and (block.span.pin, block.span.origin) == (span.pin, span.origin):
-                return block
-        return None
+    def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
+        """Yield the parts of ``span``, each with a block that has it, or None; the nearest blocks alone are tried."""
+        blocks = self._blocks.get(_object(span), ())
+        at, end = span.start, span.stop or 0
+        while True:
+            i = bisect_right(blocks, at, key=_START)
+            near = [block for block in blocks[max(i - NEAREST, 0) : i] if at < (block.span.stop or 0)]
+            block = max(near, key=_STOP) if near else None
+            last = end
+            if block is not None:
+                last = min(end, block.span.stop or 0)
+            elif i < len(blocks):
+                last = min(end, blocks[i].span.start)
+            yield at, last, block
+            at = last
+            if at >= end:
+                return
+
+
+_START: Callable[[Block], Any] = attrgetter("span.start")
+_STOP: Callable[[Block], Any] = attrgetter("span.stop")
+
+
+def _object(span: Span) -> Hashable:
+    """Return what tells the object of ``span``: ranges of different versions of one are never one request."""
+    return span.url, span.pin, span.origin
+
+
+def _part(span: Span, start: int, stop: int) -> Span:
+    """Return ``[start, stop)`` of the object of ``span``."""
+    return Span(span.url, start, stop, pin=span.pin, dense=span.dense, apart=span.apart, origin=span.origin)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Span
-from refshard_fs.reading.fetch import Block
+from refshard_fs.reading.dispatch import Block
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
@@ -242,7 +242,7 @@ class Ahead:
         """Give the memory of all announcements and guesses back, if nothing was read since ``progress`` was noted."""
         self._watch = None
         if progress != self._progress:
-            if self._expected or self._fetcher.holds:
+            if self._expected or self._fetcher.has_unread:
                 self._watch_unread()
             return
         for task in self._feeding:

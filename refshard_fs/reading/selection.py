@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import os
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry
-from refshard_fs.reading.dispatch import Holder, SharedMemory
+from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.plan import MIB
@@ -29,32 +29,6 @@ WORKERS: Final = os.cpu_count() or 1  # threads that decode at a time
 KEYS: Final = 4096  # look-ups in memory between two turns of the event loop: some ten milliseconds
 ANSWER: Final = 2 * MIB  # an answer is in memory twice while it is joined of its parts, and cut into its chunks
 SHARE: Final = 4  # a quarter of the memory has to be free before more is asked for, so that requests stay large
-
-
-class Share(Holder):
-    """What one selection holds of the memory that all selections of a session share: at least one chunk, if need be.
-
-    ``spare`` bytes are left to others, but never more than half of the memory.
-    """
-
-    def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
-        super().__init__()
-        self.most = max(memory.memory - spare, memory.memory // 2)
-        self._memory = memory
-        memory.join(self)
-
-    def take(self, sizes: Iterable[int]) -> int:
-        """Hold as many of ``sizes`` as there is room for, the first ones, and return how many."""
-        return self._memory.take(self, sizes, self.most)
-
-    def give_back(self, size: int) -> None:
-        """Hold ``size`` bytes no longer."""
-        self._memory.give_back(self, size)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether enough is free for large requests, or nothing is held that would make room in a while."""
-        return not self.used or not self._memory.lacks(self.most // SHARE, self.most)
 
 
 class Together:
@@ -197,7 +171,8 @@ class _SelectionRead:
             self._decoded.append(self._finish(*self._arrived.popleft()))
         while self._decoded:
             self._share.give_back(self._decoded.pop())
-        if self._far and self._share.has_room:
+        # Requests are large if a part of the memory is free when they are made.
+        if self._far and not self._share.lacks(self._share.most // SHARE, self._share.most):
             some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
             requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
             for chunk, future in zip(some, self._engine().read_many(self._keyspace, requests, entries), strict=True):

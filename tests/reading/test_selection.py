@@ -14,8 +14,7 @@ import pytest
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.reading import selection
-from refshard_fs.reading.dispatch import SharedMemory
-from refshard_fs.reading.selection import Share
+from refshard_fs.reading.dispatch import Share, SharedMemory
 from tests.servers.http import RangeServer
 
 CHUNK, CHUNKS = 1000, 64
