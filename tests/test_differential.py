@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
-from refshard_fs.reading import loading
 from refshard_fs.session.session import INDEXES
+from tests.threads import settle
 
 pytest.importorskip("pyarrow")
 
@@ -302,7 +302,7 @@ def test_json_parquet_manifests_and_the_index_cache_hold_the_same(
     for _ in ("decoded", "from the index cache"):
         INDEXES.clear()
         check(opened(str(folder / "refs.json"), targets, index_cache=str(folder / "cache")), found.values)
-        loading.settle()
+        settle()
         assert len(list((folder / "cache").iterdir())) == 1
     source = opened(str(folder / "refs.json"), targets)
     source.save(str(folder / "again.json"), "json")

@@ -125,11 +125,17 @@ def default_directory() -> Path | None:
 
 
 class IndexCache:
-    """The files of one directory, which is made when it is first written to."""
+    """The files of one directory, which is made when it is first written to.
 
-    def __init__(self, directory: str | os.PathLike[str], capacity: int = CAPACITY) -> None:
+    With ``everything`` all indexes are to be kept there, else those that are worth it.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], capacity: int = CAPACITY, *, everything: bool = False
+    ) -> None:
         self.directory = Path(directory)
         self.capacity = capacity
+        self.everything = everything
 
     def get(self, name: str) -> memoryview | None:
         """Return what is kept under ``name``, mapped; None if nothing is that this user wrote, and that is whole."""

@@ -18,10 +18,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import METADATA_NAMES
-from refshard_fs.reading.cache import Cache
-from refshard_fs.reading.dispatch import Block
 from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher, Reader
+from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.prefetch import Ahead, Chunk
 
@@ -83,15 +82,13 @@ class Engine(Lookups):
     def __init__(
         self,
         fetcher: Fetcher,
-        cache: Cache,
+        answers: Answers,
         stats: Stats,
-        token: object,
         readahead: int,
-        near: Callable[[Span], bool] = lambda url: False,
-        longest: int | None = None,
+        near: Callable[[Span], bool],
     ) -> None:
-        """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
-        super().__init__(fetcher, cache, stats, token, longest)
+        """``readahead`` bounds what is guessed, in bytes; what is ``near`` is never fetched ahead."""
+        super().__init__(fetcher, answers, stats)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
         self.ahead = Ahead(self, most, near)
         fetcher.on_cancel = self.ahead.give_up
@@ -152,16 +149,13 @@ class Engine(Lookups):
 
     async def _look_up(self, keyspace: KeySpace, reads: Sequence[_Read]) -> None:
         """Look the keys of ``reads`` up, all in the same rounds, and fetch their bytes."""
-        begun: list[Block] = []
         keys = [read.request.key for read in reads]
         try:
-            begun = await self.ahead.begin(keyspace, keys)
-            self._serve(zip(reads, await self.find_all(keyspace, keys), strict=True))
+            async with self.ahead.full_shards(keyspace, keys):
+                self._serve(zip(reads, await self.find_all(keyspace, keys), strict=True))
         except Exception as e:  # a bug must not leave readers waiting
             _fail(reads, e)
             raise
-        finally:
-            self.fetcher.release(begun)
 
     def _serve(self, found: Iterable[tuple[_Read, Entry | Exception | None]]) -> None:
         """Fetch the entries that were found, and tell the readers of the others."""
@@ -178,7 +172,7 @@ class Engine(Lookups):
                 case Span() if entry.size is not None or request.is_whole:
                     window = entry if request.is_whole else entry.window(request.start, request.end)
                     if isinstance(window, Span):
-                        most = self._longest if key.endswith(DOCUMENTS) else None
+                        most = self._answers.longest if key.endswith(DOCUMENTS) else None
                         readers.append(Reader(key, window, future, most))
                     else:
                         future.set_result(b"")
@@ -190,9 +184,10 @@ class Engine(Lookups):
                     future.set_exception(blame(key, entry))
                 case Span() | Packed():
                     _stop_with_readers(self.start(self._serve_slowly(entry, request, future)), [future])
-        ahead = self.ahead.note(chunks) if chunks else []
-        if readers or ahead:
-            self.fetcher.read(readers, ahead)
+        if chunks:
+            self.ahead.note(chunks)
+        if readers:
+            self.fetcher.read(readers)
 
     async def _serve_slowly(self, entry: Span | Packed, request: Request, future: asyncio.Future[bytes]) -> None:
         """Serve what one range of known size cannot: windows of objects of unknown size, and packed entries."""

@@ -27,6 +27,7 @@ FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known w
 # Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks
 # in the order of their names (0, 1, 10, 100, 101, ...), and comes back to what a run went past.
 SPARE = 16 * plan.MIB
+LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
 
 
@@ -170,6 +171,12 @@ class Fetcher:
     def _begin_reader(self, reader: Reader) -> list[tuple[Span, Reader | None]]:
         """Have ``reader`` wait for what is known of its range; return the rest, which is to be fetched."""
         span = reader.span
+        if (span.size or 0) > LARGE:
+            try:
+                reader.buffer = BytesIO(bytes(span.size or 0))  # takes addresses, and memory as the bytes arrive
+            except (MemoryError, OverflowError):
+                reader.fail(MemoryError(f"there is no memory for {span.size} bytes"))
+                return []
         self._waiting[reader.future] = reader
         reader.future.add_done_callback(self._done)
         if not span.size:

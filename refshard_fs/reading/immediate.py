@@ -7,17 +7,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Packed, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, told_cause
-from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import ABSENT, blame, fail
-from refshard_fs.reading.loading import Answers, Streamed, decode, naming, sized
+from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 
@@ -28,24 +27,16 @@ PACE: Final = 1e9  # bytes a second that come beside it: slower than any cache
 LARGE: Final = 4 * MIB  # bytes that take so long wherever they are
 
 
-class Found(NamedTuple):
-    """What a look-up that could be done at once returned."""
-
-    value: Any
-
-
 Job = tuple[Request, Entry]
 
 
 class Immediate:
     """Reads without an event loop; each method returns None where one is needed."""
 
-    def __init__(self, pool: Pool, cache: Cache, stats: Stats, token: object, longest: int | None = None) -> None:
-        """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
-        self._longest = longest
+    def __init__(self, pool: Pool, answers: Answers, stats: Stats) -> None:
         self._pool = pool
         self._stats = stats
-        self._answers = Answers(cache, token)
+        self._answers = answers
         self._loading = fork_safe(threading.Lock())
         self._slow_reads = 0  # in a row: of a slow disk, or of a network's; one alone may be a busy machine
 
@@ -66,7 +57,7 @@ class Immediate:
                     entry = entry.resized(whole.size)
                 entry = entry.window(request.start, request.end)
             elif type(entry) is Span and entry.stop is None and request.key.endswith(DOCUMENTS):
-                most = self._longest
+                most = self._answers.longest
             if isinstance(entry, Inline):
                 self._stats.count("keys", 1)
                 return entry.data
@@ -159,20 +150,8 @@ class Immediate:
 
         With ``may_load`` what is not is read and decoded, if that takes no event loop: for callers that may block.
         """
-        answer: Any = None
         try:
-            while True:
-                need = steps.send(answer)
-                if isinstance(need, tuple):
-                    some = [self._answer(one, may_load) for one in need]
-                    if None in some:
-                        break
-                    answer = tuple(found.value for found in some if found is not None)
-                else:
-                    found = self._answer(need, may_load)
-                    if found is None:
-                        break
-                    answer = found.value
+            advance(steps, None, lambda need: self._answer(need, may_load))
         except StopIteration as stop:
             return Found(stop.value)
         except OSError:  # the event loop finds out again, and says what is wrong
@@ -198,8 +177,8 @@ class Immediate:
                 return Found(value)
             with naming(entry):
                 try:
-                    check_size(entry.size, self._longest)
-                    data = self._bytes(entry, self._longest)
+                    check_size(entry.size, self._answers.longest)
+                    data = self._bytes(entry, self._answers.longest)
                 except TooLarge:
                     raise
                 except ABSENT:

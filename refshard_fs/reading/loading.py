@@ -1,8 +1,8 @@
-"""Loads that are worth care: decoded off the event loop, once in a process, and found again in the index cache.
+"""Loads that are worth care: decoded off the event loop, piece by piece, and found again in the index cache.
 
 An index of any kind is decoded in a thread if its bytes are many. One that has a `Decoder` is moreover read piece by
-piece, so that its source is never whole in memory, and shared: of all tasks of an event loop that ask for it, one
-reads. One that can be packed is looked for in the `IndexCache` first, and put there afterwards.
+piece, so that its source is never whole in memory. One that can be packed is looked for in the `IndexCache` first, and
+put there afterwards.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import ctypes
 import hashlib
 import threading
 import traceback
-import weakref
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from refshard_fs.core.forks import in_child
-from refshard_fs.core.model import Entry, Facts, Index, Inline, Load, Need, Packed, Span, Stat
+from refshard_fs.core.model import Entry, Facts, Index, Inline, Load, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.cache import Cache, IndexCache
 from refshard_fs.reading.failures import describe, too_large
@@ -65,66 +63,32 @@ class Packable(Protocol):
         """Return the decoded form, on the memory of ``data``; ValueError if it is of another version."""
 
 
-class Keep:
-    """Where decoded indexes are kept: in ``cache``, all of them (``everything``) or those that are worth it."""
-
-    def __init__(self, cache: IndexCache, *, everything: bool) -> None:
-        self.cache = cache
-        self.everything = everything
-
-
 Read = Callable[[Entry], Awaitable[bytes]]
 
 
-# Loads under way, and what is set at their end: of the tasks of an event loop one reads, and the others wait for it.
-_under_way: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Event]]
-_under_way = weakref.WeakKeyDictionary()
-_writers: list[threading.Thread] = []
-
-
 async def load(
-    token: Hashable,
-    need: Load,
-    read: Read,
-    cache: Cache,
-    keep: Keep | None,
-    sized: Callable[[Load], Index] = attrgetter("index"),
+    need: Load, read: Read, keep: IndexCache | None = None, sized: Callable[[Load], Index] = attrgetter("index")
 ) -> tuple[Any, int]:
     """Return the decoded index of ``need``, whose bytes ``read`` returns, and its weight in memory.
 
-    ``sized`` returns the index as it is known when they are read.
+    ``sized`` returns the index as it is known when they are read. It is looked for in ``keep`` first.
     """
     index = need.index
     if not isinstance(index, Streamed):
         data = await read(need.entry)
         value = await _decode(sized(need), data)
         return value, getattr(value, "nbytes", len(data))
-    key = (token, need)
-    under_way = _under_way.setdefault(asyncio.get_running_loop(), {})
-    while (value := cache.get(key)) is None:
-        if key in under_way:
-            await under_way[key].wait()
-            continue
-        ended = under_way[key] = asyncio.Event()
-        try:
-            value = await _load(need, index, read, keep)
-            cache.put(key, value, _weight(value))
-            break
-        finally:
-            del under_way[key]
-            ended.set()
-    return value, _weight(value)
-
-
-def settle() -> None:
-    """Wait until what is being written to index caches has been written."""
-    while _writers:
-        with contextlib.suppress(IndexError):
-            _writers.pop().join()
-
-
-def _weight(value: Any) -> int:
-    return int(getattr(value, "nbytes", MANY))
+    name, value = None, None
+    if keep is not None and isinstance(index, Packable):
+        name = _name(need.entry, index, keep)
+        if name is not None:
+            value = await asyncio.to_thread(_kept, keep, name, index)
+    if value is None:
+        value = await _stream(need.entry, index, read)
+        if keep is not None and name is not None:
+            if keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
+                _put(keep, name, index, value)
+    return value, int(getattr(value, "nbytes", MANY))
 
 
 def decode(index: Index, data: bytes) -> Any:
@@ -147,21 +111,6 @@ async def _decode(index: Index, data: bytes) -> Any:
     if len(data) <= MANY:
         return decode(index, data)
     return await asyncio.to_thread(decode, index, data)
-
-
-async def _load(need: Load, index: Any, read: Read, keep: Keep | None) -> Any:
-    entry = need.entry
-    if keep is None or not isinstance(index, Packable):
-        return await _stream(entry, index, read)
-    name = _name(entry, index, keep)
-    if name is None:
-        return await _stream(entry, index, read)
-    value = await asyncio.to_thread(_kept, keep.cache, name, index)
-    if value is None:
-        value = await _stream(entry, index, read)
-        if keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
-            _put(keep.cache, name, index, value)
-    return value
 
 
 async def _stream(entry: Entry, index: Any, read: Read) -> Any:
@@ -203,7 +152,7 @@ def _pieces(entry: Span, size: int, step: int) -> list[Span]:
     return [Span(entry.url, start, min(start + step, size), pin=entry.pin, origin=entry.origin) for start in starts]
 
 
-def _name(entry: Entry, index: Packable, keep: Keep) -> str | None:
+def _name(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
     """Return the name of the decoded form of ``entry``; None if it is not worth one, or nothing tells its version."""
     state = hashlib.sha256(index.identity())
     match entry:
@@ -229,20 +178,14 @@ def _kept(cache: IndexCache, name: str, index: Packable) -> Any:
         return None
 
 
-def _put(cache: IndexCache, name: str, index: Packable, value: Any) -> None:
+def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
     """Write in a thread that the process waits for at its end; nobody else does."""
 
     def write() -> None:
         with contextlib.suppress(ValueError):
             cache.put(name, index.pack(value))
 
-    thread = threading.Thread(target=write, name="refshard-index-cache", daemon=False)
-    _writers.append(thread)
-    thread.start()
-    _writers[:] = [t for t in _writers if t.is_alive() or t is thread]
-
-
-in_child(_writers.clear)
+    threading.Thread(target=write, name="refshard-index-cache", daemon=False).start()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -262,11 +205,17 @@ class _Bound(NamedTuple):
 
 
 class Answers:
-    """The answers to needs that the process remembers in ``cache``; ``token`` tells a filesystem's from others'."""
+    """The answers to needs that the process remembers in ``cache``; ``token`` tells a filesystem's from others'.
 
-    def __init__(self, cache: Cache, token: object) -> None:
+    ``longest`` is the most bytes that a document or an index may have; a larger one is an error. Decoded indexes that
+    other processes may use are in ``keep``.
+    """
+
+    def __init__(self, cache: Cache, token: object, longest: int | None, keep: IndexCache | None) -> None:
         self.cache = cache
         self.token = token
+        self.longest = longest
+        self.keep = keep
 
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the answer to ``need``; None if it is not known, or its object is another one by now.
@@ -316,6 +265,23 @@ def _source(need: Need) -> tuple[str | None, str | None]:
             return url, origin
         case _:
             return None, None
+
+
+class Found(NamedTuple):
+    """What is known, which may be None."""
+
+    value: Any
+
+
+def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Found | None]) -> Need | tuple[Need, ...]:
+    """Send ``answer``, and what else is ``known``; return the first need that is not. StopIteration at the end."""
+    need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
+    while True:
+        found = [known(one) for one in (need if isinstance(need, tuple) else (need,))]
+        values = tuple(each.value for each in found if each is not None)
+        if len(values) < len(found):
+            return need
+        need = steps.send(values if isinstance(need, tuple) else values[0])
 
 
 def sized(need: Load, pool: Pool) -> Index:

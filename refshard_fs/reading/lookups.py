@@ -15,10 +15,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
-from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import ABSENT, blame, note
 from refshard_fs.reading.fetch import Fetcher, Reader
-from refshard_fs.reading.loading import Answers, Keep, load, naming, sized
+from refshard_fs.reading.loading import Answers, Found, advance, load, naming, sized
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.versioned import VersionedObject
 
@@ -30,8 +29,6 @@ ASKED = 128  # questions for facts, names and first bytes under way at once: as 
 class _Loading:
     """An answer that is being found, and how many wait for it."""
 
-    __slots__ = ("task", "waiting")
-
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.waiting = 0
@@ -40,13 +37,10 @@ class _Loading:
 class Lookups:
     """Answers the needs of key spaces on one event loop; to be used from that loop only."""
 
-    def __init__(self, fetcher: Fetcher, cache: Cache, stats: Stats, token: object, longest: int | None) -> None:
-        """``longest`` is the most bytes that a document or an index may have; a larger one is an error."""
+    def __init__(self, fetcher: Fetcher, answers: Answers, stats: Stats) -> None:
         self.stats = stats
         self.fetcher = fetcher
-        self.keep: Keep | None = None  # where decoded indexes are kept from one process to the next
-        self._answers = Answers(cache, token)
-        self._longest = longest
+        self._answers = answers
         self._asking = asyncio.Semaphore(ASKED)
         self._soon: list[Reader] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -88,21 +82,13 @@ class Lookups:
             needs: dict[int, Need | tuple[Need, ...]] = {}
             for i, answer in answers.items():
                 try:
-                    needs[i] = self._advanced(many[i], answer)
+                    needs[i] = advance(many[i], answer, self._known)
                 except StopIteration as stop:
                     results[i] = stop.value
                 except Exception as e:  # noqa: BLE001  # of the one look-up that failed; the others go on
                     results[i] = e
             answers = dict(zip(needs, await self._meet(list(needs.values())), strict=True)) if needs else {}
         return results
-
-    def _advanced(self, steps: Steps[Any], answer: Any) -> Need | tuple[Need, ...]:
-        """Send ``answer``, and whatever else is remembered; return the first need that is not."""
-        need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
-        while not isinstance(need, tuple) and (known := self._known(need)) is not None:
-            self.stats.add(cache_hits=1)
-            need = steps.send(known)
-        return need
 
     async def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Entry | Exception | None]:
         """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets."""
@@ -113,32 +99,29 @@ class Lookups:
                 out[place] = found if isinstance(found, Exception) else found[i]
         return out
 
-    def _known(self, need: Need) -> Any:
-        return self._answers.get(need, self.pool)
+    def _known(self, need: Need) -> Found | None:
+        value = self._answers.get(need, self.pool)
+        if value is None:
+            return None
+        self.stats.add(cache_hits=1)
+        return Found(value)
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; several who ask at once share one read."""
         known = self._known(need)
         if known is not None:
-            self.stats.add(cache_hits=1)
-            return known
+            return known.value
         loading = self._loading.get(need)
         if loading is None:
             loading = self._loading[need] = _Loading(self.start(self._answer(need)))
-            loading.task.add_done_callback(lambda task: self._loaded(need, task))
         loading.waiting += 1
         try:
             return await asyncio.shield(loading.task)
         finally:
             loading.waiting -= 1
-            if not loading.waiting and not loading.task.done():  # all who waited were cancelled
-                self._loaded(need, loading.task)
-                loading.task.cancel()
-
-    def _loaded(self, need: Need, task: asyncio.Task[Any]) -> None:
-        loading = self._loading.get(need)
-        if loading is not None and loading.task is task:
-            del self._loading[need]
+            if not loading.waiting:
+                del self._loading[need]
+                loading.task.cancel()  # all who waited were cancelled, or it has ended
 
     async def _meet(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
         distinct = list(dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,))))
@@ -164,17 +147,16 @@ class Lookups:
     async def _met(self, need: Need) -> Any:
         match need:
             case Load(entry):
-                known = self._answers
-                asked = known.doubtful(need, self.pool)
+                asked = self._answers.doubtful(need, self.pool)
                 if asked is not None:  # another session read it: is it still the same?
                     with contextlib.suppress(OSError, RefShardError):
                         await self._asked(*asked, VersionedObject.facts)
-                        if (value := self._known(need)) is not None:
-                            return value
+                        if (known := self._known(need)) is not None:
+                            return known.value
                 try:
                     with naming(entry):
                         value, weight = await load(
-                            known.token, need, self._document, known.cache, self.keep, lambda of: sized(of, self.pool)
+                            need, self._document, self._answers.keep, lambda of: sized(of, self.pool)
                         )
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
@@ -196,8 +178,8 @@ class Lookups:
     async def _document(self, entry: Entry) -> bytes:
         """Return the bytes of an index or a document; more than the bound is an error."""
         source = entry.source if isinstance(entry, Packed) else entry
-        check_size(source.size, self._longest)
-        return await self._bytes(entry, self._longest)
+        check_size(source.size, self._answers.longest)
+        return await self._bytes(entry, self._answers.longest)
 
     async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
         match entry:

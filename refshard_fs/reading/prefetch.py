@@ -1,19 +1,20 @@
 """Fetching ahead: what the read-ahead policy guesses, and what `prefetch` announces.
 
-Either way the bytes are held by the `Fetcher`, within its budget, until they are read, or until nobody goes on reading.
+Either way the `Fetcher` keeps the bytes, within its budget, until they are read, or until nobody goes on reading.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Entry, Span
+from refshard_fs.core.model import Span
 from refshard_fs.reading.dispatch import Block
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
@@ -22,10 +23,9 @@ from refshard_fs.reading.readahead import ReadAhead
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 MANY = 16  # keys from which on they may be nearly all of a shard
-UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which what is held gives its memory back
-BANDWIDTH = (
-    250e6  # bytes a second that a machine's link carries: what is fetched ahead at first fills a round trip of it,
-)
+UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which memory is given back
+# Bytes a second that a machine's link carries: what is fetched ahead at first fills a round trip of it,
+BANDWIDTH = 250e6
 LATENCY = 0.02  # of so many seconds where that is not known
 REQUEST = 16 * KIB  # bytes that a request costs as much as: a small chunk counts for so many
 
@@ -66,32 +66,51 @@ class Ahead:
         self._announced = 0  # so many times
         self._watch: asyncio.TimerHandle | None = None
 
+    async def _find(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Span | None]:
+        """Return where ``keys`` lie; None where there is nothing to fetch: errors are for those who read the key."""
+        entries = await self._lookups.find_all(keyspace, keys)
+        return [e if isinstance(e, Span) and e.size and not self._near(e) else None for e in entries]
+
+    @contextlib.asynccontextmanager
+    async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
+        """Meanwhile fetch the shards that ``keys``, which are read, nearly fill, together with their indexes.
+
+        Those that share a target cost fewer requests if it is known first where everything lies.
+        """
+        begun: list[Block] = []
+        if len(keys) >= MANY:
+            (found,) = await self._lookups.run_all([keyspace.full_shards(keys)])
+            if not isinstance(found, Exception):  # an error is told to whoever reads the key
+                shared = Counter(span.url for span in found)
+                begun = self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span))
+        try:
+            yield
+        finally:
+            self._fetcher.release(begun)
+
     # ------------------------------------------------------------------ guesses
 
-    def note(self, chunks: Iterable[Chunk]) -> list[Span]:
-        """Take note of what is read, in order; return the ranges to fetch along with it."""
+    def note(self, chunks: Iterable[Chunk]) -> None:
+        """Take note of what is read, in order, and fetch what will probably be read next."""
         if not self._most:
-            return []
+            return
         read: dict[_Array, list[int]] = {}
         late: set[_Array] = set()
         for chunk in chunks:
             at = place(chunk.keyspace.grids, chunk.key)
             if at is None:
                 continue
-            array, number = self._array(chunk.keyspace, at.array), at.number
-            read.setdefault(array, []).append(number)
-            ahead = array.issued.pop(number, None)
+            array = self._array(chunk.keyspace, at.array)
+            read.setdefault(array, []).append(at.number)
+            ahead = array.issued.pop(at.number, None)
             if ahead is not None and self._fetcher.awaits(ahead):
                 late.add(array)
-            span = chunk.span
-            if span is not None and (size := span.size):
-                array.url = span.url
+            if chunk.span is not None and (size := chunk.span.size):
+                array.url = chunk.span.url
                 array.chunk = size if not array.chunk else (3 * array.chunk + size) // 4
-        found: list[Span] = []
         for array, numbers in read.items():
             if array.chunk:  # of no known size, nothing can be fetched ahead
-                found += self._follow(array, numbers, late=array in late)
-        return found
+                self._follow(array, numbers, late=array in late)
 
     def give_up(self) -> None:
         """Stop all guesses under way: whoever was reading reads no more."""
@@ -110,47 +129,34 @@ class Ahead:
             array = self._arrays[token] = _Array(keyspace, path, grid)
         return array
 
-    def _follow(self, array: _Array, numbers: list[int], *, late: bool) -> list[Span]:
+    def _follow(self, array: _Array, numbers: list[int], *, late: bool) -> None:
         latency = self._fetcher.requests.latency(array.url)
         window = max(MIB, int((LATENCY if latency is None else latency) * BANDWIDTH))
         advice = array.policy.observe(numbers, max(array.chunk, REQUEST), window, self._most, late=late)
         if advice.drop:
             self._fetcher.drop(filter(None, [array.issued.pop(number, None) for number in advice.drop]))
         if not advice.fetch:
-            return []
-        keys = [join(array.path, array.grid.tail(number)) for number in advice.fetch]
-        if array.keyspace.in_memory:
-            return self._expect(array, advice.fetch, [_found(array.keyspace, key) for key in keys])
+            return
         array.issued.update(dict.fromkeys(advice.fetch))
-        self._lookups.start(self._follow_slowly(array, advice.fetch, keys))
-        return []
+        self._lookups.start(self._guess(array, advice.fetch))
 
-    async def _follow_slowly(self, array: _Array, numbers: Sequence[int], keys: Sequence[str]) -> None:
-        begun = await self.begin(array.keyspace, keys)
-        try:
-            entries = await self._lookups.find_all(array.keyspace, keys)
-            # Some have been read meanwhile, or are not expected any more.
-            left = [i for i, number in enumerate(numbers) if array.issued.pop(number, ...) is None]
-            self._fetcher.read((), self._expect(array, [numbers[i] for i in left], [entries[i] for i in left]))
-        finally:
-            self._fetcher.release(begun)
-
-    def _expect(self, array: _Array, numbers: Sequence[int], entries: Sequence[Entry | Exception | None]) -> list[Span]:
-        """Take note of chunks that are fetched ahead; return where they lie."""
-        room = self._most
-        spans: list[Span] = []
-        for number, entry in zip(numbers, entries, strict=True):  # an error is told to whoever reads the key
-            if isinstance(entry, Span) and room >= (size := entry.size or 0) and self._is_fetched(entry):
+    async def _guess(self, array: _Array, numbers: Sequence[int]) -> None:
+        keys = [join(array.path, array.grid.tail(number)) for number in numbers]
+        async with self.full_shards(array.keyspace, keys):
+            room = self._most
+            spans: list[Span] = []
+            for number, span in zip(numbers, await self._find(array.keyspace, keys), strict=True):
+                if array.issued.get(number, ...) is not None:
+                    continue  # it has been read meanwhile, or is not expected any more
+                size = 0 if span is None else span.size or 0
+                if span is None or room < size:
+                    del array.issued[number]
+                    continue
                 room -= size
-                array.issued[number] = entry
-                spans.append(entry)
-        if spans:
-            self._watch_unread()
-        return spans
-
-    def _is_fetched(self, span: Span) -> bool:
-        """Whether ``span`` is worth a request ahead."""
-        return bool(span.size) and not self._near(span)
+                array.issued[number] = span
+                spans.append(span)
+            self._fetcher.read((), spans)
+        self._watch_unread()
 
     # ------------------------------------------------------------------ what the reader says
 
@@ -191,40 +197,25 @@ class Ahead:
                 self.was_announced(key)
             raise
 
-    async def begin(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Block]:
-        """Fetch the shards that ``keys``, which are read, nearly fill, together with their indexes.
-
-        Those that share a target cost fewer requests if it is known first where everything lies.
-        """
-        if len(keys) < MANY:
-            return []
-        (found,) = await self._lookups.run_all([keyspace.full_shards(keys)])
-        if not isinstance(found, list):
-            return []  # an error is told to whoever reads the key
-        shared = Counter(span.url for span in found)
-        return self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span))
-
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
-        begun: list[Block] = []
+        """Fetch ``keys`` in waves, as far as they were not read meanwhile; note where they lie in ``spans``."""
+        requests = self._fetcher.requests
         try:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._expected]
-                begun = await self.begin(keyspace, some)
-                entries: list[Entry | Exception | None] = await self._lookups.find_all(keyspace, some)
-                wave: dict[str, Span] = {}
-                for key, entry in zip(some, entries, strict=True):
-                    if not isinstance(entry, Span) or not self._is_fetched(entry):
-                        self.was_announced(key)  # nothing to hold
-                    elif key in self._expected:
-                        wave[key] = entry
-                spans += wave.values()
-                self._fetcher.read((), wave.values())
-                self._fetcher.release(begun)
-                while self._fetcher.requests.queued and first + WAVE < len(keys):
-                    await self._fetcher.requests.change()
+                async with self.full_shards(keyspace, some):
+                    wave: dict[str, Span] = {}
+                    for key, span in zip(some, await self._find(keyspace, some), strict=True):
+                        if span is None:
+                            self.was_announced(key)
+                        elif key in self._expected:
+                            wave[key] = span
+                    spans += wave.values()
+                    self._fetcher.read((), wave.values())
+                while requests.queued and first + WAVE < len(keys):
+                    await requests.change()
         finally:
-            self._fetcher.release(begun)
-            self._fetcher.requests.changed()
+            requests.changed()
 
     # ------------------------------------------------------------------ what nobody reads
 
@@ -233,7 +224,7 @@ class Ahead:
         return self._announced + self._fetcher.progress
 
     def _watch_unread(self) -> None:
-        """Begin to watch whether what is held is still being read: see `drop_unread`."""
+        """Begin to watch whether what was fetched ahead is still being read: see `drop_unread`."""
         if self._watch is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(UNREAD_SECONDS, _drop_unread, weakref.ref(self), self._progress)
@@ -256,10 +247,3 @@ def _drop_unread(of: weakref.ref[Ahead], progress: int) -> None:
     ahead = of()
     if ahead is not None:
         ahead.drop_unread(progress)
-
-
-def _found(keyspace: KeySpace, key: str) -> Entry | None:
-    try:
-        return keyspace.find(key)
-    except Exception:  # noqa: BLE001  # whoever reads the key is told what is wrong
-        return None

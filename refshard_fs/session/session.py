@@ -34,8 +34,8 @@ from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.immediate import Found, Immediate
-from refshard_fs.reading.loading import Keep
+from refshard_fs.reading.immediate import Immediate
+from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import WORKERS, Take, decode, read_selection
 from refshard_fs.references.reference_set import ReferenceSet
@@ -61,7 +61,6 @@ class Engines:
     def __init__(self, options: SessionOptions, indexes: Cache = INDEXES) -> None:
         """``indexes`` remembers what is read to look keys up; by default the process does."""
         self.options = options
-        self._indexes = indexes
         self.stats = Stats()
         self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
@@ -71,7 +70,8 @@ class Engines:
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
         self._blocks = Cache(options.block_cache) if options.block_cache else None
-        self._keep = _keep(options.index_cache)
+        keep, longest = _keep(options.index_cache), options.open.max_manifest_bytes
+        self._answers = Answers(indexes, options.token, longest, keep)
         _all.add(self)
 
     def engine(self) -> Engine:
@@ -94,10 +94,7 @@ class Engines:
     def _made(self, loop: Loop) -> Engine:
         options = self.options
         fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks)
-        near = self._at_once_reader().reaches
-        longest = options.open.max_manifest_bytes
-        engine = Engine(fetcher, self._indexes, self.stats, options.token, options.readahead, near, longest)
-        engine.keep = self._keep
+        engine = Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader().reaches)
         engine.keeper = _close_with_loop(engine, weakref.ref(self))
         with contextlib.suppress(StopIteration):
             engine.keeper.__anext__().send(None)
@@ -130,8 +127,7 @@ class Engines:
     def _at_once_reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
-            token, longest = self.options.token, self.options.open.max_manifest_bytes
-            immediate = self._immediate = Immediate(self._pool(None), self._indexes, self.stats, token, longest)
+            immediate = self._immediate = Immediate(self._pool(None), self._answers, self.stats)
         return immediate
 
     # ------------------------------------------------------------------ other event loops
@@ -188,11 +184,11 @@ def running_loop() -> Loop | None:
         return None
 
 
-def _keep(index_cache: bool | str | None) -> Keep | None:
+def _keep(index_cache: bool | str | None) -> IndexCache | None:
     if index_cache is False:
         return None
     directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
-    return None if directory is None else Keep(IndexCache(directory), everything=index_cache is not None)
+    return None if directory is None else IndexCache(directory, everything=index_cache is not None)
 
 
 async def _close_with_loop(engine: Engine, owner: weakref.ref[Engines]) -> AsyncGenerator[None, None]:

@@ -21,6 +21,7 @@ from refshard_fs.reading import cache as index_cache
 from refshard_fs.reading import loading
 from refshard_fs.reading.cache import IndexCache, default_directory
 from refshard_fs.session.session import INDEXES
+from tests.threads import settle
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -30,7 +31,7 @@ ARRAY |= {"order": "C", "filters": None}
 def fresh_process() -> Iterator[None]:
     INDEXES.clear()
     yield
-    loading.settle()
+    settle()
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFil
     INDEXES.clear()
     fs = RefShardFileSystem(str(path), index_cache=cache, target=str(path.parent / "data"), **options)
     assert fs.cat("a/7") == b"\7"
-    loading.settle()
+    settle()
     return fs
 
 
@@ -166,7 +167,7 @@ def test_every_single_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path, cache = source(tmp_path, 3), tmp_path / "cache"
     fs = RefShardFileSystem(str(path), index_cache=cache)
     fs.ls("")
-    loading.settle()
+    settle()
     (kept,) = cache.iterdir()
     good = kept.read_bytes()
     store = IndexCache(cache)
@@ -271,7 +272,7 @@ def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server
     url = http_server.url + "/refs.json?token=SECRET"
     fs = RefShardFileSystem(url, index_cache=cache)
     assert fs.cat("text") == b"\0\1\2"
-    loading.settle()
+    settle()
     (kept,) = cache.iterdir()
     assert b"SECRET" not in kept.read_bytes()
     assert "SECRET" not in kept.name
@@ -283,7 +284,7 @@ def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
         text = json.dumps({"version": 1, "refs": {"k": [f"https://host/x{query}", 0, 1], "pad": "x" * 8192}})
         (tmp_path / "refs.json").write_text(text)
         assert RefShardFileSystem(tmp_path / "refs.json", index_cache=cache).info("k")["size"] == 1
-        loading.settle()
+        settle()
     (kept,) = cache.iterdir()
     assert b"version=1" in kept.read_bytes()
 

@@ -17,9 +17,10 @@ from refshard_fs.core.model import Entry, Inline, Load, Pin, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
-from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.loading import load
 from refshard_fs.session.session import INDEXES
+from tests.servers.http import RangeServer
 
 ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
@@ -40,20 +41,18 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class Reads:
     """A source that tells what was read of it."""
 
-    def __init__(self, data: bytes, delay: float = 0) -> None:
+    def __init__(self, data: bytes) -> None:
         self.data = data
-        self.delay = delay
         self.spans: list[tuple[int, int | None]] = []
 
     async def __call__(self, entry: Entry) -> bytes:
         assert isinstance(entry, Span)
         self.spans.append((entry.start, entry.stop))
-        await asyncio.sleep(self.delay)
         return self.data[entry.start : entry.stop]
 
 
 def need(data: bytes, url: str = "/refs.json") -> Load:
-    return Load(Span(url, pin=Pin("etag", None, len(data))), JsonIndex(url))
+    return Load(Span(url, pin=Pin(None, None, len(data))), JsonIndex(url))
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -62,54 +61,63 @@ def need(data: bytes, url: str = "/refs.json") -> Load:
 def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> None:
     data = compress(document())
     reads = Reads(data)
-    refs, weight = asyncio.run(load("", need(data, url), reads, Cache(1 << 20), None))
+    refs, weight = asyncio.run(load(need(data, url), reads))
     assert len(refs) == 5002
     assert weight == refs.nbytes
     assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
 
 
+def engine(url: str) -> Engine:
+    fs = RefShardFileSystem(url, index_cache=False, asynchronous=True, skip_instance_cache=True)
+    return fs._session.engine()
+
+
 @pytest.mark.usefixtures("small_pieces")
-def test_a_load_that_several_tasks_want_is_done_once() -> None:
+def test_a_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> None:
+    INDEXES.clear()
     data = document()
-    reads, cache = Reads(data, delay=0.01), Cache(1 << 20)
+    url = http_server.put("/refs.json", data)
+    http_server.latency = 0.01
 
     async def all_at_once() -> list[Any]:
-        return await asyncio.gather(*(load("", need(data), reads, cache, None) for _ in range(4)))
+        reader = engine(url)
+        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(4)))
 
     found = asyncio.run(all_at_once())
-    assert all(refs is found[0][0] for refs, _ in found)
-    assert len(reads.spans) == len(set(reads.spans))
+    assert all(refs is found[0] for refs in found)
+    assert http_server.bytes_sent == len(data)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_the_rest_go_on_when_the_one_who_reads_gives_up() -> None:
+def test_the_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
+    INDEXES.clear()
     data = document()
-    reads, cache = Reads(data, delay=0.02), Cache(1 << 20)
+    url = http_server.put("/refs.json", data)
+    http_server.latency = 0.05
 
     async def both() -> Any:
-        first = asyncio.ensure_future(load("", need(data), reads, cache, None))
-        second = asyncio.ensure_future(load("", need(data), reads, cache, None))
+        reader = engine(url)
+        first, second = (asyncio.ensure_future(reader.need(need(data, url))) for _ in range(2))
         await asyncio.sleep(0.03)
         first.cancel()
         return await second
 
-    assert len(asyncio.run(both())[0]) == 5002
+    assert len(asyncio.run(both())) == 5002
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_an_error_reaches_everybody_and_is_not_remembered() -> None:
-    data = document()[:-9]
-    reads, cache = Reads(data), Cache(1 << 20)
-
-    async def both() -> list[Any]:
-        loads = (load("", need(data), reads, cache, None) for _ in range(2))
-        return await asyncio.gather(*loads, return_exceptions=True)
-
-    found = asyncio.run(both())
-    assert [type(e) for e in found] == [ManifestError] * 2
+def test_an_error_reaches_everybody_and_is_not_remembered(http_server: RangeServer) -> None:
+    INDEXES.clear()
     good = document()
-    refs, _ = asyncio.run(load("", need(good), Reads(good), cache, None))
-    assert len(refs) == 5002
+    url = http_server.put("/refs.json", good[:-9])
+
+    async def both(data: bytes) -> list[Any]:
+        reader = engine(url)
+        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(2)), return_exceptions=True)
+
+    assert [type(e) for e in asyncio.run(both(good[:-9]))] == [ManifestError] * 2
+    http_server.put("/refs.json", good)
+    assert [len(refs) for refs in asyncio.run(both(good))] == [5002] * 2
 
 
 def test_a_long_decode_leaves_the_event_loop_free() -> None:
@@ -125,7 +133,7 @@ def test_a_long_decode_leaves_the_event_loop_free() -> None:
 
     async def run() -> None:
         slow = Slow(asyncio.get_running_loop())
-        await load("", Load(Inline(bytes(loading.MANY + 1)), slow), read, Cache(1), None)
+        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read)
 
     async def read(entry: Entry) -> bytes:
         assert isinstance(entry, Inline)
