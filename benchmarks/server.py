@@ -4,8 +4,8 @@
 
 prints its port and serves until its standard input ends. ``GET /__set__?latency=0.05&bandwidth=1e6&line=1e8`` changes
 the pace of each request, of each connection and of all together, ``/__log__`` gives what was asked for as JSON,
-``/__clear__`` empties that. The tests' server can do more, and takes so long for a request that it is what would be
-measured.
+``/__clear__`` empties that, and ``/__cpu__`` gives the seconds of CPU that the server has taken. The tests' server can
+do more, and takes so long for a request that it is what would be measured.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class State:
                 self.line = float(given["line"]) if given.get("line") else None
             case "/__clear__":
                 self.log.clear()
+            case "/__cpu__":
+                return json.dumps(time.process_time()).encode()
             case _:
                 return json.dumps(self.log).encode()
         return b""

@@ -76,6 +76,10 @@ class Span(msgspec.Struct, frozen=True):
         """What is to be read."""
         return (self,)
 
+    def finish(self, read: Sequence[bytes]) -> bytes:
+        """Return this entry's bytes, given those of each of its `spans`."""
+        return read[0]
+
     def window(self, start: int | None = None, end: int | None = None) -> Entry:
         """Return bytes ``[start:end]`` of this span, as slicing them would.
 
@@ -126,6 +130,13 @@ class Inline(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return len(self.data)
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return ()
+
+    def finish(self, read: Sequence[bytes]) -> bytes:
+        return self.data
+
     def window(self, start: int | None = None, end: int | None = None) -> Inline:
         return Inline(self.data[start:end])
 
@@ -168,7 +179,7 @@ class Packed(msgspec.Struct, frozen=True):
         """What is to be read, in the order that `finish` takes it in."""
         if not self.parts:
             return (self.source,)
-        return tuple(span for part in self.parts if not isinstance(part, Inline) for span in part.spans)
+        return tuple(span for part in self.parts for span in part.spans)
 
     @property
     def size(self) -> int | None:
@@ -200,7 +211,7 @@ class Packed(msgspec.Struct, frozen=True):
         """Return this entry's bytes, given those of each of its `spans`; ValueError where they are damaged."""
         if self.parts:
             left = iter(read)
-            read = [_finished(part, left) for part in self.parts]
+            read = [part.finish([next(left) for _ in part.spans]) for part in self.parts]
         full = self.recipe.make(read[0] if len(read) == 1 else b"".join(read))
         if self.made is not None and len(full) != self.made:
             raise ValueError(f"{len(full)} bytes were made where {self.made} were promised")
@@ -214,17 +225,6 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 Entry = Span | Inline | Packed
-
-
-def _finished(entry: Entry, read: Iterator[bytes]) -> bytes:
-    """Return the bytes of ``entry``, whose spans are the next ones that were ``read``."""
-    match entry:
-        case Inline(data):
-            return data
-        case Span():
-            return next(read)
-        case Packed():
-            return entry.finish([next(read) for _ in entry.spans])
 
 
 class Quota(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Need, Packed, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Need, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, told_cause
 from refshard_fs.reading.engine import DOCUMENTS, Request
@@ -72,7 +72,7 @@ class Immediate:
         """Whether `take` would keep an event loop from its other work: then a thread is to call it."""
         if isinstance(entry, Inline) or not (self._slow_reads > 1 or (entry.size or 0) > LARGE):
             return False
-        return self._reaches_all(entry)
+        return self.has(entry)
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
         """Return the same as `take`, from a thread where that would block."""
@@ -140,9 +140,6 @@ class Immediate:
 
     def has(self, entry: Entry) -> bool:
         """Whether the bytes of ``entry`` need no event loop."""
-        return isinstance(entry, Inline) or self._reaches_all(entry)
-
-    def _reaches_all(self, entry: Span | Packed) -> bool:
         return all(map(self.reaches, entry.spans))
 
     def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
@@ -191,13 +188,9 @@ class Immediate:
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Found(value)
 
-    def _bytes(self, entry: Span | Packed, most: int | None = None) -> bytes | None:
-        if isinstance(entry, Span):
-            answer = self._fetch(entry, most)
-            return None if answer is None else bytes(answer.data)
-        spans = entry.spans
-        parts = [bytes(answer.data) for span in spans if (answer := self._fetch(span)) is not None]
-        return entry.finish(parts) if len(parts) == len(spans) else None
+    def _bytes(self, entry: Entry, most: int | None = None) -> bytes | None:
+        answers = [answer for span in entry.spans if (answer := self._fetch(span, most)) is not None]
+        return entry.finish([bytes(a.data) for a in answers]) if len(answers) == len(entry.spans) else None
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         place = self._pool.place(span.url, span.origin)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.failures import ABSENT, blame, note
@@ -182,13 +182,7 @@ class Lookups:
         return await self._bytes(entry, self._answers.longest)
 
     async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
-        match entry:
-            case Inline(data):
-                return data
-            case Span():
-                return await self._fetched(entry, most)
-            case Packed():
-                return entry.finish(await asyncio.gather(*[self._fetched(span, most) for span in entry.spans]))
+        return entry.finish(await asyncio.gather(*[self._fetched(span, most) for span in entry.spans]))
 
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""

@@ -59,34 +59,6 @@ class Together:
 TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # of the selections that a task reads
 
 
-async def read_selection(
-    keyspace: KeySpace,
-    keys: Sequence[str],
-    take: Take,
-    *,
-    engine: Callable[[], Engine],
-    immediate: Immediate,
-    chunk_size: int,
-    memory: SharedMemory,
-    threads: bool,
-) -> None:
-    """Call ``take(number, data)`` once for each of ``keys``, in the order of their arrival.
-
-    ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes. What is under way, or waits
-    to be decoded, is within the ``memory`` of all selections; one chunk may always be. With ``threads``, ``take`` is
-    called in threads, for several chunks at a time.
-
-    The first error ends the read, and what is under way for it; it names its key.
-    """
-    spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # values that threads have made
-    read = _SelectionRead(keyspace, take, engine, immediate, Share(memory, spare), threads)
-    for number, key in enumerate(keys):
-        if number % KEYS == KEYS - 1:
-            await asyncio.sleep(0)
-        read.add(number, key, chunk_size)
-    await read.run()
-
-
 def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
     """Hand on one chunk; what goes wrong with it names its key."""
     try:
@@ -106,8 +78,14 @@ class _Chunk(NamedTuple):
     is_near: bool = False  # it needs no event loop: the thread that decodes it reads it, too
 
 
-class _SelectionRead:
-    """One selection that is being read: near chunks are ready at once, far ones when their bytes have come."""
+class SelectionRead:
+    """One selection that is read: ``take(number, data)`` is called once for each key, in the order of their arrival.
+
+    ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes. What is under way, or waits
+    to be decoded, is within the ``memory`` of all selections; one chunk may always be. With ``threads``, ``take`` is
+    called in threads, for several chunks at a time. The first error ends the read, and what is under way for it; it
+    names its key.
+    """
 
     def __init__(
         self,
@@ -115,12 +93,16 @@ class _SelectionRead:
         take: Take,
         engine: Callable[[], Engine],
         immediate: Immediate,
-        share: Share,
+        *,
+        chunk_size: int,
+        memory: SharedMemory,
         threads: bool,
     ) -> None:
         self._keyspace, self._take, self._engine, self._immediate = keyspace, take, engine, immediate
-        self._share = share
+        self._chunk_size = chunk_size
         self._threads = threads
+        spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # values that threads have made
+        self._share = Share(memory, spare)
         self._loop = asyncio.get_running_loop()
         self._far: deque[_Chunk] = deque()  # not asked for yet
         self._asked: dict[asyncio.Future[bytes], _Chunk] = {}
@@ -132,22 +114,12 @@ class _SelectionRead:
         self._is_over = False  # no thread takes another chunk
         self._woken = asyncio.Event()
 
-    def add(self, number: int, key: str, chunk_size: int) -> None:
-        """Have one key read."""
-        try:
-            entry = self._immediate.find(self._keyspace, key)
-        except FileNotFoundError:
-            self._ready.append((_Chunk(number, Request(key), None, 0), None))
-            return
-        size = None if entry is None else entry.size
-        chunk = _Chunk(number, Request(key), entry, chunk_size if size is None else size)
-        if entry is not None and self._immediate.has(entry):
-            self._ready.append((chunk._replace(is_near=True), None))
-        else:
-            self._far.append(chunk)
-
-    async def run(self) -> None:
-        """Read and decode all that was added."""
+    async def run(self, keys: Sequence[str]) -> None:
+        """Read and decode ``keys``: near chunks are ready for a thread at once, far ones when their bytes have come."""
+        for number, key in enumerate(keys):
+            if number % KEYS == KEYS - 1:
+                await asyncio.sleep(0)
+            self._add(number, key)
         try:
             self._go_on()
             while self._asked or self._ready or self._jobs:
@@ -162,6 +134,19 @@ class _SelectionRead:
                 await self._threads_ended()
             finally:
                 self._share.give_back(self._share.used)
+
+    def _add(self, number: int, key: str) -> None:
+        try:
+            entry = self._immediate.find(self._keyspace, key)
+        except FileNotFoundError:
+            self._ready.append((_Chunk(number, Request(key), None, 0), None))
+            return
+        size = None if entry is None else entry.size
+        chunk = _Chunk(number, Request(key), entry, self._chunk_size if size is None else size)
+        if entry is not None and self._immediate.has(entry):
+            self._ready.append((chunk._replace(is_near=True), None))
+        else:
+            self._far.append(chunk)
 
     def _go_on(self) -> None:
         """Decode what the event loop is to decode, ask for as much as there is memory for, and start threads."""

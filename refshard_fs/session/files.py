@@ -164,7 +164,7 @@ async def _entry(session: Session, key: str) -> Entry | None:
 async def _versions(session: Session, key: str, entry: Entry) -> list[Facts | str | None]:
     """Return what each target of ``entry`` says of its version, or how that differs from what was read before."""
     found: list[Facts | str | None] = []
-    spans = () if isinstance(entry, Inline) else entry.spans
+    spans = entry.spans
     for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
         try:
             found.append(await session.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))

@@ -37,7 +37,7 @@ from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.reading.selection import WORKERS, Take, decode, read_selection
+from refshard_fs.reading.selection import WORKERS, SelectionRead, Take, decode
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, protocol_of, server_of
@@ -546,16 +546,16 @@ class Session(Engines):
             else:
                 decode(take, keys[0], 0, data)
             return
-        await read_selection(
+        read = SelectionRead(
             await self.keyspace(),
-            keys,
             take,
-            engine=self.engine,
-            immediate=self._at_once_reader(),
+            self.engine,
+            self._at_once_reader(),
             chunk_size=chunk_size,
             memory=memory or self.selections,
             threads=threads,
         )
+        await read.run(keys)
 
     async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""

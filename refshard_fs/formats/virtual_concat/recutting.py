@@ -365,7 +365,7 @@ def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) 
         parts.append(part)
         places.append(piece.place)
     recipe: Recipe = Placed(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
-    spans = [span for part in parts if not isinstance(part, Inline) for span in part.spans]
+    spans = [span for part in parts for span in part.spans]
     if not spans:
         return Inline(recipe.make(b"".join(part.data for part in parts if isinstance(part, Inline))))
     return Packed(spans[0], recipe, recut.nbytes, parts=tuple(parts))
