@@ -360,11 +360,11 @@ class Fetcher:
     def failed(self, block: Block, error: Exception) -> None:
         """Tell those who wait for ``block``; or ask again, if it may be the fault of what they do not want."""
         readers = [reader for reader, _, _ in block.readers]
-        ranges = {(start, stop) for _, start, stop in block.readers} | set(block.expected)
+        is_merged = {(start, stop) for _, start, stop in block.readers} != {(block.span.start, block.span.stop)}
         is_tentative = block.shared and not block.span.exact
         block.readers, block.expected = [], {}
         self._forget(block)
-        if (isinstance(error, Unfit) and len(ranges) > 1) or is_tentative:
+        if (isinstance(error, Unfit) and is_merged) or is_tentative:
             self._ask_again(readers)
             return
         for reader in readers:
