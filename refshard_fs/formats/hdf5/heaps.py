@@ -295,13 +295,17 @@ def parse_collection(data: bytes, sizes: Sizes) -> Collection:
     if size < prefix:
         raise ValueError(f"a collection of the global heap has {size} bytes")
     found: dict[int, bytes] = {}
-    fields.data = data[:size] if size <= len(data) else b""
-    while fields.at + prefix <= len(fields.data):
-        index, length = fields.unpack("H6xN")
+    at, end = prefix, size if size <= len(data) else 0
+    head = struct.Struct(sizes.plain("H6xN"))
+    while at + prefix <= end:
+        index, length = head.unpack_from(data, at)
         if not index:  # what is free; nothing follows
             break
-        found[index] = fields.take(length)
-        fields.at += -length % 8
+        at += prefix
+        if at + length > end:
+            raise ValueError(f"object {index} of the global heap has {length} bytes, beyond its collection's end")
+        found[index] = data[at : at + length]
+        at += length + -length % 8
     return Collection(size, found)
 
 
