@@ -129,10 +129,10 @@ def network_of(host: str) -> Network:
         except OSError:
             return Network.PUBLIC
     if isinstance(address, ipaddress.IPv4Address):
-        return _network(address, is_public=address.is_global)
+        return _network(address, is_public=_is_public(address))
     within = _within(address)
     is_public = address.is_global if address in _UNICAST else bool(within)
-    return max([_network(address, is_public=is_public), *(_network(one, is_public=one.is_global) for one in within)])
+    return max([_network(address, is_public=is_public), *(_network(one, is_public=_is_public(one)) for one in within)])
 
 
 def is_private(host: str) -> bool:
@@ -141,9 +141,14 @@ def is_private(host: str) -> bool:
 
 
 def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_public: bool) -> Network:
-    if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
-        return Network.MACHINE
-    return Network.PUBLIC if is_public else Network.PRIVATE
+    if is_public:
+        return Network.PUBLIC
+    near = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+    return Network.MACHINE if near else Network.PRIVATE
+
+
+def _is_public(address: ipaddress.IPv4Address) -> bool:
+    return address.is_global and not address.is_multicast
 
 
 def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
