@@ -256,6 +256,8 @@ def _is_small(path: str, part: Named) -> bool:
     sizes = table.sizes(table.present())
     if None not in sizes:
         return sum(filter(None, sizes)) <= SMALL
+    if any(row.offset and row.length is None for _, row in table.rows()):
+        return False  # no reference says "from here to the end"
     meta = part.variables[path].meta  # chunks are whole objects, and only what they hold is known
     dtype = dtype_of(meta)
     return (
@@ -276,8 +278,7 @@ def _reference(part: Named, path: str, number: int) -> list[Any]:
     """Return the reference to a chunk as JSON has it."""
     row = part.refs.tables[path].row(number)
     assert row is not None, "only chunks that are present are asked for"
-    url = part.refs.urls[row.target]
-    return [url] if row.length is None else [url, row.offset, row.length]
+    return row.spelled(part.refs.urls[row.target])
 
 
 def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.recutting import contiguous, is_plain
-from refshard_fs.sets.variables import ChangedSet, Moved, Named, Numbers, Variable
+from refshard_fs.sets.variables import ChangedSet, Move, Named, Variable, moved
 
 
 def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
@@ -34,7 +36,6 @@ def trimmed(part: Named, dim: str, start: int, stop: int) -> Named:
 
 def _trim(changed: ChangedSet, variable: Variable, axis: int, start: int, stop: int) -> None:
     part, path, meta = changed.part, variable.path, variable.meta
-    counts = part.refs.tables[path].grid.counts
     if start == 0 and stop == meta.shape[axis]:
         return
     size = meta.chunks[axis] if meta.chunks is not None else 0
@@ -48,16 +49,8 @@ def _trim(changed: ChangedSet, variable: Variable, axis: int, start: int, stop: 
             f"of {part.name} elements {start} to {stop} along {variable.dims[axis]!r} are taken, and chunks of "
             f"{path!r} have {size}: a chunk cannot be taken in part"
         )
-    inner, first, left = math.prod(counts[axis + 1 :]), start // size, -(-(stop - start) // size)
-
-    def moved(numbers: Numbers) -> Moved:
-        outer, rest = np.divmod(numbers, counts[axis] * inner)
-        place, below = np.divmod(rest, inner)
-        place -= first
-        return (outer * left + place) * inner + below, (place >= 0) & (place < left)
-
     shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
-    changed.put_moved(variable, {**meta.raw, "shape": shape}, moved)
+    changed.put_moved(variable, {**meta.raw, "shape": shape}, {axis: lambda coords: coords - start // size})
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -135,25 +128,19 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     for place in itertools.product(*map(range, times)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(place, shape, strict=True))
         offset, length = contiguous(chunks, box, dtype.itemsize) or (0, 0)
-        now, is_there = _pieces(numbers.astype(np.int64), old.counts, grid.counts, times, place)
+        along: dict[int, Move] = {
+            axis: partial(_divided, times=n, piece=k) for axis, (n, k) in enumerate(zip(times, place, strict=True))
+        }
+        now, is_there = moved(numbers.astype(np.int64), old.counts, grid.counts, along)
         offsets, lengths = ranges.offsets + np.uint64(offset), np.full(len(numbers), length, np.uint64)
-        moved = Ranges(ranges.targets, offsets, lengths).take(is_there)
-        parts.append(Part(now[is_there].astype(np.uint64), moved))
-        now, is_there = _pieces(np.array(list(inline), np.int64), old.counts, grid.counts, times, place)
+        pieces = Ranges(ranges.targets, offsets, lengths).take(is_there)
+        parts.append(Part(now[is_there].astype(np.uint64), pieces))
+        now, is_there = moved(np.array(list(inline), np.int64), old.counts, grid.counts, along)
         for number, there, data in zip(now.tolist(), is_there.tolist(), inline.values(), strict=True):
             if there:
                 changed.members[join(path, grid.tail(number))] = data[offset : offset + length]
     changed.tables[path] = ChunkTable.from_parts(grid, parts)
 
 
-def _pieces(
-    numbers: Numbers, old: Sequence[int], new: Sequence[int], times: Sequence[int], place: Sequence[int]
-) -> Moved:
-    """Return the numbers of the piece at ``place`` of each chunk, and whether it lies in the new grid."""
-    coords = np.unravel_index(numbers, old)
-    moved = [c * n + k for c, n, k in zip(coords, times, place, strict=True)]
-    found, is_there = np.zeros(len(numbers), np.int64), np.ones(len(numbers), np.bool_)
-    for coord, count in zip(moved, new, strict=True):
-        found = found * count + coord
-        is_there &= coord < count
-    return found, is_there
+def _divided(coords: Any, times: int, piece: int) -> Any:
+    return coords * times + piece

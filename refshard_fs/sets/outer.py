@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
-from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +30,7 @@ from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.concatenation import coordinate_values, shown_value, without_coordinate
 from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.variables import MOST, ChangedSet, Moved, Named, Numbers, Variable, grid_of, with_metadata
+from refshard_fs.sets.variables import MOST, ChangedSet, Named, Variable, with_metadata
 
 # ----------------------------------------------------------------------------------------------------
 # Sets with all arrays, and the same coordinates.
@@ -211,18 +210,8 @@ def _placed(
                     "are read"
                 )
             chunks[axis] = found
-        old, new = part.refs.tables[path].grid.counts, grid_of(doc, f"{path!r} of {part.name}").counts
-        changing.put_moved(variable, doc, partial(_moved, old=old, new=new, places=chunks))
+        changing.put_moved(variable, doc, {axis: found.places for axis, found in chunks.items()})
     return changing.named()
-
-
-def _moved(numbers: Numbers, old: Sequence[int], new: Sequence[int], places: Mapping[int, Placement]) -> Moved:
-    """Return the numbers of chunks in a larger grid, in which those of the old one lie at ``places``, by axis."""
-    coords = np.unravel_index(numbers, old)
-    found = np.zeros(len(numbers), np.int64)
-    for axis, (coord, count) in enumerate(zip(coords, new, strict=True)):
-        found = found * count + (places[axis].places(coord) if axis in places else coord)
-    return found, np.ones(len(numbers), np.bool_)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -352,9 +352,7 @@ def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> ChangedSet:
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
         old = changed.tables[path]
-        grid = changed.put(variable, stacked(meta.raw, meta.chunks, dim), attributes)
-        for chunk, data in part.inline.get(path, {}).items():
-            changed.members[join(path, grid.tail(chunk))] = data
+        grid = changed.put(variable, stacked(meta.raw, meta.chunks, dim), attributes, part.inline.get(path, {}))
         changed.tables[path] = ChunkTable(grid, old.ranges, old.numbers)  # a chunk's number is what it was
     return changed
 

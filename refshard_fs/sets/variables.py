@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in
 
 Numbers = npt.NDArray[np.int64]
-Moved = tuple[Numbers, npt.NDArray[np.bool_]]  # the new numbers of chunks, and which of them there still are
+Move = Callable[[Any], Any]  # returns new coordinates of chunks along an axis, given the old ones
 
 MOST: Final = 1 << 24  # elements that are looked at together: shapes and chunks may be any numbers
 
@@ -217,6 +217,21 @@ def grid_of(doc: Mapping[str, Any], where: str) -> ChunkGrid:
     return meta.grid
 
 
+def moved(
+    numbers: Numbers, old: Sequence[int], new: Sequence[int], along: Mapping[int, Move]
+) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Return the numbers in a ``new`` grid of the chunks of an ``old`` one, and which of them lie in it.
+
+    ``old`` and ``new`` are the counts of chunks; ``along`` has the axes along which chunks get other coordinates.
+    """
+    found, is_there = np.zeros(len(numbers), np.int64), np.ones(len(numbers), np.bool_)
+    for axis, (coords, count) in enumerate(zip(np.unravel_index(numbers, old), new, strict=True)):
+        now = along[axis](coords) if axis in along else coords
+        found = found * count + now
+        is_there &= (now >= 0) & (now < count)
+    return found, is_there
+
+
 class ChangedSet:
     """A set some of whose arrays are replaced; `named` returns the result."""
 
@@ -251,15 +266,16 @@ class ChangedSet:
         doc, data = plain(with_type(variable.meta, values.dtype), values)
         self.put(variable, doc, attributes, {0: data} if values.size else {})
 
-    def put_moved(self, variable: Variable, doc: Mapping[str, Any], moved: Callable[[Numbers], Moved]) -> None:
-        """Replace an array by one with some of its chunks, which get other numbers: see `Moved`."""
+    def put_moved(self, variable: Variable, doc: Mapping[str, Any], along: Mapping[int, Move]) -> None:
+        """Replace an array by one with those of its chunks that lie in the new grid: see `moved`."""
         path = variable.path
+        old, new = self.tables[path].grid.counts, grid_of(doc, f"{path!r} of {self.part.name}").counts
         numbers, ranges = self.tables[path].part()
         inline = self.part.inline.get(path, {})
-        now, is_there = moved(np.array(list(inline), np.int64))
+        now, is_there = moved(np.array(list(inline), np.int64), old, new, along)
         stay = zip(now.tolist(), is_there.tolist(), inline.values(), strict=True)
         grid = self.put(variable, doc, chunks={number: data for number, stays, data in stay if stays})
-        now, is_there = moved(numbers.astype(np.int64))
+        now, is_there = moved(numbers.astype(np.int64), old, new, along)
         part = Part(now[is_there].astype(np.uint64), ranges.take(is_there))
         self.tables[path] = ChunkTable.from_parts(grid, [part])
 
