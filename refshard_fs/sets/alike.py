@@ -209,7 +209,7 @@ class DocumentParser:
 
 
 def _is_plain(refs: ReferenceSet) -> bool:
-    """Whether what the set holds is what it shows: all metadata inline, and no chunk manifests in it."""
+    """Whether all metadata are inline and none refer to chunk manifests: then the references are what readers see."""
     for key, value in refs.side.items():
         if not zarrmeta.is_metadata(key):
             continue
@@ -226,12 +226,12 @@ def _is_plain(refs: ReferenceSet) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Files that differ from another one in the bytes of their chunks alone: they refer to the same places. No I/O here.
+# Files that differ from another one only in the bytes of their chunks: their references are the same. No I/O here.
 #
-# Where chunks are as long in each file of a writer, all else in them is equal, byte by byte, and says the same. So a
-# file is compared with the last one of its size, but for the ranges that this one refers to: that takes microseconds,
-# where looking at what it says takes a millisecond. No such range may have a say in what is found: of a file with
-# other bytes there the same has to be found, before this is taken for true.
+# Files of one writer whose chunks have the same lengths often have the same headers and indexes, byte by byte. So a
+# file is compared with the last one of its size, without the ranges of its chunks: that takes microseconds, where
+# parsing takes a millisecond. Before a template is used, a file with other bytes in these ranges is parsed: the
+# references must be the same, or the parser reads something there that is no chunk.
 
 
 T = TypeVar("T")
@@ -298,7 +298,7 @@ class FirstBytes:
 
 
 class FileTemplate(NamedTuple):
-    """A file that was looked at: its first bytes, which of them say something, and what it refers to.
+    """A file that was parsed: its first bytes, which of them are outside of chunks, and its references.
 
     ``values`` are where the bytes of coordinates lie that are inline, by key: offset and end. A template that is
     ``whole`` shows all coordinates so.
@@ -356,17 +356,17 @@ class FileTemplate(NamedTuple):
         return self._replace(refs=refs, values=values, whole=True)
 
     def fits(self, first: FirstBytes) -> bool:
-        """Whether a file says the same."""
+        """Whether a file has the same bytes outside of chunks."""
         data = np.frombuffer(first.data, np.uint8)
         return len(data) == len(self.data) and not ((data ^ self.data) * self.says).any()
 
     def flipped(self, first: FirstBytes, bits: int) -> FirstBytes:
-        """Return the first bytes of a file with other ones wherever they say nothing."""
+        """Return the first bytes of a file, with ``bits`` flipped in those of chunks."""
         data = np.frombuffer(first.data, np.uint8) ^ (~self.says * np.uint8(bits))
         return first.with_data(data.tobytes())
 
     def at(self, first: FirstBytes) -> ReferenceSet:
-        """Return what a file refers to that says the same."""
+        """Return the references of a file that `fits`."""
         members = {key: first.data[start:stop] for key, (start, stop) in self.values.items()}
         side = {**self.refs.side, **members} if members else self.refs.side
         return ReferenceSet(Texts.of([first.url]), self.refs.tables, side)

@@ -126,7 +126,7 @@ def append(
 
 @contextmanager
 def _conflicts_told(url: str) -> Iterator[None]:
-    """Say of a conflict what helps here, where nothing is kept that could be committed."""
+    """Raise a ConflictError that says to append again: nothing is left to be committed."""
     try:
         yield
     except ConflictError as e:
@@ -448,4 +448,4 @@ def _values_of(document: ConcatDocument, first: Named) -> npt.NDArray[Any] | Non
 
 
 def _ignore(count: int) -> None:
-    """Take no notice of how many sets were opened."""
+    """Do nothing: the number of opened sets is not shown."""

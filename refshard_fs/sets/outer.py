@@ -1,8 +1,8 @@
-"""Sets that do not have all that others have: what is missing in one is chunks that do not exist. No I/O here.
+"""Sets that lack arrays or coordinate values of others: what one lacks are chunks that do not exist. No I/O here.
 
 `completed` gives every set all arrays and the union of the coordinates along other dimensions; `filled` puts sets of
 nothing where values of a regular coordinate are missing. Readers show the fill value there, so an array needs one that
-means that values are missing: zeros would be wrong without a word.
+means that values are missing: zeros would be taken for data.
 """
 
 from __future__ import annotations

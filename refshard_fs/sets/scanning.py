@@ -72,7 +72,7 @@ def _unpickled(refs: bytes, facts: Facts | None, adopted: str) -> Scanned:
 
 
 class Unchanged:
-    """A source is of the version that is known: it was not looked at."""
+    """A source still has the version that is known, so that it was not read."""
 
 
 # What is to be called with each result. None: the source is to be opened by itself.
@@ -138,7 +138,7 @@ class _Scanner(Engines):
                 found(number, result)
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         await self.engine().close()
         self._drop_engines()
 
@@ -309,7 +309,7 @@ class ScansFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 

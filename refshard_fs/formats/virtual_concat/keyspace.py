@@ -163,8 +163,7 @@ class ConcatKeySpace(KeySpace):
         self._fits: dict[
             tuple[int, str], _Fit
         ] = {}  # by part and array, those that were compared with the first part's
-        # By array: length, documents and units of the last part whose chunks are such. Others that say the same fit,
-        # too.
+        # By array: length, documents and units of the last part that needs no recoding. Parts with the same need none.
         self._plain: dict[str, tuple[Any, ...]] = {}
 
     def register_arrays(self) -> Steps[None]:
