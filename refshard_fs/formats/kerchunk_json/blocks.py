@@ -1,6 +1,6 @@
 """A JSON reference set read piece by piece: never one object in memory, whatever its size. No I/O here.
 
-The text is cut into blocks between two members. Compact blocks become columns at once (`json_fast`); all others go
+The text is cut into blocks between two members. Compact blocks become columns at once (`json_scan`); all others go
 through a JSON reader, one by one. A cut may be a false one, within a text or a nested value: then the block does not
 end there as JSON, and is read again with what follows it. So nothing is taken that is not certain.
 """
@@ -28,7 +28,7 @@ _CUT = re.compile(rb'[\]"}]\s*,\s*"')
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _REFS_MEMBER = re.compile(rb'"refs"[ \t\r\n]*:[ \t\r\n]*\{')
 _SPECIAL: Final = [name.encode() for name in SPECIAL]
-_COMPACT = re.compile(rb'"[^"\\]*": ?(?:\["[^"]*"[],]|")')
+_COMPACT = re.compile(rb'"(?:[^"\\]|\\.)*": ?(?:\["[^"]*"[],]|")')
 _REFS = re.compile(rb',[ \t\r\n]*(?="refs"[ \t\r\n]*:[ \t\r\n]*\{)')
 _LAX = json.JSONDecoder(strict=False)
 
