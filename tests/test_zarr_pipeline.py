@@ -492,7 +492,7 @@ def test_a_selection_that_ends_in_the_middle_leaves_no_task_and_no_byte(
             while asyncio.all_tasks() - before or requests.active:  # noqa: ASYNC110  # nothing tells of the last turn
                 await asyncio.sleep(0.001)
         assert requests.used == 0
-        assert not session.selections.lacks(4 * 256, 4 * 256)
+        assert session.selections._used() == 0
         http_server.heal()
         assert (np.asarray(await array.getitem(slice(None))) == values).all()
 
