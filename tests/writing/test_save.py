@@ -251,7 +251,7 @@ def test_the_name_says_what_a_set_is_written_as(tmp_path: Path, target: str, nam
     fs.save(str(tmp_path / name))
     again = RefShardFileSystem(str(tmp_path / name))
     assert again.resolve("a/1")[1:] == (1, 3)
-    assert again._session.format == format
+    assert again._session.open().format == format
     if name.startswith("refs.json."):
         assert (tmp_path / name).read_bytes()[:1] != b"{"
 
