@@ -271,10 +271,44 @@ def length_along(part: Named, dim: str) -> int:
 
 @overload
 def concat(
-    sets: str | Sequence[Any], dim: str | None = None, *, lazy: Literal[False] = False, **arguments: Any
+    sets: str | Sequence[Any],
+    dim: str | None = None,
+    *,
+    dims: Sequence[str | None] | None = None,
+    same: Iterable[str] = (),
+    lazy: Literal[False] = False,
+    sort: bool = False,
+    overlap: Overlap = "error",
+    join: Join = "exact",
+    freq: str | float | None = None,
+    grid: Literal["regular", "rectilinear"] = "regular",
+    subchunks: Mapping[str, int] | None = None,
+    on_error: OnError = "raise",
+    executor: Executor | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
 ) -> MadeSet: ...
 @overload
-def concat(sets: str | Sequence[Any], dim: str | None = None, *, lazy: Literal[True], **arguments: Any) -> LazySet: ...
+def concat(
+    sets: str | Sequence[Any],
+    dim: str | None = None,
+    *,
+    dims: Sequence[str | None] | None = None,
+    same: Iterable[str] = (),
+    lazy: Literal[True],
+    sort: bool = False,
+    overlap: Overlap = "error",
+    join: Join = "exact",
+    freq: str | float | None = None,
+    chunks: Mapping[str, int] | None = None,
+    subchunks: Mapping[str, int] | None = None,
+    on_error: OnError = "raise",
+    executor: Executor | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
+) -> LazySet: ...
 def concat(
     sets: str | Sequence[Any],
     dim: str | None = None,
