@@ -130,4 +130,4 @@ def test_what_is_public_is_opened_as_its_protocol_says() -> None:
 
 def test_an_expired_signature_is_said_to_be_one() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
-    assert "signed for a time that is over" in said(answer._status(403, {}, text), "https://h/x")
+    assert "signed for a time that is over" in said(answer._failure(403, {}, text), "https://h/x")

@@ -84,7 +84,7 @@ def _check(known: object) -> None:
     if layout is None or not layout.grid.size:
         return
     for number in {0, layout.grid.size - 1}:
-        cuts = [cut.shard(coord) for cut, coord in zip(layout.cuts, layout.grid.coords(number), strict=True)]
-        for step in layout.steps([place for _, place, _ in cuts], [length for _, _, length in cuts]):
-            assert step.slot >= 0
-            assert step.level.length <= MAX_INDEX + 4
+        _, lengths, place = layout.split(layout.grid.coords(number))
+        for level, slot in zip(layout.levels(lengths), layout.slots(place, lengths), strict=True):
+            assert slot >= 0
+            assert level.length <= MAX_INDEX + 4
