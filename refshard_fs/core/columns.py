@@ -238,7 +238,8 @@ class Texts(Sequence[str | None]):
         texts = list(texts)
         given = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text or b"" for text in texts]
         ends = np.cumsum(np.fromiter(map(len, given), np.uint64, len(given)), dtype=np.uint64)
-        ends[[i for i, text in enumerate(texts) if text is None]] |= _NONE
+        if None in texts:
+            ends[[i for i, text in enumerate(texts) if text is None]] |= _NONE
         return cls(np.frombuffer(b"".join(given), np.uint8), ends)
 
     @classmethod

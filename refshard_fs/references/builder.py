@@ -89,7 +89,7 @@ class ReferenceBuilder:
 
     def expand(self, expand: Callable[[str], str]) -> None:
         """Expand the URLs of all members so far that have ``{{`` in them, once each; ManifestError names the key."""
-        if not any(url is not None and b"{{" in url for url in self._urls):
+        if b"{{" not in b"\0".join(filter(None, self._urls)):  # of a million URLs, the usual case
             return
         known: Urls = {}
         became = []

@@ -156,5 +156,8 @@ def _numbers_of(urls: Urls, text: bytes, starts: Positions, stops: Positions) ->
     """Return the numbers of URLs, each of which a NUL follows. Mostly many in a row are the same."""
     firsts = runs(text, starts, stops)
     spelled = join_pieces(text, starts[firsts], stops[firsts] + 1).split(b"\0")[:-1]
-    found = [urls.setdefault(url, len(urls)) for url in spelled]
-    return np.array(found, np.uint32).repeat(np.diff(firsts, append=len(starts)))
+    fresh = [url for url in dict.fromkeys(spelled) if url not in urls]
+    urls.update(zip(fresh, range(len(urls), len(urls) + len(fresh)), strict=True))
+    return np.fromiter(map(urls.__getitem__, spelled), np.uint32, len(spelled)).repeat(
+        np.diff(firsts, append=len(starts))
+    )
