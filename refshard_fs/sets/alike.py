@@ -6,6 +6,7 @@ An archive is thousands of files of one writer, or of sets that were made of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -15,7 +16,6 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps, driven
 from refshard_fs.errors import RefShardError
@@ -96,16 +96,16 @@ def members_of(document: bytes | Mapping[str, Any]) -> Members | None:
 class _Array(NamedTuple):
     """The chunks of one array: their numbers, ascending, and the places of their references among all of the set."""
 
-    grid: ChunkGrid
+    table: ChunkTable
     numbers: UInt64s
-    places: npt.NDArray[np.int64]
+    places: Any  # a slice, which takes no copy, where they follow one another; else an array
 
 
 class DocumentTemplate(msgspec.Struct, frozen=True):
     """What sets that are spelled alike have in common."""
 
     keys: list[str]
-    ranges: list[int]  # places of references among the members
+    ranges: list[bool]  # which members are references
     arrays: Mapping[str, _Array]
     others: list[tuple[int, str, Value | None]]  # place, key, and the value if all sets must have the same
 
@@ -115,7 +115,8 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         if len(refs) != len(members.values):
             return None
         found: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # by array: number and place
-        ranges: list[int] = []
+        count = 0
+        ranges = [False] * len(members.values)
         others: list[tuple[int, str, Value | None]] = []
         grids = refs.grids
         for number, (key, value) in enumerate(members.values.items()):
@@ -123,8 +124,9 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
                 at = place(grids, key)
                 if at is None:
                     return None
-                found[at.array].append((at.number, len(ranges)))
-                ranges.append(number)
+                found[at.array].append((at.number, count))
+                ranges[number] = True
+                count += 1
             elif key in refs.side:
                 others.append((number, key, value if key.endswith(METADATA) else None))
             else:
@@ -132,7 +134,10 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         arrays = {}
         for path, chunks in found.items():
             columns = np.array(sorted(chunks), np.int64).reshape(-1, 2)
-            arrays[path] = _Array(refs.tables[path].grid, columns[:, 0].astype(np.uint64), columns[:, 1])
+            numbers, places = columns[:, 0].astype(np.uint64), columns[:, 1]
+            follow = len(places) > 0 and bool((np.diff(places) == 1).all())
+            chosen = slice(int(places[0]), int(places[-1]) + 1) if follow else places
+            arrays[path] = _Array(refs.tables[path], numbers, chosen)
         return cls(list(members.values), ranges, arrays, others)
 
     def read(self, members: Members) -> ReferenceSet | None:
@@ -146,7 +151,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
             if isinstance(value, _Range) or (expected is not None and value != expected):
                 return None
             side[key] = value
-        rows = [values[number] for number in self.ranges]
+        rows = list(compress(values, self.ranges))
         try:
             urls = [row.url for row in rows]
             codes = {url: code for code, url in enumerate(dict.fromkeys(urls))}
@@ -161,11 +166,13 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         if len(codes) > 1:
             targets[:] = list(map(codes.__getitem__, urls))
         ranges = Ranges(targets, offsets.view(np.uint64), lengths.view(np.uint64))
-        tables = {}
-        for path, (grid, numbers, places) in self.arrays.items():
+        tables = {path: table for path, (table, _, _) in self.arrays.items()}
+        for path, (table, numbers, places) in self.arrays.items():
             own = ranges.take(places)
-            is_dense = len(numbers) == grid.size
-            tables[path] = ChunkTable(grid, own) if is_dense else ChunkTable.from_parts(grid, [Part(numbers, own)])
+            if len(numbers) == table.grid.size:
+                tables[path] = ChunkTable(table.grid, own)
+            elif len(numbers):  # an array without references stays as it is
+                tables[path] = ChunkTable.from_parts(table.grid, [Part(numbers, own)])
         return ReferenceSet(texts, tables, side)
 
 
