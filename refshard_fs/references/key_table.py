@@ -127,6 +127,9 @@ class KeyTable(Mapping[str, Value]):
         sound = all(len(column) == count for column in (*self.ranges, self.index))
         sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else 0) + len(PAD)
         sound = sound and bool((ends[1:] > ends[:-1]).all())
+        # Keys are told apart by the NULs behind them: none may have another one.
+        others = np.count_nonzero(np.frombuffer(self.spelled, np.uint8))
+        sound = sound and len(self.spelled) - others == count + len(PAD)
         if not sound or ((text.offsets > size) | (text.lengths > size - text.offsets)).any():
             raise ValueError("the columns of a key table do not fit one another")
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:

@@ -195,3 +195,11 @@ def test_a_large_set_keeps_no_object_for_each_member(kind: str) -> None:
     blocks = sum(statistic.count for statistic in kept.statistics("filename"))
     assert len(found) == len(refs)
     assert blocks < (3 * count if kind == "arrays" else count // 10)
+
+
+def test_a_damaged_table_whose_keys_have_nuls_of_their_own_is_refused() -> None:
+    table = KeyTable.of_mapping({"a/0": "x", "a/1": "y"})
+    table.check()
+    table.spelled = bytes(table.spelled).replace(b"a/0", b"a\0000")
+    with pytest.raises(ValueError, match="do not fit one another"):
+        table.check()
