@@ -9,12 +9,10 @@ import contextlib
 import inspect
 import itertools
 import os
-import pickle
 import threading
 import uuid
 import warnings
 import weakref
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -40,7 +38,8 @@ class OverlayCopy(msgspec.Struct, frozen=True):
     id: str
     number: int
     commits: int
-    data: bytes  # removed prefixes and changes, pickled and compressed
+    prefixes: tuple[str, ...]  # that were removed
+    changes: tuple[tuple[str, Edit], ...]
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this
         return f"<overlay {self.id}>"
@@ -237,8 +236,8 @@ class Overlay:
         known = self._copy
         if known is None or (known.number, known.commits) != (self.edits.number, self.commits):
             edits = self.edits.loaded()
-            data = zlib.compress(pickle.dumps((list(edits.prefixes()), edits.changes())), 1)
-            known = self._copy = OverlayCopy(self.id, edits.number, self.commits, data)
+            prefixes, changes = tuple(edits.prefixes()), tuple(edits.changes().items())
+            known = self._copy = OverlayCopy(self.id, edits.number, self.commits, prefixes, changes)
         return known
 
     def become(self, given: OverlayCopy) -> None:
@@ -248,7 +247,7 @@ class Overlay:
             return
         with self._changing():
             edits = Edits()
-            edits.add(*pickle.loads(zlib.decompress(given.data)))  # noqa: S301  # which came out of a pickle itself
+            edits.add(given.prefixes, dict(given.changes))
             edits.number = max(given.number, edits.number)
             if worker is None:
                 self.worker = Worker(given.number, given.commits)
