@@ -204,12 +204,15 @@ class Engine(Lookups):
                 future.set_result(data)
 
     async def _window(self, entry: Entry, start: int | None, end: int | None) -> Entry:
+        """Return bytes ``[start:end]`` of ``entry``; the server is asked how many it has, if that is needed."""
         try:
             return entry.window(start, end)
         except ValueError:
             if not isinstance(entry, Span):
                 raise
-            facts = await self.need(Stat(entry.url, origin=entry.origin))
-            if facts is None or facts.size is None:
-                raise FileNotFoundError(entry.url) from None
-            return entry.resized(facts.size).window(start, end)
+        facts = await self.need(Stat(entry.url, origin=entry.origin))
+        if facts is None:
+            raise FileNotFoundError(entry.url)
+        if facts.size is None:  # the server does not tell
+            return Inline(await self._bytes(entry)).window(start, end)
+        return entry.resized(facts.size).window(start, end)

@@ -361,10 +361,10 @@ class Fetcher:
         """Tell those who wait for ``block``; or ask again, if it may be the fault of what they do not want."""
         readers = [reader for reader, _, _ in block.readers]
         is_merged = {(start, stop) for _, start, stop in block.readers} != {(block.span.start, block.span.stop)}
-        is_tentative = block.shared and not block.span.exact
+        is_more_than_wanted = block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
         block.readers, block.expected = [], {}
         self._forget(block)
-        if (isinstance(error, Unfit) and is_merged) or is_tentative:
+        if is_more_than_wanted:
             self._ask_again(readers)
             return
         for reader in readers:

@@ -15,6 +15,7 @@ import pytest
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.reading import selection
 from refshard_fs.reading.dispatch import Share, SharedMemory
+from refshard_fs.reading.selection import Together
 from tests.servers.http import RangeServer
 
 CHUNK, CHUNKS = 1000, 64
@@ -188,6 +189,31 @@ def test_who_is_cancelled_again_while_threads_end_writes_no_more_and_holds_nothi
 
     asyncio.run(run())
     assert late == []
+
+
+def test_selections_that_are_cancelled_again_leave_no_other_waiting_for_memory() -> None:
+    memory: SharedMemory = SharedMemory(MEMORY)
+
+    async def run(chance: random.Random) -> None:
+        together = Together()
+
+        async def read(size: int) -> None:
+            async with together.room(memory, size):
+                await asyncio.sleep(chance.choice([0, 0.001]))
+
+        tasks = [asyncio.ensure_future(read(chance.randint(1, MEMORY))) for _ in range(20)]
+        cancelled = chance.sample(tasks, 10)
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                for task in cancelled:
+                    task.cancel()
+                    await asyncio.sleep(0)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [error for task, error in zip(tasks, found, strict=True) if task not in cancelled]
+        assert errors == [None] * 10
+
+    for seed in range(20):
+        asyncio.run(run(random.Random(seed)))
 
 
 class Cycle:

@@ -393,6 +393,34 @@ def test_a_file_that_is_replaced_never_mixes_with_the_old_one(
     assert outcome == "TargetChanged"
 
 
+@pytest.mark.parametrize("kind", ["missing_content_range", "wrong_content_range", "short_body", "long_body", "hang_up"])
+def test_the_end_of_an_object_of_unknown_length_is_an_error_where_it_is_another_range(
+    http_server: RangeServer, url: str, kind: Any
+) -> None:
+    http_server.fault(kind)
+
+    async def read() -> bytes:
+        fs = RefShardFileSystem({"k": [url]}, asynchronous=True, retries=0, skip_instance_cache=True)
+        async with asyncio.timeout(20):
+            return bytes(await fs._cat_file("k", 8))
+
+    with pytest.raises(ReferenceNotReachable):
+        asyncio.run(read())
+
+
+@pytest.mark.parametrize("window", [(8, -8), (-80, -8)])
+def test_a_window_of_a_chunk_whose_size_no_server_tells(http_server: RangeServer, window: Any) -> None:
+    """A key of a hierarchy exists whether or not its size is known."""
+    for name, text in references("").items():
+        if isinstance(text, str):
+            http_server.put(f"/set/{name}", text.encode())
+    http_server.put("/set/a/0", DATA[:SIZE])
+    fs = RefShardFileSystem(f"{http_server.url}/set", retries=0, skip_instance_cache=True)
+    http_server.fault(405, method="HEAD")
+    http_server.fault("unknown_total")
+    assert fs.cat_file("a/0", *window) == DATA[:SIZE][slice(*window)]
+
+
 def test_after_a_replacement_a_new_start_reads_the_new_file(http_server: RangeServer, url: str) -> None:
     fs = open_(url)
     _cat(fs)
