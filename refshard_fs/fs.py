@@ -558,6 +558,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         found = await files.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
         return found if kwargs.get("detail", False) else list(found)
 
+    async def _du(
+        self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
+    ) -> Any:
+        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {name: info["size"] for name, info in found.items()}
+        sizes |= {name: (await self._info(name))["size"] for name, size in sizes.items() if size is None}
+        return sum(sizes.values()) if total else sizes
+
     async def _type_of(self, path: str) -> str | None:
         """Return the type that `info` tells; None if there is no ``path``. Other errors are raised."""
         try:

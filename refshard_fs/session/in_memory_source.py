@@ -157,7 +157,8 @@ def digest_of(refs: ReferenceSet) -> str:
     columns += [column for text in texts for column in (text.data, text.ends)]
     columns += [] if pins is None else [pins.sizes]
     columns += [column for table in tables.values() for column in (*table.ranges, table.numbers) if column is not None]
-    state = hashlib.sha256(repr([(path, table.grid) for path, table in tables.items()]).encode())
+    grids, lengths = [(path, table.grid) for path, table in tables.items()], list(map(len, columns))
+    state = hashlib.sha256(repr((grids, lengths)).encode())
     try:
         state.update(msgspec.msgpack.encode(keys.objects))
     except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell

@@ -13,6 +13,7 @@ import threading
 import uuid
 import warnings
 import weakref
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -33,18 +34,41 @@ if TYPE_CHECKING:
 
 
 class OverlayCopy(msgspec.Struct, frozen=True):
-    """The overlay ``id`` after ``number`` changes and ``commits`` commits, as it is sent to another process."""
+    """The overlay ``id`` after ``number`` changes and ``commits`` commits, as it is sent to another process.
+
+    Its edits are packed once: dask pickles a filesystem several times for each graph.
+    """
 
     id: str
     number: int
     commits: int
-    prefixes: tuple[str, ...]  # that were removed
-    changes: tuple[tuple[str, Edit], ...]
+    packed: bytes
+
+    @classmethod
+    def of(cls, overlay: Overlay) -> OverlayCopy:
+        edits = overlay.edits.loaded()
+        changes = [(key, _portable(edit)) for key, edit in edits.changes().items()]
+        packed = zlib.compress(msgspec.msgpack.encode((list(edits.prefixes()), changes)), 1)
+        return cls(overlay.id, edits.number, overlay.commits, packed)
+
+    def edits(self) -> Edits:
+        prefixes, changes = msgspec.msgpack.decode(zlib.decompress(self.packed), type=_Packed)
+        edits = Edits()
+        edits.add(prefixes, {key: Inline(it) if isinstance(it, bytes) else it or REMOVED for key, it in changes})
+        return edits
 
     def __repr__(self) -> str:  # fsspec tells instances apart by this
         return f"<overlay {self.id}>"
 
     __str__ = __repr__
+
+
+# What `OverlayCopy.packed` has: prefixes that were removed, and edits by key; None for a key that was removed.
+_Packed = tuple[list[str], list[tuple[str, bytes | Span | None]]]
+
+
+def _portable(edit: Edit) -> Any:
+    return None if edit is REMOVED else edit.data if isinstance(edit, Inline) else edit
 
 
 class Worker:
@@ -195,12 +219,12 @@ class Overlay:
         """Have ``session`` open the source again whenever that changes."""
         self._sessions.add(session)
 
-    def reopen(self, but: Collection[str] = ()) -> None:
-        """Open the source again, and keep the edits.
+    def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
+        """Open the source again, and keep the edits; with ``below``, only objects below that URL have changed.
 
         A commit still compares the objects that it replaces with the versions that were read before, ``but`` for some.
         """
-        with self._changing():
+        with self._changing(below):
             self._remember_versions(self.edits, but)
             if self._edited_base is None and len(self.edits):
                 self._edited_base = self.base
@@ -220,13 +244,13 @@ class Overlay:
         self._versions = {url: facts for url in urls if url not in but and (facts := self.seen(url)) is not None}
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, below: str | None = None) -> Iterator[None]:
         """Replace the edits, and perhaps the base; afterwards all sessions open the source anew."""
         with self._guard:
             yield
             self.openings += 1
         for session in list(self._sessions):
-            session.forget()
+            session.forget(below)
 
     # ------------------------------------------------------------------ other processes
 
@@ -235,9 +259,7 @@ class Overlay:
         self.is_shared = True
         known = self._copy
         if known is None or (known.number, known.commits) != (self.edits.number, self.commits):
-            edits = self.edits.loaded()
-            prefixes, changes = tuple(edits.prefixes()), tuple(edits.changes().items())
-            known = self._copy = OverlayCopy(self.id, edits.number, self.commits, prefixes, changes)
+            known = self._copy = OverlayCopy.of(self)
         return known
 
     def become(self, given: OverlayCopy) -> None:
@@ -246,8 +268,7 @@ class Overlay:
         if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
             return
         with self._changing():
-            edits = Edits()
-            edits.add(given.prefixes, dict(given.changes))
+            edits = given.edits()
             edits.number = max(given.number, edits.number)
             if worker is None:
                 self.worker = Worker(given.number, given.commits)
@@ -313,6 +334,7 @@ class Overlay:
         """Replace the edits; return, and forget, the URLs of objects that none of them refers to."""
         edits.number = self.edits.number  # numbers are never used again: other processes know them
         self.edits = edits
+        self._copy = None
         self._uncommitted[0] = len(edits)
         if not len(edits):
             self.spool.clear()

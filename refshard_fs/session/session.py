@@ -239,8 +239,8 @@ class Session(Engines):
         self._opening = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
-        # Metadata of arrays that selections were made of, by path and number of the last edit.
-        self._arrays: dict[tuple[str, int], ArrayMeta] = {}
+        # Metadata of arrays that selections were made of, by path, and the number of the last edit by then.
+        self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
         self._forgotten = 0  # how often the opened source was forgotten
         if options.overlay is not None:
             options.overlay.join(self)
@@ -428,7 +428,7 @@ class Session(Engines):
         below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
         self._forget_indexes(below)
         if self.options.overlay is not None:
-            self.options.overlay.reopen()  # which has every session that shares it forget
+            self.options.overlay.reopen(below=below)  # which has every session that shares it forget
         else:
             self.forget(below)
 
@@ -635,8 +635,9 @@ class Session(Engines):
         FileNotFoundError if there is no such array, ValueError if its chunks form no regular grid, IndexError if the
         selection does not fit.
         """
-        at = array, 0 if self.options.overlay is None else self.options.overlay.edits.number
-        meta = self._arrays.get(at)
+        number = 0 if self.options.overlay is None else self.options.overlay.edits.number
+        known = self._arrays.get(array)
+        meta = known[1] if known is not None and known[0] == number else None
         for name in zarrmeta.ARRAY_DOCUMENTS:
             if meta is None:
                 with contextlib.suppress(FileNotFoundError):
@@ -644,11 +645,11 @@ class Session(Engines):
                     meta = zarrmeta.array_meta(zarrmeta.loads(data), join(array, name))
         if meta is None:
             raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' shows those that there are")
-        self._arrays[at] = meta
+        self._arrays[array] = number, meta
         if meta.chunks is None or meta.grid is None:
             raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
         numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
-        return [join(array, meta.grid.tail(number)) for number in numbers.tolist()]
+        return [join(array, meta.grid.tail(n)) for n in numbers.tolist()]
 
 
 def forget_indexes(urls: Collection[str]) -> None:

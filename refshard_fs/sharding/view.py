@@ -155,7 +155,11 @@ class ShardView(ArrayView[ArrayInfo]):
                 found.append(self.single_lookup(number, key))
                 continue
             shard, lengths, place = layout.split(coords)
-            slots = layout.slots(place, lengths)
+            try:
+                slots = layout.slots(place, lengths)
+            except Exception:  # noqa: BLE001  # of a third party's `Level`: an error of this key alone
+                found.append(self.single_lookup(number, key))
+                continue
             within = slots[:-1]  # of which shard in the shard
             shards.setdefault((path, shard, lengths, within), []).append((number, slots))
         for (path, shard, lengths, _), wanted in shards.items():

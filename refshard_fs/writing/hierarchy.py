@@ -173,11 +173,16 @@ class HierarchyCommit:
         written_versions.put(self._objects.url_of(name), fetched.facts, 1)
         return True
 
-    def _unread(self, name: str) -> Facts | None:
+    def _unread(self, name: str) -> Condition:
         """Return the version to replace of an object that is not read for it; None where any will do."""
         url = self._objects.url_of(name)
-        seen, own = self._overlay.seen(url), written_versions.get(url)
-        return seen if seen is None or own is None or is_version(seen, own) else None
+        seen = self._overlay.seen(url)
+        own = written_versions.get(url, seen)
+        if seen is None or (own is not None and is_version(seen, own)):
+            return seen
+        found = self._objects.facts(name)
+        self._compare(name, found)  # either of the two may be there
+        return ABSENT if found is None else found
 
     # ------------------------------------------------------------------ putting and removing
 

@@ -90,3 +90,10 @@ def test_chunks_are_written_into_shards_of_another_package(installed: Path, tmp_
     )
     run(program + "\nfs.pipe_file('1', b'efgh')\nfs.commit()", installed, of=array)
     assert (array / "0").read_bytes() == b"\4\4abcdefgh"
+
+
+def test_an_index_of_another_package_that_fails_is_the_error_of_its_keys_alone(installed: Path, tmp_path: Path) -> None:
+    array = sharded(tmp_path)
+    broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
+    show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
+    assert run(broken + OPEN + show, installed, of=array).startswith("<class 'bytes'> <class 'refshard_fs.errors.")

@@ -157,6 +157,12 @@ def test_walk_glob_and_du(fs: RefShardFileSystem) -> None:
     assert fs.du("whole", total=False) == {"whole": 200}
 
 
+def test_du_asks_for_no_size_that_a_listing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = RefShardFileSystem({"a/0": ["memory://b", 0, 5], "a/1": "inline"})
+    monkeypatch.setattr(fs, "_info", None)
+    assert fs.du("") == 11
+
+
 def test_files_are_read_through_the_engine(fs: RefShardFileSystem) -> None:
     with fs.open("whole", "rb") as f:
         assert f.size == 200

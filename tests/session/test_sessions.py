@@ -125,14 +125,15 @@ def test_what_one_filesystem_forgets_others_still_know(source: str, http_server:
     assert gets(http_server, "/other/refs.json") == before + 1  # its first bytes, with which its version comes
 
 
-def test_one_array_of_a_hierarchy_is_forgotten_alone(http_server: RangeServer) -> None:
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_one_array_of_a_hierarchy_is_forgotten_alone(mode: str, http_server: RangeServer) -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C"}
     array = json.dumps(meta | {"fill_value": 0, "filters": None, "compressor": None}).encode()
     files = {".zgroup": b'{"zarr_format": 2}'}
     files |= {f"{name}/{key}": value for name in "ab" for key, value in ((".zarray", array), ("0", b"1"))}
     for name, value in files.items():
         url = http_server.put(f"/store/{name}", value)
-    fs = opened(url.rpartition("/store/")[0] + "/store", format="zarr-hierarchy")
+    fs = opened(url.rpartition("/store/")[0] + "/store", format="zarr-hierarchy", mode=mode)
     assert fs.cat(["a/0", "b/0"]) == {"a/0": b"1", "b/0": b"1"}
     for name in "ab":
         http_server.put(f"/store/{name}/0", b"23")

@@ -217,3 +217,32 @@ def test_a_reader_is_told_that_a_shard_was_replaced_and_starts_over(opened: Open
     writer.commit()
     reader.invalidate_cache()
     assert reader.cat_file("a/0") == chunk(2)
+
+
+def test_a_chunk_that_this_process_and_then_another_replaced_is_not_written_over(opened: Open) -> None:
+    first, second = opened(), opened()
+    first.pipe_file("plain/0", chunk(1))
+    first.commit()
+    assert second.cat_file("plain/0") == chunk(1)
+    first.pipe_file("plain/0", chunk(2))
+    first.commit()
+    url = first._session.options.source
+    assert isinstance(url, str)
+    Objects(url, first._session.given(url)).put("plain/0", [chunk(3) * 2])
+    second.pipe_file("plain/0", chunk(4))
+    with pytest.raises(ConflictError):
+        second.commit()
+    second.discard()
+    assert second.cat_file("plain/0") == chunk(3) * 2
+
+
+def test_a_chunk_that_this_process_removed_is_no_conflict_for_its_other_writers(opened: Open) -> None:
+    first, second = opened(), opened()
+    first.pipe_file("plain/0", chunk(1))
+    first.commit()
+    assert second.cat_file("plain/0") == chunk(1)
+    first.rm_file("plain/0")
+    first.commit()
+    second.pipe_file("plain/0", chunk(4))
+    second.commit()
+    assert opened("r").cat_file("plain/0") == chunk(4)

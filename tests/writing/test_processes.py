@@ -72,6 +72,15 @@ def test_workers_see_what_was_not_committed_and_their_writes_are_committed(
     assert sorted(file.read_bytes() for file in left) == [b"again" * 9, b"x" * 50]
 
 
+def test_uncommitted_edits_are_packed_once_for_all_processes(fs: RefShardFileSystem) -> None:
+    for number in range(1000):
+        fs.refer(f"a/c/{number}", "s3://bucket/of/a/long/name.nc", number * 100, 100)
+    overlay = fs._session.edited()
+    assert overlay.copy() is overlay.copy()
+    assert len(pickle.dumps(fs)) < 30_000
+    fs.discard()
+
+
 def test_two_workers_that_wrote_one_key_differently_are_a_conflict_that_names_it(fs: RefShardFileSystem) -> None:
     elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
     elsewhere(fs, "fs.pipe_file('a/c/1', b'y' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
