@@ -96,7 +96,10 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if kind == "morton_order":
         if doc.get("compressor") is not None or doc.get("filters"):
             return Unsharded(None, doc, "its slots are of one size, but its chunks are compressed")
-        level = MaskLevel(lengths, math.prod(meta.chunks) * _itemsize(meta.dtype), options.get("slots", "fortran"))
+        slot = math.prod(meta.chunks) * _itemsize(meta.dtype)
+        if slot * math.prod(lengths) >= zarrmeta.COUNTABLE:
+            raise ValueError(f"its slots of {slot} bytes would make a shard of more than 2**63 bytes")
+        level = MaskLevel(lengths, slot, options.get("slots", "fortran"))
     elif options.get("endian") == "big":
         level = OffsetsLevel(math.prod(lengths), big_endian=True, absent="no length")
     else:

@@ -266,15 +266,14 @@ class ShardView(ArrayView[ArrayInfo]):
             return None
         layout = self._layout(path)
         shards, others, directories = yield from self._shards_below(path, layout.grid)
-        sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}
-        levels = {lengths: layout.levels(lengths) for lengths in set(sizes.values()) if all(lengths)}
+        sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards if all(layout.chunks(shard))}
+        levels = {lengths: layout.levels(lengths) for lengths in set(sizes.values())}
         if any(len(some) > 1 for some in levels.values()):
             return None
         cells = {lengths: _cells(layout, lengths) for lengths in levels}
         found: list[ShardRows] = []
-        shards = [shard for shard in shards if sizes[shard] in levels]
-        for first in range(0, len(shards), _BATCH):
-            batch = shards[first : first + _BATCH]
+        for first in range(0, len(sizes), _BATCH):
+            batch = list(sizes)[first : first + _BATCH]
             steps = [self._table(path, layout.key(path, shard), levels[sizes[shard]][0]) for shard in batch]
             for shard, loaded in zip(batch, (yield from together(steps)), strict=True):
                 if loaded is not None:

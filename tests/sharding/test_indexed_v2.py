@@ -164,6 +164,7 @@ def test_arrays_written_by_the_prototype_itself(shared_data: Path, name: str) ->
         ({"shards": [2**40, 2**40]}, "would need an index of over"),
         ({"shards": "many"}, "2 positive integers"),
         ({"shard_format": "zip"}, "'zip'"),
+        ({"shard_format": "morton_order", "chunks": [2**40, 2**40]}, "more than 2**63 bytes"),
     ],
 )
 def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from refshard_fs import DamagedIndex, ReferenceNotReachable
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
 from refshard_fs.sharding.view import ShardView
+from refshard_fs.tools.survey import survey
 from tests.sharding.writers import ZLIB, array, chunks_of, indexed, opened, prototype_shards, sparse, write_prototype
 
 DATA = sparse((20, 3))
@@ -265,6 +267,11 @@ def test_an_array_at_the_root_is_found_by_its_chunks() -> None:
 
 
 # ---------------------------------------------------------------------- metadata
+
+
+def test_a_shard_far_outside_of_its_array_does_not_end_a_survey(folder: Path) -> None:
+    shutil.copy(folder / "a/1.0", folder / "a/99999999999999999999.0")
+    assert len(survey(opened(folder)).arrays["a"]) == len(opened(folder).ls("a")) - len([".zarray", ".zattrs"])
 
 
 def test_everything_else_passes_byte_for_byte(folder: Path) -> None:
