@@ -51,24 +51,22 @@ class Checked(msgspec.Struct, frozen=True):
 
 def checked(entry: Entry, checksum: str | None, where: str, key: str) -> Entry:
     """Return the entry of ``key``, to be checked when it is read; ManifestError where that cannot be."""
+    if checksum is None:
+        return entry
+    recipe = Checked(checksum)
     try:
-        return entry if checksum is None else _checked(entry, checksum)
+        name, digits = _parts(checksum)
+        if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
+            raise ValueError(f"its checksum {checksum!r} is of the wrong length")
+        match entry:
+            case Inline(data):
+                return Inline(recipe.make(data))
+            case Span():
+                return Packed(entry, recipe, entry.size)
+            case Packed():
+                raise ValueError("it is made from other bytes, and its checksum cannot be checked")
     except ValueError as e:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
-
-
-def _checked(entry: Entry, checksum: str) -> Entry:
-    recipe = Checked(checksum)
-    name, digits = _parts(checksum)
-    if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
-        raise ValueError(f"its checksum {checksum!r} is of the wrong length")
-    match entry:
-        case Inline(data):
-            return Inline(recipe.make(data))
-        case Span():
-            return Packed(entry, recipe, entry.size)
-        case Packed():
-            raise ValueError("it is made from other bytes, and its checksum cannot be checked")
 
 
 def _parts(checksum: str) -> tuple[str, str]:

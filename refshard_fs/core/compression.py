@@ -283,15 +283,12 @@ def _check(made: int | None, most: int, what: str) -> None:
 
 
 def _zstd_size(data: bytes) -> int | None:
-    """Return the size of the content that a frame's header tells (RFC 8878, 3.1.1.1), if it does."""
-    if data[:4] != b"\x28\xb5\x2f\xfd" or len(data) < 6:
-        raise ValueError("it is no frame of zstd")
-    descriptor = data[4]
-    single, kind = descriptor >> 5 & 1, descriptor >> 6
-    width = (single, 2, 4, 8)[kind]
-    at = 5 + (not single) + (0, 1, 2, 4)[descriptor & 3]
-    size = int.from_bytes(data[at : at + width], "little") + (256 if kind == 1 else 0)
-    return size if width else None
+    """Return the size of the content that a frame's header gives, if it does."""
+    try:
+        size: int | None = zstd().get_frame_info(data).decompressed_size
+    except zstd().ZstdError as e:
+        raise ValueError(f"it is no frame of zstd: {e}") from e
+    return size
 
 
 def _opened(name: str, data: bytes) -> bytes:

@@ -164,12 +164,12 @@ class Edits:
     def remove_below(self, prefix: str) -> None:
         """Remove ``prefix`` and all that lies below it (empty: everything)."""
         with self._lock:
-            for key in [key for key in self._changes if is_within(key, prefix)]:
-                self._forget(key)
-            for known in [known for known in self._prefixes if is_within(known, prefix)]:
-                del self._prefixes[known]
             self.number += 1
-            self._prefixes[prefix] = self.number
+            others = {known: n for known, n in self._prefixes.items() if not is_within(known, prefix)}
+            self._prefixes = {**others, prefix: self.number}  # first: readers must not find the source's keys meanwhile
+            for key in [key for key in self._changes if is_within(key, prefix)]:
+                self._count(key, self._changes.pop(key), -1)
+                del self._numbers[key]
 
     def add(self, prefixes: Iterable[str], changes: Mapping[str, Edit]) -> None:
         """Remove ``prefixes``, then let the keys of ``changes`` hold what these say."""
@@ -228,16 +228,12 @@ class Edits:
     # ------------------------------------------------------------------ the tree of what is there
 
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:
-        self._forget(key)
         self.number = max(self.number + 1, number)
+        before = self._changes.get(key)
         self._changes[key], self._numbers[key] = edit, number or self.number
         self._count(key, edit, 1)
-
-    def _forget(self, key: str) -> None:
-        edit = self._changes.pop(key, None)
-        if edit is not None:
-            del self._numbers[key]
-            self._count(key, edit, -1)
+        if before is not None:
+            self._count(key, before, -1)
 
     def _count(self, key: str, edit: Edit, by: int) -> None:
         path = key

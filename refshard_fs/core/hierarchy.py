@@ -8,19 +8,16 @@ listing, and reads are not concerned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import is_key, join
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import NotListable
 from refshard_fs.security.policy import locator
-
-OLD_RECORDS: Final = ".refshard"
 
 
 class Hierarchy(KeySpace):
@@ -48,10 +45,7 @@ class Hierarchy(KeySpace):
             names: Sequence[Listed] | None = yield Names(self.url_of(prefix))
             if names is None:
                 return None
-            # Before the first release, records of commits were kept there: they are no part of the arrays.
-            old = "" if prefix else OLD_RECORDS
-            shown = [listed for listed in names if listed.name != old and is_key(join(prefix, listed.name))]
-            return sorted(shown, key=lambda listed: listed.name)
+            return sorted((listed for listed in names if is_key(join(prefix, listed.name))), key=by_name)
         return _listing((yield from self.consolidated()), prefix, self.url)
 
     def is_directory(self, prefix: str) -> Steps[bool]:

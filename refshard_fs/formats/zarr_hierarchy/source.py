@@ -11,7 +11,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.hierarchy import OLD_RECORDS, Hierarchy
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps
@@ -103,7 +103,7 @@ def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
             for listed in names or ():
                 key = join(directory, listed.name)
                 if listed.is_directory:
-                    directories += [key] if key != OLD_RECORDS else []
+                    directories.append(key)
                 else:
                     found[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
                     tell(1)
