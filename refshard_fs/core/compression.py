@@ -1,7 +1,7 @@
-"""Compressed streams made plain, by the libraries of Python, and no further than they may be. No I/O here.
+"""Decompression within bounds, by Python's own libraries. No I/O here.
 
-`decompressed` is for formats that say how much there is, `Inflate` for documents that come in pieces. `check_chunk` is
-for chunks, whose metadata say it, and that other libraries decode.
+`decompressed` is for formats that say how many bytes there are, `Inflate` for documents that come in pieces.
+`check_chunk` is for chunks that another library will decode: their metadata says how large they may be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents
 
 
 def zstd() -> Any:
-    """Return the module: from 3.14 on it is in the library, before that in backports. Few sources need it."""
+    """Return the module: Python's own from 3.14 on, a backport before. Few sources need it."""
     return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
@@ -36,17 +36,18 @@ _PART: Final = 1 << 20  # bytes that are made at once; a large result is made in
 
 
 def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> bytes:
-    """Return what ``data`` stands for by ``stream``, a decompressor of zlib, bz2, lzma or zstd: ``most`` bytes at most.
+    """Return the bytes that ``stream``, a decompressor of zlib, bz2, lzma or zstd, makes of ``data``.
 
-    Raises ValueError where the data are damaged, hold more, or (unless it need not be marked) do not reach their end.
+    Raises ValueError where the data are damaged, make more than ``most`` bytes, or do not reach the end of the stream
+    (unless ``has_end`` is false).
     """
-    # Decompressors hold what they make twice while they join it: the parts are small, and one buffer grows.
+    # Decompressors hold what they make twice while they join it: so parts are small, and one buffer grows.
     out, part = io.BytesIO(), max(_PART, most >> 4)
     left = most + 1
     try:
         while left and not stream.eof:
             made = stream.decompress(data, min(left, part))
-            data = getattr(stream, "unconsumed_tail", b"")  # of zlib; others keep it
+            data = getattr(stream, "unconsumed_tail", b"")  # of zlib; the others keep it
             left -= out.write(made)
             if not made:
                 break
@@ -60,20 +61,17 @@ def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -
 
 
 # ----------------------------------------------------------------------------------------------------
-# Compressed documents made plain as they come, in pieces of bounded size. What with is told by their first bytes.
-#
-# gzip, bzip2, xz and zstd, of one or several streams in a row. What makes more bytes than any document of references
-# does is refused, before they are made.
+# Documents that may be compressed (gzip, bzip2, xz, zstd; one or several streams in a row), decompressed as they come.
 
 
-MAGIC: Final = 6  # bytes that tell what a document is compressed with
-PIECE: Final = 1 << 22  # bytes at a time, at most
-RATIO: Final = 500  # bytes that are made of one, on the average,
-SLICE: Final = 1 << 16  # bytes that are looked at together for that
-GRACE: Final = 64 << 20  # from so many on
+MAGIC: Final = 6  # bytes of a document that say how it is compressed
+PIECE: Final = 1 << 22  # bytes that are made at a time, at most
+RATIO: Final = 500  # bytes that one byte may make on average; references compress to a tenth or so.
+SLICE: Final = 1 << 16  # bytes that are decompressed before the ratio is looked at
+GRACE: Final = 64 << 20  # bytes that any document may make
 
 # What makes a decompressor for each stream, by the bytes that it begins with.
-_KNOWN: Final[Mapping[bytes, Callable[[], Any]]] = {
+_STREAMS: Final[Mapping[bytes, Callable[[], Any]]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
     b"BZh": bz2.BZ2Decompressor,
     b"\xfd7zXZ\x00": lzma.LZMADecompressor,
@@ -85,73 +83,57 @@ class DamagedStream(ValueError):
     """Compressed bytes that break their format, or end too early."""
 
 
-class Plain:
-    """A document that is not compressed."""
+class Inflate:
+    """Decompresses a document that begins with ``head`` as its bytes come; DamagedStream where they are damaged.
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
-        """Yield what ``data``, the next bytes, stand for."""
-        yield data
+    A document that is not compressed comes out as it is.
+    """
 
-    def finish(self) -> Iterator[bytes]:
-        """Yield the rest: the document has ended."""
-        yield from ()
-
-
-class Inflate(Plain):
-    """One compressed document, of streams that ``make`` decompresses; DamagedStream where it is not whole."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._current = self._make()
+    def __init__(self, head: bytes) -> None:
+        self._make = next((make for magic, make in _STREAMS.items() if head.startswith(magic)), None)
+        self._stream: Any = None if self._make is None else self._make()
         self._taken = self._made = 0  # bytes
 
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview, *, is_last: bool = False) -> Iterator[bytes | memoryview]:
+        """Yield what ``data``, the next bytes, make; ``is_last`` says that the document ends with them."""
+        if self._make is None:
+            yield data
+            return
         view = memoryview(data)
-        for start in range(0, len(view), SLICE):  # what is not looked at yet does not count
+        for start in range(0, len(view), SLICE):
             part = bytes(view[start : start + SLICE])
             self._taken += len(part)
-            for out in self._inflated(part):
+            for out in self._inflated(part, self._make):
                 self._made += len(out)
                 if self._made > max(GRACE, RATIO * self._taken):
                     swelling = f"{self._taken} bytes make {self._made} or more"
                     raise DamagedStream(f"{swelling}: no document of references is like that")
                 yield out
+        if is_last and not self._stream.eof:
+            raise DamagedStream("it ends too early")
 
-    def _inflated(self, left: bytes) -> Iterator[bytes]:
+    def _inflated(self, left: bytes, make: Callable[[], Any]) -> Iterator[bytes]:
         while True:
-            if self._current.eof:
+            if self._stream.eof:
                 left = left.lstrip(b"\0")  # padding between streams
                 if not left:
                     return
-                self._current = self._make()
+                self._stream = make()
             try:
-                out = self._current.decompress(left, PIECE)
+                out = self._stream.decompress(left, PIECE)
             except errors() as e:
                 raise DamagedStream(str(e)) from e
-            # zlib gives back what it has not looked at yet, others keep it.
-            left = self._current.unused_data if self._current.eof else getattr(self._current, "unconsumed_tail", b"")
+            # zlib gives back what it has not looked at yet, the others keep it.
+            left = self._stream.unused_data if self._stream.eof else getattr(self._stream, "unconsumed_tail", b"")
             if out:
                 yield out
-            if not self._current.eof and not left and len(out) < PIECE:
+            if not self._stream.eof and not left and len(out) < PIECE:
                 return
-
-    def finish(self) -> Iterator[bytes]:
-        if not self._current.eof:
-            raise DamagedStream("it ends too early")
-        yield from ()
 
 
 def is_compressed(head: bytes) -> bool:
     """Whether a document that begins with ``head`` is compressed."""
-    return head.startswith(tuple(_KNOWN))
-
-
-def inflate_for(head: bytes) -> Plain:
-    """Return what makes a document plain that begins with ``head``."""
-    for magic, make in _KNOWN.items():
-        if head.startswith(magic):
-            return Inflate(make)
-    return Plain()
+    return head.startswith(tuple(_STREAMS))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -195,19 +177,19 @@ def unpacked(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What decoding a chunk would make, found before it is made: no more than the metadata promise.
+# How much decoding a chunk would make, found out before that is done.
 #
-# Codecs make as much as the bytes say: a kilobyte of gzip may be a gigabyte, and four bytes are a count of two thousand
-# million texts. Whoever decodes chunks of somebody else's set holds them against the size of a chunk first.
+# Codecs make as many bytes as their input says: a kilobyte of gzip may be a gigabyte, and four bytes may announce two
+# thousand million texts. Whoever decodes chunks of somebody else's set first checks that they fit the array's metadata.
 
 
 MOST: Final = 1 << 28  # bytes of a chunk that are decoded here; readers of the data decide for themselves
 SLACK: Final = 1 << 16  # bytes that any chunk may have: filters add some
 WIDEST: Final = 16  # bytes of a number: filters may have stored wider ones than those that are shown
-_MOST_STREAMS: Final = 64  # of a chunk, that follow one another: each is a copy of what is left
+_MOST_STREAMS: Final = 64  # of a chunk, one after the other: each is a copy of what is left
 
-_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # begin with how many there are
-_AS_LONG: Final = frozenset(["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy"])
+_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # begin with the number of their elements
+_SAME_SIZE: Final = frozenset(["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy"])
 
 
 def check_chunk(meta: ArrayMeta, data: bytes) -> None:
@@ -223,24 +205,24 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
         elif name in _MAKERS:
             if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
                 raise ValueError("it is of a format of LZMA whose size cannot be told before it is made")
-            data = _streams(_MAKERS[name], data, most)
-        elif name in _TELL:
-            made = _TELL[name](data)
-            _check(made, most, "bytes")
-            if made is None:
-                data = _streams(zstd().ZstdDecompressor, data, most)
-            elif not is_last:
-                data = _opened(name, data)
-        elif name not in _AS_LONG:
+            data = _joined_streams(_MAKERS[name], data, most)
+        elif name in _SIZES:
+            size = _SIZES[name](data)
+            if size is None:
+                data = _joined_streams(zstd().ZstdDecompressor, data, most)
+            else:
+                _check(size, most, "bytes")
+                data = data if is_last else _decoded(name, data)
+        elif name not in _SAME_SIZE:
             return  # nothing is known of it
-        if is_last and name not in _AS_LONG and name != "crc32c":
+        if is_last and name not in _SAME_SIZE and name != "crc32c":
             return
 
 
-def _streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
-    """Return what streams that follow one another in ``data`` make together, as codecs decode them."""
+def _joined_streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
+    """Return what all streams in ``data``, one after the other, make together, as codecs decode them."""
     parts: list[bytes] = []
-    while data.strip(b"\0") or not parts:  # zeros may fill what follows a stream
+    while data.strip(b"\0") or not parts:  # zeros may follow a stream
         if len(parts) == _MOST_STREAMS:
             raise ValueError(f"it is of more than {_MOST_STREAMS} compressed streams, which are not looked through")
         stream = make()
@@ -251,8 +233,10 @@ def _streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
 
 
 def is_bounded(meta: ArrayMeta) -> bool:
-    """Whether all codecs of an array are known here, so that what `check_chunk` lets pass takes seconds at most."""
-    return all(name in _BOUNDED for name, _ in _codecs(meta))
+    """Whether all codecs of an array are known here: then a chunk that `check_chunk` accepts takes seconds at most."""
+    # zfpy is not: its bytes repeat how large the array is, and are believed.
+    bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {"crc32c", *_MAKERS, *_SIZES}
+    return all(name in bounded for name, _ in _codecs(meta))
 
 
 def promised(meta: ArrayMeta) -> tuple[int, int]:
@@ -277,13 +261,24 @@ def _codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def _check(made: int | None, most: int, what: str) -> None:
-    if made is not None and made > most:
-        raise ValueError(f"it says that it is {made:,} {what}, and a chunk has {most:,} at most")
+def _check(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise ValueError(f"it says that it is {size:,} {what}, and a chunk has {most:,} at most")
+
+
+def check_blosc(data: bytes) -> None:
+    """Raise ValueError where a frame of blosc says that it is longer than ``data``: blosc would read past their end."""
+    stated = int.from_bytes(data[12:16], "little")
+    if len(data) < 16 or stated > len(data):
+        raise ValueError(f"it is a frame of {max(stated, 16)} bytes, and {len(data)} are there")
+
+
+def _blosc_size(data: bytes) -> int:
+    check_blosc(data)
+    return int.from_bytes(data[4:8], "little")
 
 
 def _zstd_size(data: bytes) -> int | None:
-    """Return the size of the content that a frame's header gives, if it does."""
     try:
         size: int | None = zstd().get_frame_info(data).decompressed_size
     except zstd().ZstdError as e:
@@ -291,23 +286,21 @@ def _zstd_size(data: bytes) -> int | None:
     return size
 
 
-def _opened(name: str, data: bytes) -> bytes:
-    """Return what a compressor, which was seen to make no more than it may, makes."""
+def _decoded(name: str, data: bytes) -> bytes:
     import numcodecs  # slow to import
 
     return bytes(numcodecs.get_codec({"id": name}).decode(data))
 
 
+# Codecs that are decompressed here to learn how much they make, and those that say it at the beginning of their bytes.
 _MAKERS: Final[Mapping[str, Callable[[], Any]]] = {
     "gzip": lambda: zlib.decompressobj(wbits=31),
     "zlib": zlib.decompressobj,
     "bz2": bz2.BZ2Decompressor,
     "lzma": lambda: lzma.LZMADecompressor(memlimit=MOST),
 }
-_TELL: Final[Mapping[str, Callable[[bytes], int | None]]] = {
-    "blosc": lambda data: int.from_bytes(data[4:8], "little"),
+_SIZES: Final[Mapping[str, Callable[[bytes], int | None]]] = {
+    "blosc": _blosc_size,
     "lz4": lambda data: int.from_bytes(data[:4], "little"),
     "zstd": _zstd_size,
 }
-# zfpy is not: its bytes say once more how large an array they are, and are believed.
-_BOUNDED: Final = (_AS_LONG - {"zfpy"}) | _COUNTED | {"crc32c", *_MAKERS, *_TELL}

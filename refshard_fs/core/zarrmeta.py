@@ -423,21 +423,6 @@ def codec_documents(meta: ArrayMeta) -> list[Any]:
     return [*_listed(meta.raw.get("filters") or []), *([] if last is None else [last])]
 
 
-def is_blosc(meta: ArrayMeta) -> bool:
-    """Whether the last codec that encodes an array's chunks is blosc."""
-    match codec_documents(meta):
-        case [*_, {"id": "blosc"} | {"name": "blosc"}]:
-            return True
-    return False
-
-
-def check_blosc(data: bytes) -> None:
-    """Raise ValueError where a frame of blosc says that it is longer than ``data``: blosc reads on behind their end."""
-    said = int.from_bytes(data[12:16], "little")
-    if len(data) < 16 or said > len(data):
-        raise ValueError(f"it is a frame of {max(said, 16)} bytes, and {len(data)} are there")
-
-
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
     """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
     return tuple(map(_named, codec_documents(meta)))

@@ -21,7 +21,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import check_chunk, promised
-from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, is_blosc, unsafe
+from refshard_fs.core.zarrmeta import ArrayMeta, unsafe
 from refshard_fs.errors import told
 
 PATIENCE: Final = 30.0  # seconds that a chunk from elsewhere may take: those of 256 MiB take one to three
@@ -70,8 +70,6 @@ class Trial:
         starts = [c * size for c, size in zip(self._grid.coords(number), self._chunks, strict=True)]
         ends = [min(s + size, n) for s, size, n in zip(starts, self._chunks, self._meta.shape, strict=True)]
         try:
-            if is_blosc(self._meta):
-                check_blosc(data)
             check_chunk(self._meta, data)
         except ValueError as e:
             return e

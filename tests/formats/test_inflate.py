@@ -11,7 +11,7 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs.core import compression as inflate
-from refshard_fs.core.compression import DamagedStream, inflate_for, is_compressed
+from refshard_fs.core.compression import DamagedStream, Inflate, is_compressed
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -28,9 +28,9 @@ def compress(request: pytest.FixtureRequest) -> Callable[[bytes], bytes]:
 
 
 def inflated(data: bytes, piece: int = 1 << 20) -> list[bytes]:
-    stream = inflate_for(data)
+    stream = Inflate(data)
     out = [bytes(part) for start in range(0, len(data), piece) for part in stream.feed(data[start : start + piece])]
-    return out + list(map(bytes, stream.finish()))
+    return out + list(map(bytes, stream.feed(b"", is_last=True)))
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 1 << 20])
@@ -75,5 +75,5 @@ def test_what_swells_comes_in_bounded_pieces(name: str, monkeypatch: pytest.Monk
 
 
 def test_plain_documents_are_told_apart() -> None:
-    assert list(inflate_for(b'{"a":"b"}').feed(b'{"a":"b"}')) == [b'{"a":"b"}']
+    assert list(Inflate(b'{"a":"b"}').feed(b'{"a":"b"}')) == [b'{"a":"b"}']
     assert not is_compressed(b"")

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import encoded
-from refshard_fs.core.compression import by_imagecodecs, decompressed, zstd
-from refshard_fs.core.zarrmeta import check_blosc
+from refshard_fs.core.compression import by_imagecodecs, check_blosc, decompressed, zstd
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
 from refshard_fs.formats.hdf5.file import Fields, Sizes

@@ -15,7 +15,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
-from refshard_fs.core.compression import MAGIC, DamagedStream, Plain, inflate_for
+from refshard_fs.core.compression import MAGIC, DamagedStream, Inflate
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, tails
@@ -72,7 +72,7 @@ class Decoder:
 
     def __init__(self, index: JsonIndex) -> None:
         self._index = index
-        self._inflate: Plain | None = None  # None: not known yet
+        self._inflate: Inflate | None = None  # None: not known yet
         self._head = b""
         self._reader = Reader(index.where)
         self._taken = 0
@@ -83,15 +83,14 @@ class Decoder:
             self._head += data
             if len(self._head) < MAGIC:
                 return
-            self._inflate, data, self._head = inflate_for(self._head), self._head, b""
+            self._inflate, data, self._head = Inflate(self._head), self._head, b""
         self._take(self._inflate.feed(data))
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; ManifestError if it is none."""
         if self._inflate is None:
-            self._inflate = inflate_for(self._head)
-            self._take(self._inflate.feed(self._head))
-        self._take(self._inflate.finish())
+            self._inflate = Inflate(self._head)
+        self._take(self._inflate.feed(self._head, is_last=True))
         # What was read lies in it as well: nobody who still has the decoder shall keep that in memory.
         reader, self._reader = self._reader, Reader(self._index.where)
         reader.finish()

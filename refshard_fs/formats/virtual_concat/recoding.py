@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.compression import check_chunk, promised
+from refshard_fs.core.compression import check_blosc, check_chunk, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import ON_BYTES
-from refshard_fs.core.zarrmeta import ArrayMeta, check_blosc, undecodable, unsafe
+from refshard_fs.core.zarrmeta import ArrayMeta, undecodable, unsafe
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
 

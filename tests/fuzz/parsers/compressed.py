@@ -10,7 +10,7 @@ from functools import cache
 
 import numcodecs
 
-from refshard_fs.core.compression import DamagedStream, inflate_for, is_compressed
+from refshard_fs.core.compression import DamagedStream, Inflate, is_compressed
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -36,7 +36,7 @@ def _inflated(data: bytes, piece: int) -> int | None:
     """Return a checksum of what ``data`` holds; None where it is damaged."""
     if not is_compressed(data):
         return None
-    inflate = inflate_for(data)
+    inflate = Inflate(data)
     found, size = 0, 0
     try:
         for start in range(0, len(data), piece):
@@ -44,7 +44,7 @@ def _inflated(data: bytes, piece: int) -> int | None:
                 size += len(part)
                 found = hash((found, part)) if len(part) < 1000 else hash((found, len(part)))
                 assert len(part) <= _MOST
-        for part in inflate.finish():
+        for part in inflate.feed(b"", is_last=True):
             size += len(part)
     except DamagedStream:
         return None
