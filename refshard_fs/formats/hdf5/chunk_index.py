@@ -414,10 +414,14 @@ class ExtensibleArray(msgspec.Struct, frozen=True):
         flags = np.unpackbits(np.frombuffer(bits, np.uint8))
         for place, at in enumerate(addresses):
             first, some = start + place * count, flags[place * pages : (place + 1) * pages]
-            if at is not None and not pages:
-                yield _block(b"EADB\0", skipped, first, count, at, self.width)
-            elif at is not None:
+            if at is None:
+                continue
+            if len(some) < pages:
+                raise ValueError("the index block of an extensible array tells of data blocks that have pages")
+            if pages:
                 yield from _pages(some, first, count, 1 << self.page_bits, at + skipped + 4, self.width)
+            else:
+                yield _block(b"EADB\0", skipped, first, count, at, self.width)
 
 
 def _extensible_array(data: bytes, space: ChunkSpace) -> Node:

@@ -22,7 +22,7 @@ FIRST: Final = 4 * PAGE  # bytes around each place that are read in the first ro
 AROUND: Final = 1 << 20  # bytes that a round reads beyond what it needs, at most: they take less time than a round
 KEPT: Final = 4 << 20  # bytes of pages that are kept for an open file, for what they tell of its chunks
 PARSED: Final = 64  # datatypes, and dataspaces, that are kept: many objects of a file have the same
-MOST: Final = 64 << 20  # bytes of one structure
+MOST: Final = 64 << 20  # bytes of one structure, unless it is an index of chunks or holds the texts of a chunk
 # Bytes of all structures together: some are read several times, or more of them than they have; but in a file whose
 # structures overlap, each might be as large as the file.
 TIMES_READ: Final = 16  # the file's size,
@@ -187,6 +187,8 @@ class MetadataFile:
         if isinstance(entry, Inline):
             self._count(length)
             return entry.data
+        if length > MOST:
+            raise ValueError(f"{what} at {address} has {length} bytes, more than metadata may have")
         data: bytes = yield Load(entry, Raw())
         return data
 
@@ -203,8 +205,6 @@ class MetadataFile:
         known = self._known(self.base + address, self.base + address + length)
         if known is not None:
             return Inline(known)
-        if length > MOST:
-            raise ValueError(f"{what} at {address} has {length} bytes, more than metadata may have")
         found = self.part(address, length, what)
         return msgspec.structs.replace(found, apart=True) if isinstance(found, Span) else found
 

@@ -86,3 +86,24 @@ def test_attributes_that_another_b_tree_is_said_to_list_are_damage(tmp_path: Pat
         data[end : end + 4] = jenkins_lookup3(bytes(data[where:end]), 0).to_bytes(4, "little")
     with pytest.raises(DamagedIndex, match="no records of attributes"):
         all_bytes(bytes(data))
+
+
+def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("d", data=np.arange(100), chunks=(1,), maxshape=(None,))
+    data = bytearray(path.read_bytes())
+    header = data.index(b"EAHD")
+    data[header + 11] = 1  # pages of two elements, also in blocks of which the index block tells
+    data[header + 68 : header + 72] = jenkins_lookup3(bytes(data[header : header + 68]), 0).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(DamagedIndex, match="data blocks that have pages"):
+        RefShardFileSystem(str(path)).cat_file("d/50")
+
+
+def test_texts_may_be_longer_than_other_structures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["d"] = ["t" * 100_000]
+    monkeypatch.setattr("refshard_fs.formats.hdf5.file.MOST", 1 << 16)
+    assert RefShardFileSystem(str(path)).cat_file("d/0").endswith(b"t" * 100_000)
