@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, pieces
+from refshard_fs.core.array_group import ArrayGroup, Chunks, Contiguous, pieces
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, parse_header
 from refshard_fs.formats.fits.images import Image, axis_names, image_of
-from refshard_fs.formats.fits.tiles import TileChunks, Tiles, tiles_of
+from refshard_fs.formats.fits.tiles import TileChunks
 
 GUESS: Final = 20 * BLOCK  # bytes that are read for a header
 MOST_HDUS: Final = 1 << 16  # in a file; with more, opening would take minutes
@@ -31,21 +31,26 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     source, size = probe.file("FITS")
     headers, reports = yield from _headers(probe, size)
     images: dict[str, Image] = {}
-    tiles: dict[str, Tiles] = {}
-    begins: dict[str, int] = {}
+    cuts: dict[str, tuple[int, ...]] = {}
+    chunks: dict[str, Chunks] = {}
     taken = set(reports)
     for number, header in enumerate(headers):
         name = _name(header, number, taken)
-        compressed = header.cards.get("ZIMAGE") is True
         reason = _unshown(header)
         if reason is None:
             try:
-                images[name] = image_of(header, "Z" if compressed else "")
-                begins[name] = header.stop
-                if compressed:
-                    tiles[name] = tiles_of(header, images[name], size)
+                is_compressed = header.cards.get("ZIMAGE") is True
+                image = image_of(header, "Z" if is_compressed else "")
+                if is_compressed:
+                    chunks[name] = tiles = TileChunks(source, header, image, size)
+                    cuts[name] = tiles.chunks
+                else:
+                    itemsize = image.stored.itemsize
+                    cuts[name] = pieces(image.shape, itemsize)
+                    how = image.shape, cuts[name], itemsize, image.where
+                    chunks[name] = Contiguous(source, header.stop, *how)
+                images[name] = image
             except ManifestError as e:
-                images.pop(name, None)
                 reason = str(e)
         if reason is not None and (number or header.data_size):
             reports[name] = reason
@@ -54,17 +59,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if not images:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it has no data"
         raise ManifestError(f"{probe.url}: it has no image that can be shown ({why})")
-    arrays: dict[str, ArrayDescription] = {}
-    chunks: dict[str, Chunks] = {}
     dimensions = axis_names(images)
-    for name, image in images.items():
-        if name in tiles:
-            arrays[name] = image.described(tiles[name].chunks, dimensions[name])
-            chunks[name] = TileChunks(source, tiles[name], image)
-            continue
-        itemsize = image.stored.itemsize
-        arrays[name] = array = image.described(pieces(image.shape, itemsize), dimensions[name])
-        chunks[name] = Contiguous(source, begins[name], image.shape, array.chunks, itemsize, image.where)
+    arrays = {name: image.described(cuts[name], dimensions[name]) for name, image in images.items()}
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, headers[0].attributes, reports)
     keyspace.attribute_dtypes = {name: image.attribute_dtypes for name, image in images.items()}
     return keyspace

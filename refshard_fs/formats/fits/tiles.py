@@ -49,80 +49,6 @@ class Column(NamedTuple):
     itemsize: int
 
 
-class Tiles(NamedTuple):
-    """How an image is cut into tiles: one for each of ``rows`` rows of ``row_size`` bytes, from byte ``begin`` on.
-
-    A chunk is ``together`` tiles, those that follow one another along the axis ``axis``.
-    """
-
-    begin: int
-    rows: int
-    row_size: int
-    heap: int
-    heap_size: int
-    tile: tuple[int, ...]
-    counts: tuple[int, ...]
-    chunks: tuple[int, ...]
-    axis: int
-    together: int
-    columns: tuple[Column, ...]
-    cards: Mapping[str, Any]
-    seed: int
-
-
-def tiles_of(header: Header, image: Image, size: int) -> Tiles:
-    """Return the tiles of a compressed image; ManifestError where they cannot be decoded here."""
-    where = header.where
-    kind = header.cards.get("ZCMPTYPE")
-    if kind in _TRUSTING:
-        raise ManifestError(f"{where}: its tiles are compressed as {kind}, whose decoder is not safe on damaged files")
-    if kind not in _CODECS:
-        raise ManifestError(f"{where}: its tiles are compressed as {kind!r}, none of {', '.join(_CODECS)}")
-    if importlib.util.find_spec("astropy") is None:
-        raise ManifestError(f'{where}: its tiles are decoded by astropy: pip install "refshard_fs[fits]"')
-    shape = image.shape
-    if not shape or not all(shape):
-        raise ManifestError(f"{where}: its image has the axes {shape}, and so no tiles")
-    tile = tuple(
-        header.integer(f"ZTILE{len(shape) - axis}", shape[axis] if axis == len(shape) - 1 else 1, least=1)
-        for axis in range(len(shape))
-    )
-    tile = tuple(min(extent, max(length, 1)) for extent, length in zip(tile, shape, strict=True))
-    counts = tuple(-(-length // extent) for length, extent in zip(shape, tile, strict=True))
-    row_size, rows = header.axes()[::-1] if len(header.axes()) == 2 else (0, 0)
-    if not rows or rows != math.prod(counts):
-        raise ManifestError(f"{where}: {math.prod(counts)} tiles are its image, and its table has {rows} rows")
-    pixels = math.prod(tile) * image.stored.itemsize
-    if pixels > LARGEST:
-        raise ManifestError(f"{where}: its tiles have {pixels} bytes each, more than {LARGEST}")
-    heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
-    heap_size = header.data_size - heap
-    if heap_size < 0 or header.stop + header.data_size > size:
-        raise ManifestError(f"{where}: its heap begins at byte {heap} of {header.data_size} that its table has")
-    cut = [axis for axis, count in enumerate(counts) if count > 1]
-    axis = cut[-1] if cut else 0
-    is_grid = len(cut) > 1 and axis == len(shape) - 1  # squares are left as they are
-    together = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
-    chunks = tuple(extent * (together if at == axis else 1) for at, extent in enumerate(tile))
-    kept = {name: value for name, value in header.cards.items() if _KEPT.fullmatch(name)}
-    cards = {name: value for name, value in kept.items() if isinstance(value, (bool, int, float, str))}
-    return Tiles(
-        header.stop,
-        rows,
-        row_size,
-        header.stop + heap,
-        heap_size,
-        tile,
-        counts,
-        chunks,
-        axis,
-        together,
-        _columns(header, row_size),
-        cards,
-        header.integer("ZDITHER0", 0),
-    )
-
-
 def _columns(header: Header, row_size: int) -> tuple[Column, ...]:
     found = []
     at = 0
@@ -140,72 +66,114 @@ def _columns(header: Header, row_size: int) -> tuple[Column, ...]:
 
 
 class TileChunks(Chunks):
-    """The chunks of one tile-compressed image."""
+    """The chunks of one tile-compressed image: each is some tiles that follow one another along one axis.
 
-    def __init__(self, source: Span | Inline, tiles: Tiles, image: Image) -> None:
-        self._source = source
-        self._tiles = tiles
-        self._image = image
-        self._tile_grid = ChunkGrid(tiles.counts, ChunkKeyEncoding("v2", "."))
-        self._grid = ChunkGrid.regular(image.shape, tiles.chunks, ChunkKeyEncoding("v2", "."))
+    Raises ManifestError where the tiles cannot be decoded here.
+    """
+
+    def __init__(self, source: Span | Inline, header: Header, image: Image, size: int) -> None:
+        """The image is in a file of ``size`` bytes, ``source``; its table has a row for each tile."""
+        where, shape = header.where, image.shape
+        kind = header.cards.get("ZCMPTYPE")
+        if kind in _TRUSTING:
+            raise ManifestError(
+                f"{where}: its tiles are compressed as {kind}, whose decoder is not safe on damaged files"
+            )
+        if kind not in _CODECS:
+            raise ManifestError(f"{where}: its tiles are compressed as {kind!r}, none of {', '.join(_CODECS)}")
+        if importlib.util.find_spec("astropy") is None:
+            raise ManifestError(f'{where}: its tiles are decoded by astropy: pip install "refshard_fs[fits]"')
+        if not shape or not all(shape):
+            raise ManifestError(f"{where}: its image has the axes {shape}, and so no tiles")
+        lengths = [
+            header.integer(f"ZTILE{len(shape) - axis}", shape[axis] if axis == len(shape) - 1 else 1, least=1)
+            for axis in range(len(shape))
+        ]
+        tile = tuple(map(min, shape, lengths))
+        counts = tuple(-(-length // extent) for length, extent in zip(shape, tile, strict=True))
+        row_size, rows = header.axes()[::-1] if len(header.axes()) == 2 else (0, 0)
+        if not rows or rows != math.prod(counts):
+            raise ManifestError(f"{where}: {math.prod(counts)} tiles are its image, and its table has {rows} rows")
+        pixels = math.prod(tile) * image.stored.itemsize
+        if pixels > LARGEST:
+            raise ManifestError(f"{where}: its tiles have {pixels} bytes each, more than {LARGEST}")
+        heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
+        if heap > header.data_size or header.stop + header.data_size > size:
+            raise ManifestError(f"{where}: its heap begins at byte {heap} of {header.data_size} that its table has")
+        cut = [axis for axis, count in enumerate(counts) if count > 1]
+        axis = cut[-1] if cut else 0
+        is_grid = len(cut) > 1 and axis == len(shape) - 1  # squares are left as they are
+        together = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
+        self.chunks = tuple(extent * (together if at == axis else 1) for at, extent in enumerate(tile))
+        self._source, self._image, self._tile = source, image, tile
+        self._axis, self._together = axis, together  # the tiles of a chunk, and the axis that they lie along
+        self._tile_grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
+        self._grid = ChunkGrid.regular(shape, self.chunks, ChunkKeyEncoding("v2", "."))
+        self._table, self._row_count, self._row_size = header.stop, rows, row_size
+        self._columns = _columns(header, row_size)
+        self._heap, self._heap_size = header.stop + heap, header.data_size - heap
+        self._kept_cards = {
+            name: value
+            for name, value in header.cards.items()
+            if _KEPT.fullmatch(name) and isinstance(value, (bool, int, float, str))
+        }
+        self._seed = header.integer("ZDITHER0", 0)
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        tiles, shape = self._tiles, self._image.shape
+        shape = self._image.shape
         coords = list(self._grid.coords(number))
-        extents = tuple(min(c, s - c * at) for c, s, at in zip(tiles.chunks, shape, coords, strict=True))
-        coords[tiles.axis] *= tiles.together
+        extents = tuple(min(c, s - c * at) for c, s, at in zip(self.chunks, shape, coords, strict=True))
+        coords[self._axis] *= self._together
         first = self._tile_grid.number_of(coords) or 0
-        count = -(-extents[tiles.axis] // tiles.tile[tiles.axis])
+        count = -(-extents[self._axis] // self._tile[self._axis])
         rows = yield from self._rows(first, count)
         parts = []
         total = 0
-        for column in tiles.columns:
+        for column in self._columns:
             descriptors = rows[:, column.at : column.at + column.width].copy().view(f">i{column.width // 2}")
             for row, (length, offset) in enumerate(descriptors.tolist()):
                 size = length * column.itemsize
-                if length < 0 or offset < 0 or offset + size > tiles.heap_size:
-                    place = f"bytes [{offset}, {offset + size}) of a heap of {tiles.heap_size}"
+                if length < 0 or offset < 0 or offset + size > self._heap_size:
+                    place = f"bytes [{offset}, {offset + size}) of a heap of {self._heap_size}"
                     raise DamagedIndex("", self._image.where, f"tile {first + row} has {place}")
                 if size:
-                    parts.append((tiles.heap + offset, size))
+                    parts.append((self._heap + offset, size))
                     descriptors[row, 1] = total
                     total += size
             rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
-        if total > tiles.heap_size:
-            reason = f"tiles from {first} on have {total} bytes, of a heap of {tiles.heap_size}: they overlap"
+        if total > self._heap_size:
+            reason = f"tiles from {first} on have {total} bytes, of a heap of {self._heap_size}: they overlap"
             raise DamagedIndex("", self._image.where, reason)
         cards = self._cards(extents, count, total, first)
         sizes = tuple(size for _, size in parts)
-        largest = math.prod(tiles.tile) * _MOST_BYTES
-        recipe = Decoded(cards, rows.tobytes(), sizes, largest, tiles.chunks, self._image.stored.str)
-        size = math.prod(tiles.chunks) * self._image.stored.itemsize
+        largest = math.prod(self._tile) * _MOST_BYTES
+        recipe = Decoded(cards, rows.tobytes(), sizes, largest, self.chunks, self._image.stored.str)
+        size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
-        return made_of_parts(self._source, parts or [(tiles.heap, 0)], recipe, size, where)
+        return made_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
 
     def _rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
         """Return some rows of the table, which are read in blocks."""
-        tiles = self._tiles
-        block = max(ROWS // max(tiles.row_size, 1), 1)
+        block = max(ROWS // max(self._row_size, 1), 1)
         begins = range(first // block * block, first + count, block)
-        ends = [min(begin + block, tiles.rows) for begin in begins]
+        ends = [min(begin + block, self._row_count) for begin in begins]
         entries = [
-            self._source.part(tiles.begin + begin * tiles.row_size, (end - begin) * tiles.row_size)
+            self._source.part(self._table + begin * self._row_size, (end - begin) * self._row_size)
             for begin, end in zip(begins, ends, strict=True)
         ]
         answers = yield tuple(Load(entry, Raw()) for entry in entries)
-        rows = np.frombuffer(b"".join(answers), np.uint8).reshape(-1, tiles.row_size)
+        rows = np.frombuffer(b"".join(answers), np.uint8).reshape(-1, self._row_size)
         return rows[first - begins.start :][:count].copy()
 
     def _cards(self, extents: tuple[int, ...], count: int, heap: int, first: int) -> bytes:
         """Return the header of a table of ``count`` tiles, from ``first`` on: an image of ``extents``."""
-        tiles = self._tiles
         cards: dict[str, Any] = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2}
-        cards |= {"NAXIS1": tiles.row_size, "NAXIS2": count, "PCOUNT": heap, "GCOUNT": 1}
-        cards |= {name: tiles.cards[name] for name in sorted(tiles.cards, key=lambda name: name != "TFIELDS")}
+        cards |= {"NAXIS1": self._row_size, "NAXIS2": count, "PCOUNT": heap, "GCOUNT": 1}
+        cards |= {name: self._kept_cards[name] for name in sorted(self._kept_cards, key=lambda name: name != "TFIELDS")}
         cards["ZNAXIS"] = len(extents)
-        for axis, (extent, tile) in enumerate(zip(reversed(extents), reversed(tiles.tile), strict=True), 1):
+        for axis, (extent, tile) in enumerate(zip(reversed(extents), reversed(self._tile), strict=True), 1):
             cards |= {f"ZNAXIS{axis}": extent, f"ZTILE{axis}": tile}
-        return header_block(cards | {"ZDITHER0": tiles.seed + first})
+        return header_block(cards | {"ZDITHER0": self._seed + first})
 
 
 def header_block(cards: Mapping[str, Any]) -> bytes:
