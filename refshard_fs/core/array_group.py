@@ -31,6 +31,7 @@ _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in vers
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 _SHOWN: Final = 100  # characters of a path that is too long
 _TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
+_FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8"])  # codecs that compress nothing
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets: that dtype, which JSON does not tell
@@ -40,22 +41,22 @@ PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: 
 class ArrayDescription(msgspec.Struct, frozen=True):
     """What zarr's metadata is to say of an array; ``where`` begins errors, ``order`` is that within a chunk.
 
-    ``compressor``, ``filters`` and ``fill_value`` are as version 2 spells them (see `spelled_fill`). xarray masks the
-    fill value of version 2. Version 3 must have one: where there is none, it is zero, and xarray masks nothing by it.
-    With ``is_masked``, xarray masks the fill value of version 3 as well: it is said once more, as ``_FillValue``.
-    A ``dtype`` of objects stands for text: its first filter is ``vlen-utf8``.
+    ``codecs``, in the order in which they encode a chunk, and ``fill_value`` are as version 2 spells them (see
+    `spelled_fill`). xarray masks the fill value of version 2. Version 3 must have one: where there is none, it is zero,
+    and xarray masks nothing by it. With ``is_masked``, xarray masks the fill value of version 3 as well: it is said
+    once more, as ``_FillValue``.
+    A ``dtype`` of objects stands for text: its first codec is ``vlen-utf8``.
     """
 
     where: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
-    order: Literal["C", "F"]
-    compressor: Mapping[str, Any] | None
     dimensions: Sequence[str]
     attributes: Mapping[str, Any]
+    codecs: Sequence[Mapping[str, Any]] = ()
     fill_value: Any = None
-    filters: Sequence[Mapping[str, Any]] = ()
+    order: Literal["C", "F"] = "C"
     is_masked: bool = False
 
     def grid(self, zarr_format: int) -> ChunkGrid:
@@ -69,15 +70,17 @@ class ArrayDescription(msgspec.Struct, frozen=True):
             dtype = with_single_fields(self.dtype, zarr_format)
         except ValueError as e:
             raise ManifestError(f"{self.where}: {e}") from None
+        filters = [dict(codec) for codec in self.codecs]
+        compressor = filters.pop() if filters and filters[-1]["id"] not in _FILTERS else None
         document = {
             "zarr_format": 2,
             "shape": self.shape,
             "chunks": self.chunks,
             "dtype": dtype.str if dtype.names is None else dtype.descr,
-            "compressor": self.compressor,
+            "compressor": compressor,
             "fill_value": self.fill_value,
             "order": self.order,
-            "filters": list(self.filters) or None,
+            "filters": filters or None,
             "dimension_separator": ENCODINGS[2].separator,
         }
         if zarr_format == 3:
@@ -85,8 +88,8 @@ class ArrayDescription(msgspec.Struct, frozen=True):
                 attributes["_FillValue"] = for_xarray(self.fill_value, self.dtype)
             yield "zarr.json", version_3(document, dtype, ENCODINGS[3], attributes, self.where)
             return
-        if self.compressor is not None:  # of which version 2 says less
-            document["compressor"] = {name: value for name, value in self.compressor.items() if name != "typesize"}
+        if compressor is not None:  # of which version 2 says less
+            compressor.pop("typesize", None)
         yield ".zarray", document
         yield ".zattrs", attributes
 
@@ -352,7 +355,7 @@ class ArrayGroupBuilder:
             return
         cut = (chunks.chunk,) if isinstance(chunks, Spaced) else shape
         names = [parent(path)[1] for _ in shape]
-        self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), "C", None, names, attributes), chunks)
+        self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), names, attributes), chunks)
 
     def add_pyramids(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
         """Say which arrays of ``group`` are the levels of a pyramid, the full one first, as OME-NGFF 0.4 does.

@@ -331,7 +331,7 @@ def _with_dimension(part: Named, dim: str, others: Sequence[str | None], coordin
 
 
 def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, number: int, version: int) -> None:
-    own = ArrayDescription(dim, (1,), (1,), coordinate.values.dtype, "C", None, [dim], coordinate.attributes)
+    own = ArrayDescription(dim, (1,), (1,), coordinate.values.dtype, [dim], coordinate.attributes)
     changed.put_documents({join(dim, name): doc for name, doc in own.metadata(version)})
     grid = own.grid(version)
     changed.tables[dim] = ChunkTable.from_parts(grid, [])

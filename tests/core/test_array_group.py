@@ -34,7 +34,7 @@ def described(
     shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...] | None = None, **more: Any
 ) -> ArrayDescription:
     names = [f"dim_{axis}" for axis in range(len(shape))]
-    return ArrayDescription("test", shape, chunks or shape, np.dtype(dtype), "C", None, names, {"units": "m"}, **more)
+    return ArrayDescription("test", shape, chunks or shape, np.dtype(dtype), names, {"units": "m"}, **more)
 
 
 def opened(group: ArrayGroup) -> Any:
@@ -87,7 +87,7 @@ def test_text_of_any_length_is_read_as_text(zarr_format: int) -> None:
     import numcodecs
 
     encoded = numcodecs.VLenUTF8().encode(np.array(["a", "épée"], dtype=object))
-    text = described((2,), "O", filters=[{"id": "vlen-utf8"}], fill_value="")
+    text = described((2,), "O", codecs=[{"id": "vlen-utf8"}], fill_value="")
     root = opened(ArrayGroup({"s": text}, {"s": Given(bytes(encoded))}, zarr_format, {}))
     assert root["s"][:].tolist() == ["a", "épée"]
 
@@ -99,7 +99,7 @@ def test_filters_are_undone(zarr_format: int) -> None:
 
     values = np.arange(10, dtype="<i4")
     shuffle = numcodecs.Shuffle(4)
-    array = described((10,), "<i4", filters=[shuffle.get_config()])
+    array = described((10,), "<i4", codecs=[shuffle.get_config()])
     root = opened(ArrayGroup({"a": array}, {"a": Given(bytes(shuffle.encode(values)))}, zarr_format, {}))
     assert root["a"][:].tolist() == values.tolist()
 

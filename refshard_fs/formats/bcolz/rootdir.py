@@ -124,11 +124,10 @@ def _carray(
     """Return the carray at ``url`` whose storage, sizes and attributes are ``found``."""
     where = relative_to(url, STORAGE)
     storage, sizes, attributes = found
-    match storage:
-        case None:
-            raise ManifestError(f"{where} is missing: there is no carray without it")
-        case b"":
-            raise ManifestError(f"{where} is empty: its writer died before it said what the carray holds")
+    if storage is None:
+        raise ManifestError(f"{where} is missing: there is no carray without it")
+    if not storage:
+        raise ManifestError(f"{where} is empty: its writer died before it said what the carray holds")
     doc = object_in(storage, where)
     dtype = parse_dtype(doc.get("dtype"), where, zarr_format)
     chunklen = integer(doc.get("chunklen"), "chunklen", where, 1)
@@ -143,7 +142,7 @@ def _carray(
         raise ManifestError(f"{where}: its 'chunklen' {chunklen} makes chunks of more than a frame's {LARGEST} bytes")
     dimensions = (row, *(f"{prefix}{axis}" for axis in range(1, len(shape))))
     chunks = (rows, *(max(extent, 1) for extent in shape[1:]))
-    array = ArrayDescription(where, shape, chunks, dtype, "C", cparams, dimensions, attrs)
+    array = ArrayDescription(where, shape, chunks, dtype, dimensions, attrs, [cparams])
     return array, CarrayChunks(url, shape[0], rows, row_size, dtype)
 
 
@@ -176,43 +175,40 @@ def _cparams(cparams: object, where: str, dtype: np.dtype[Any]) -> dict[str, Any
 
 
 def _column_names(data: bytes, where: str) -> tuple[str, ...]:
-    match object_in(data, where).get("names"):
-        case [*names]:
-            for name in names:
-                if not isinstance(name, str) or not is_node_name(name):
-                    raise ManifestError(
-                        f"{where}: its 'names' hold {shown(name)}, which is no name of a directory here"
-                    )
-            if len(set(names)) == len(names):
-                return tuple(names)
-            raise ManifestError(f"{where}: its 'names' hold one twice")
-        case other:
-            raise ManifestError(f"{where}: its 'names' is {shown(other)}, no list")
+    names = object_in(data, where).get("names")
+    if not isinstance(names, list):
+        raise ManifestError(f"{where}: its 'names' is {shown(names)}, no list")
+    for name in names:
+        if not isinstance(name, str) or not is_node_name(name):
+            raise ManifestError(f"{where}: its 'names' hold {shown(name)}, which is no name of a directory here")
+    if len(set(names)) < len(names):
+        raise ManifestError(f"{where}: its 'names' hold one twice")
+    return tuple(names)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a bcolz array or table."""
     url = probe.url
-    names = (STORAGE, SIZES, ATTRIBUTES)
     table = probe.documents.get(COLUMNS)
     attributes: dict[str, Any] = {}
-    carrays: dict[str, tuple[ArrayDescription, CarrayChunks]] = {}
-    if table is None:
-        found = yield from _documents(url, names, ("",))
-        carrays[DATA] = _carray(url, found, "dim_0", "dim_", options.zarr_format)
-    else:
+    columns: tuple[str, ...] = (DATA,)
+    paths: tuple[str, ...] = ("",)
+    if table is not None:
         columns = _column_names(table.data, relative_to(url, COLUMNS))
         (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
         if own is not None:
             attributes = object_in(own, relative_to(url, ATTRIBUTES))
         paths = tuple(map(quote, columns)) if protocol_of(url) in ("http", "https") else columns
-        found = (yield from _documents(url, names, paths)) if columns else []
-        for i, name in enumerate(columns):
-            some = found[i * len(names) : (i + 1) * len(names)]
-            carrays[name] = _carray(relative_to(url, paths[i]), some, ROW, f"{name}_dim_", options.zarr_format)
-    arrays = {name: array for name, (array, _) in carrays.items()}
+    names = (STORAGE, SIZES, ATTRIBUTES)
+    found = (yield from _documents(url, names, paths)) if columns else []
+    arrays: dict[str, ArrayDescription] = {}
+    chunks: dict[str, CarrayChunks] = {}
+    for i, (name, path) in enumerate(zip(columns, paths, strict=True)):
+        row, prefix = ("dim_0", "dim_") if table is None else (ROW, f"{name}_dim_")
+        documents = found[i * len(names) : (i + 1) * len(names)]
+        where = relative_to(url, path) if path else url
+        arrays[name], chunks[name] = _carray(where, documents, row, prefix, options.zarr_format)
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ManifestError(f"{url}: its columns are not equally long: {shown(lengths)}")
-    chunks = {name: chunks for name, (_, chunks) in carrays.items()}
     return ArrayGroup(arrays, chunks, options.zarr_format, attributes)

@@ -214,19 +214,9 @@ class _Array:
         if attributes.get("CLASS") == "DIMENSION_SCALE":
             attributes = {name: value for name, value in attributes.items() if name not in ("CLASS", "NAME")}
         codecs: Sequence[Mapping[str, Any]] = [{"id": "vlen-utf8"}] if self.is_vlen else self.codecs
-        compressor = codecs[-1] if codecs and codecs[-1]["id"] == "zlib" else None
+        fill = self.shown_fill
         return ArrayDescription(
-            self.where,
-            self.shape,
-            self.chunk,
-            self.dtype,
-            "C",
-            compressor,
-            self.dimensions,
-            attributes,
-            fill_value=self.shown_fill,
-            filters=codecs if compressor is None else codecs[:-1],
-            is_masked=True,
+            self.where, self.shape, self.chunk, self.dtype, self.dimensions, attributes, codecs, fill, is_masked=True
         )
 
     @property

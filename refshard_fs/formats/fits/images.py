@@ -33,18 +33,9 @@ class Image(msgspec.Struct, frozen=True):
 
     def described(self, chunks: Sequence[int], dimensions: Sequence[str]) -> ArrayDescription:
         """Return what zarr's metadata says of it."""
+        shape, attributes, fill = self.shape, self.attributes, self.fill_value
         return ArrayDescription(
-            self.where,
-            self.shape,
-            tuple(chunks),
-            self.dtype,
-            "C",
-            None,
-            dimensions,
-            self.attributes,
-            fill_value=self.fill_value,
-            filters=self.filters,
-            is_masked=True,
+            self.where, shape, tuple(chunks), self.dtype, dimensions, attributes, self.filters, fill, is_masked=True
         )
 
 

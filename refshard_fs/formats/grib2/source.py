@@ -150,8 +150,8 @@ class _Group(ArrayGroupBuilder):
         attributes = {**text.attributes, "coordinates": " ".join([*names.values(), *valid, *places])}
         shape = [len(ordered[axis]) for axis in dimensions]
         described = ArrayDescription(
-            f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"), "C", None,
-            [*dimensions.values(), *within], attributes, "NaN", is_masked=True,
+            f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"),
+            [*dimensions.values(), *within], attributes, fill_value="NaN", is_masked=True,
         )  # fmt: skip
         chunks: dict[int, Made] = {}
         ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
@@ -199,7 +199,7 @@ class _Group(ArrayGroupBuilder):
         if self._left < 0:
             raise ValueError("its coordinates, and those of the fields before it, have more values than are made")
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
-        array = ArrayDescription(own, shape, shape, np.dtype(dtype), "C", None, along, _COORDINATES.get(name, unnamed))
+        array = ArrayDescription(own, shape, shape, np.dtype(dtype), along, _COORDINATES.get(name, unnamed))
         grid = array.grid(self._zarr_format)
         chunks = Given(data) if isinstance(data, bytes) else MadeChunks(self._source, grid, {0: data})
         self.add(own, array, chunks)

@@ -80,19 +80,9 @@ class Dataset:
         variable, inner = self.variable, self.datatype.shape
         dtype, codecs = (np.dtype(object), (TEXT,)) if self.is_text else (self.datatype.shown, self.codecs.shown)
         assert dtype is not None
-        compressor = codecs[-1] if codecs and codecs[-1]["id"] not in ("shuffle", "fletcher32", "vlen-utf8") else None
-        return ArrayDescription(
-            variable.path,
-            variable.shape + inner,
-            self.chunk + inner,
-            dtype,
-            "C",
-            compressor,
-            variable.dimensions,
-            variable.attributes,
-            variable.fill_value,
-            codecs if compressor is None else codecs[:-1],
-        )
+        shape, chunks = variable.shape + inner, self.chunk + inner
+        names, attributes = variable.dimensions, variable.attributes
+        return ArrayDescription(variable.path, shape, chunks, dtype, names, attributes, codecs, variable.fill_value)
 
 
 class Stored(NamedTuple):

@@ -429,7 +429,7 @@ def _described(variable: Variable, record_size: int, where: str) -> ArrayDescrip
         chunks = pieces(shape, dtype.itemsize)
     attributes, fill = _fill(variable.attributes, dtype)
     names = [dimension.name for dimension in variable.dimensions]
-    return ArrayDescription(where, shape, chunks, dtype, "C", None, names, attributes, fill_value=fill, is_masked=True)
+    return ArrayDescription(where, shape, chunks, dtype, names, attributes, fill_value=fill, is_masked=True)
 
 
 def _fill(attributes: dict[str, Any], dtype: np.dtype[Any]) -> tuple[dict[str, Any], Any]:

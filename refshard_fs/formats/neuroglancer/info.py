@@ -58,9 +58,9 @@ class Scale(msgspec.Struct, frozen=True):
     @property
     def description(self) -> ArrayDescription:
         """What zarr's metadata says of the array."""
-        compressor = {"id": "gzip", "level": 1} if self.is_gzip else None
+        codecs = [{"id": "gzip", "level": 1}] if self.is_gzip else []
         return ArrayDescription(
-            self.key, self.shape, self.chunks, self.dtype, "F", compressor, DIMENSIONS, self.attributes, fill_value=0
+            self.key, self.shape, self.chunks, self.dtype, DIMENSIONS, self.attributes, codecs, fill_value=0, order="F"
         )
 
     def extents(self, coords: tuple[int, ...]) -> tuple[int, ...]:

@@ -130,8 +130,9 @@ class _Group(ArrayGroupBuilder):
         found = None if image.axes else contiguous(self._tiff, page, where)
         chunks = (*(1 for _ in image.extents), *(page.chunks if found is None else found[0]))
         codec = NATIVE[page.recipe.compression] if page.recipe.encoded else None
+        codecs = [] if codec is None else [codec]
         array = ArrayDescription(
-            where, shape, chunks, page.dtype, "C", codec, [*names.values()], attributes, fill, is_masked=True
+            where, shape, chunks, page.dtype, [*names.values()], attributes, codecs, fill, is_masked=True
         )
         tiles = TileChunks(self._tiff, pages, array.grid(self._zarr_format), has_fill=fill is not None)
         self.add(path, array, tiles if found is None else found[1])
