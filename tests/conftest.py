@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -16,11 +17,16 @@ import fsspec
 import pytest
 
 from tests.fault_matrix import MATRIX, summary
+from tests.forked import ForkServer
 from tests.servers.http import RangeServer
 from tests.servers.models import share_models
 from tests.servers.nginx import NginxServer, nginx_binary
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer, weed_binary
+
+# Tests start hundreds of processes, each of which would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Jobs that a script has in the background ignore it, as would all that they start: tests of interrupts would never end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -81,6 +87,13 @@ def dask_cluster() -> Iterator[Any]:
         ) as cluster,
     ):
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def fast_python() -> Iterator[list[str]]:
+    """A command to run programs with, in place of ``[sys.executable]``: the imports are made. See `ForkServer`."""
+    with ForkServer() as server:
+        yield server.python
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,85 +1,155 @@
-"""Runs scripts in processes that are forked from one, which has imported what they need: that takes seconds."""
+"""A Python that starts in milliseconds: programs run in forks of a process that has imported what they need.
+
+`ForkServer.python` is a command that takes the place of ``[sys.executable]`` before ``-W ACTION``, ``-c PROGRAM`` or a
+script, and their arguments. The program has the directory, the environment (but ``PYTHON*``, which was read before) and
+the standard streams of whoever runs the command, whose exit status is the program's.
+"""
 
 from __future__ import annotations
 
+import array
+import atexit
 import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import runpy
+import select
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import traceback
+import types
 import warnings
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Forked"]
+import fsspec.config
+
+__all__ = ["ForkServer"]
 
 IMPORTED = (
-    *("refshard_fs.fs", "xarray", "zarr", "h5netcdf", "h5py", "dask.array", "dask.dataframe", "kerchunk.hdf"),
-    *("pyarrow.parquet", "matplotlib.backends.backend_agg", "matplotlib.figure", "refshard_fs.xarray_backend"),
+    *("xarray", "zarr", "h5netcdf", "h5py", "dask.array", "dask.dataframe", "distributed", "kerchunk.hdf", "s3fs"),
+    *("virtualizarr", "pyarrow.parquet", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
 )
 
 
-class Forked:
-    """Runs scripts, each in a process of its own, with warnings as errors."""
+class ForkServer:
+    """From ``__enter__`` to ``__exit__``, ``python`` runs programs; where nothing forks, it is an ordinary Python."""
+
+    def __init__(self) -> None:
+        self.python = [sys.executable]
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-W", "error", str(Path(__file__))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if not hasattr(os, "fork"):
+            return self
+        self._folder = tempfile.TemporaryDirectory(prefix="forks")
+        path = str(Path(self._folder.name, "socket"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, path],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), "the process that forks has ended"
+        self.python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("forked_client.py")), path]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def run(self, script: Path, arguments: list[str], folder: Path) -> tuple[int, str, str]:
-        """Return the exit status of a script that runs in ``folder``, and what it printed, errors last."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        out, errors = folder / "stdout", folder / "stderr"
-        print(json.dumps([str(script), arguments, str(folder)]), file=self._process.stdin, flush=True)
-        status = self._process.stdout.readline()
-        assert status, "the process that forks has ended"
-        return int(status), out.read_text(), errors.read_text()
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # programs that hang, too
+            self._process.communicate()
+            self._folder.cleanup()
 
 
-def _child(script: str, arguments: list[str], folder: str) -> None:
-    os.chdir(folder)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
-
-
-def _serve() -> None:
+def _serve(path: str) -> None:
+    """Fork for each connection to a socket, until standard input ends."""
     for name in IMPORTED:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, Warning):
             importlib.import_module(name)
-    for line in sys.stdin:
-        request: list[Any] = json.loads(line)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the threads of numpy's libraries
-            child = os.fork()
-        if not child:
-            status = 1
-            try:
-                _child(*request)
-                status = 0
-            except BaseException:  # as an interpreter does
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    import refshard_fs
+
+    for module in pkgutil.walk_packages(refshard_fs.__path__, "refshard_fs."):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module.name)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("ready", flush=True)
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of the threads of numpy's libraries
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+        while listener in select.select([listener, sys.stdin], [], [])[0]:
+            connection, _ = listener.accept()
+            if not os.fork():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _answer(connection)
+            connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Run what one client asks for in a process of its own, and tell the client its status; does not return."""
+    asked, received = b"", array.array("i")
+    while not asked.endswith(b"\n"):
+        text, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        asked += text
+        received.extend(descriptors)
+    child = os.fork()
+    if not child:
+        connection.close()
+        for standard, descriptor in enumerate(received):
+            os.dup2(descriptor, standard)
+            os.close(descriptor)
+        os._exit(_run(**json.loads(asked)))
+    _, status = os.waitpid(child, 0)
+    connection.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
+    """Return the exit status of a program, as an interpreter that runs it and ends."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    action = "default"
+    if arguments[0] == "-W":
+        action = arguments[1]
+        del arguments[:2]
+    if action != "error":
+        warnings.filters.remove(("error", None, Warning, None, 0))  # type: ignore[attr-defined]  # this is a list
+        warnings.simplefilter(action, append=True)  # type: ignore[arg-type]  # an action
+    status: Any = 0
+    try:
+        if arguments[0] == "-c":
+            program = arguments.pop(1)
+            sys.argv, sys.path[0] = arguments, ""
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(program, vars(sys.modules["__main__"]))
+        else:
+            sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as e:
+        status = e.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as every interpreter does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,18 +95,18 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any, dask_cluster
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path) -> None:
+def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path, fast_python: list[str]) -> None:
     directory = shutil.copytree(scene.directory, tmp_path / "directory")
     commands = tmp_path / "bin"
     commands.mkdir()
     entry = "import sys; from refshard_fs.cli import main; sys.exit(main())"
     for name, call in {"refshard": f"-c '{entry}' ", "python": ""}.items():
-        (commands / name).write_text(f"#!/bin/sh\nexec '{sys.executable}' -W error {call}\"$@\"\n")
+        (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(fast_python)} -W error {call}"$@"\n')
         (commands / name).chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "FSSPEC_"))}
     environment |= scene.environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["PATH"] = f"{commands}{os.pathsep}{environment['PATH']}"
-    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("documents.py")), str(document)]
+    command = [*fast_python, "-W", "error", str(Path(__file__).with_name("documents.py")), str(document)]
     done = subprocess.run(
         [*command, json.dumps(scene.places)],
         cwd=directory,

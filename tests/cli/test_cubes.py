@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,21 @@ from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
 from tests.sets.files import days, days_of, plain_file, shown, with_scipy
 
-COMMAND = [sys.executable, "-c", "import sys; from refshard_fs.cli import main; sys.exit(main())"]
+PROGRAM = "import sys; from refshard_fs.cli import main; sys.exit(main())"
 
 
-def refshard(*arguments: str, folder: Path, status: int = 0) -> str:
-    """Run the command in ``folder``; return what it printed, errors last."""
-    done = subprocess.run(
-        [*COMMAND, *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def refshard(tmp_path: Path, fast_python: list[str]) -> Callable[..., str]:
+    """Call it with the arguments of the command: what it printed, errors last."""
 
+    def refshard(*arguments: str, status: int = 0) -> str:
+        command = [*fast_python, "-c", PROGRAM, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return refshard
 
 
 def packed(
@@ -65,79 +66,89 @@ def meant(cube: Path, day: int) -> float:
     return float(number * scale)
 
 
-def test_a_pattern_takes_files_in_natural_order(tmp_path: Path) -> None:
+def test_a_pattern_takes_files_in_natural_order(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 11)
-    said = refshard("concat", "day*.nc3", "-o", "cube.json", "--dim", "time", folder=tmp_path)
+    said = refshard("concat", "day*.nc3", "-o", "cube.json", "--dim", "time")
     assert said.startswith("cube.json: ")
     assert shown(str(tmp_path / "cube.json"), 11) == list(range(11))
 
 
-def test_without_a_dimension_it_says_which_to_name(tmp_path: Path) -> None:
+def test_without_a_dimension_it_says_which_to_name(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 2)
-    said = refshard("concat", "day*.nc3", "-o", "cube.json", folder=tmp_path, status=2)
+    said = refshard("concat", "day*.nc3", "-o", "cube.json", status=2)
     assert "name a dimension (--dim time)" in said
     assert "--same" not in said
     assert not (tmp_path / "cube.json").exists()
 
 
-def test_files_that_are_packed_otherwise_are_refused_by_name_or_recoded(tmp_path: Path) -> None:
+def test_files_that_are_packed_otherwise_are_refused_by_name_or_recoded(
+    refshard: Callable[..., str], tmp_path: Path
+) -> None:
     for day, scale in enumerate((0.5, 0.25, 0.5)):
         packed(tmp_path / f"day{day}.nc", day, scale)
-    said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", folder=tmp_path, status=2)
+    said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", status=2)
     for word in ("day0.nc", "day1.nc", "'t'", "scale_factor", "0.5", "0.25", "--lazy recodes"):
         assert word in said
-    said = refshard("concat", "day*.nc", "-o", "cube.refshard", "--dim", "time", "--lazy", folder=tmp_path)
+    said = refshard("concat", "day*.nc", "-o", "cube.refshard", "--dim", "time", "--lazy")
     assert "'t' is recoded" in said
     assert [meant(tmp_path / "cube.refshard", day) for day in range(3)] == [0, 1, 2]
 
 
-def test_times_that_count_from_elsewhere_are_carried_over_and_other_calendars_refused(tmp_path: Path) -> None:
+def test_times_that_count_from_elsewhere_are_carried_over_and_other_calendars_refused(
+    refshard: Callable[..., str], tmp_path: Path
+) -> None:
     packed(tmp_path / "a.nc", 30)
     packed(tmp_path / "b.nc", 0, units="days since 2024-02-01")
     packed(tmp_path / "c.nc", 33, calendar="noleap")
-    refshard("concat", "a.nc", "b.nc", "-o", "cube.json", "--dim", "time", folder=tmp_path)
+    refshard("concat", "a.nc", "b.nc", "-o", "cube.json", "--dim", "time")
     assert days_of(str(tmp_path / "cube.json")) == [30, 31]
-    said = refshard("append", "cube.json", "c.nc", "--dim", "time", folder=tmp_path, status=2)
+    said = refshard("append", "cube.json", "c.nc", "--dim", "time", status=2)
     for word in ("cube.json", "c.nc", "'time'", "noleap", "standard"):
         assert word in said
     assert days_of(str(tmp_path / "cube.json")) == [30, 31]
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_files_in_any_order_are_sorted_on_request(tmp_path: Path, lazy: list[str]) -> None:
+def test_files_in_any_order_are_sorted_on_request(
+    refshard: Callable[..., str], tmp_path: Path, lazy: list[str]
+) -> None:
     days(tmp_path, "scipy", 3)
     files = ["day2.nc3", "day0.nc3", "day1.nc3"]
-    refshard("concat", *files, "-o", "cube.json", "--dim", "time", "--sort", *lazy, folder=tmp_path)
+    refshard("concat", *files, "-o", "cube.json", "--dim", "time", "--sort", *lazy)
     assert days_of(str(tmp_path / "cube.json")) == [0, 1, 2]
     assert shown(str(tmp_path / "cube.json"), 3) == [0, 1, 2]
 
 
-def test_files_of_the_same_day_are_refused_or_one_of_them_is_taken(tmp_path: Path) -> None:
+def test_files_of_the_same_day_are_refused_or_one_of_them_is_taken(
+    refshard: Callable[..., str], tmp_path: Path
+) -> None:
     for number, (day, value) in enumerate(((0, 0), (1, 1), (1, 7))):
         packed(tmp_path / f"{number}.nc", day, value=value)
     arguments = ["concat", "0.nc", "1.nc", "2.nc", "-o", "cube.json", "--dim", "time"]
-    said = refshard(*arguments, folder=tmp_path, status=2)
+    said = refshard(*arguments, status=2)
     assert "2.nc) has time = 1 days since 2024-01-01, and so has" in said
     assert "--overlap first or --overlap last" in said
     for which, expected in (("first", [0, 1]), ("last", [0, 7])):
-        refshard(*arguments, "--overlap", which, folder=tmp_path)
+        refshard(*arguments, "--overlap", which)
         assert days_of(str(tmp_path / "cube.json")) == [0, 1]
         assert [meant(tmp_path / "cube.json", day) for day in range(2)] == expected
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_a_missing_day_is_filled_in(tmp_path: Path, lazy: list[str]) -> None:
+def test_a_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
     for day in (0, 1, 3):
         packed(tmp_path / f"day{day}.nc", day)
     arguments = ["--dim", "time", "--join", "outer", "--freq", "1D", *lazy]
-    refshard("concat", "day*.nc", "-o", "cube.json", *arguments, folder=tmp_path)
+    refshard("concat", "day*.nc", "-o", "cube.json", *arguments)
     cube = tmp_path / "cube.json"
     assert days_of(str(cube)) == [0, 1, 2, 3]
     assert [meant(cube, day) for day in (0, 1, 3)] == [0, 1, 3]
     assert not RefShardFileSystem(str(cube)).exists("t/2.0")
 
 
-def test_a_variable_that_a_file_lacks_is_named_with_the_option_that_helps(tmp_path: Path) -> None:
+def test_a_variable_that_a_file_lacks_is_named_with_the_option_that_helps(
+    refshard: Callable[..., str], tmp_path: Path
+) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in (0, 1):
         packed(tmp_path / f"day{day}.nc", day)
@@ -145,22 +156,22 @@ def test_a_variable_that_a_file_lacks_is_named_with_the_option_that_helps(tmp_pa
         more = file.createVariable("wind", "f4", ("time", "x"))
         more[:], more._FillValue = 5, np.float32(-9)
     arguments = ["concat", "day*.nc", "-o", "cube.json", "--dim", "time"]
-    said = refshard(*arguments, folder=tmp_path, status=2)
+    said = refshard(*arguments, status=2)
     assert "day1.nc) has no variable 'wind', which others have along 'time' (" in said
     assert "day0.nc)): --join outer takes it for missing there" in said
-    refshard(*arguments, "--join", "outer", folder=tmp_path)
+    refshard(*arguments, "--join", "outer")
     fs = RefShardFileSystem(str(tmp_path / "cube.json"))
     assert (fs.exists("wind/0.0"), fs.exists("wind/1.0")) == (True, False)
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_folders_of_members_are_a_cube_of_both(tmp_path: Path, lazy: list[str]) -> None:
+def test_folders_of_members_are_a_cube_of_both(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
     for member in (1, 2, 10):
         (tmp_path / f"r{member}").mkdir()
         for day in range(2):
             with_scipy(tmp_path / f"r{member}" / f"2024010{day + 1}.nc", day)
     pattern = "r{member:d}/{time:%Y%m%d}.nc"
-    refshard("concat", pattern, "-o", "cube.json", "--dims", "time,member", *lazy, folder=tmp_path)
+    refshard("concat", pattern, "-o", "cube.json", "--dims", "time,member", *lazy)
     fs = RefShardFileSystem(str(tmp_path / "cube.json"))
     meta = json.loads(fs.cat_file("t/.zarray"))
     names = json.loads(fs.cat_file("t/.zattrs"))["_ARRAY_DIMENSIONS"]
@@ -173,14 +184,16 @@ def test_folders_of_members_are_a_cube_of_both(tmp_path: Path, lazy: list[str]) 
 
 
 @pytest.mark.parametrize(("name", "lazy"), [("cube.json", []), ("cube.parquet", []), ("cube.refshard", ["--lazy"])])
-def test_a_daily_job_that_runs_twice_changes_nothing_and_says_so(tmp_path: Path, name: str, lazy: list[str]) -> None:
+def test_a_daily_job_that_runs_twice_changes_nothing_and_says_so(
+    refshard: Callable[..., str], tmp_path: Path, name: str, lazy: list[str]
+) -> None:
     days(tmp_path, "scipy", 3)
-    refshard("concat", "day0.nc3", "day1.nc3", "-o", name, "--dim", "time", *lazy, folder=tmp_path)
+    refshard("concat", "day0.nc3", "day1.nc3", "-o", name, "--dim", "time", *lazy)
     append = ["append", name, "day2.nc3", "--dim", "time"]
-    assert refshard(*append, "--on-duplicate", "skip", folder=tmp_path) == f"{name}: time: +1\n"
+    assert refshard(*append, "--on-duplicate", "skip") == f"{name}: time: +1\n"
     before = content(tmp_path / name)
-    assert refshard(*append, "--on-duplicate", "skip", folder=tmp_path) == f"{name}: nothing new, left as it is\n"
-    said = refshard(*append, folder=tmp_path, status=2)
+    assert refshard(*append, "--on-duplicate", "skip") == f"{name}: nothing new, left as it is\n"
+    said = refshard(*append, status=2)
     assert "has time = 2 days since 2024-01-01 already: --on-duplicate skip" in said
     assert content(tmp_path / name) == before
     assert shown(str(tmp_path / name), 3) == [0, 1, 2]
@@ -191,19 +204,19 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in files if file.is_file()}
 
 
-def test_an_earlier_day_is_refused_unless_any_order_will_do(tmp_path: Path) -> None:
+def test_an_earlier_day_is_refused_unless_any_order_will_do(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 3)
-    refshard("concat", "day0.nc3", "day2.nc3", "-o", "cube.json", "--dim", "time", folder=tmp_path)
+    refshard("concat", "day0.nc3", "day2.nc3", "-o", "cube.json", "--dim", "time")
     append = ["append", "cube.json", "day1.nc3", "--dim", "time"]
-    assert "--any-order" in refshard(*append, folder=tmp_path, status=2)
-    refshard(*append, "--any-order", folder=tmp_path)
+    assert "--any-order" in refshard(*append, status=2)
+    refshard(*append, "--any-order")
     assert days_of(str(tmp_path / "cube.json")) == [0, 2, 1]
 
 
-def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path) -> None:
+def test_chunks_without_a_codec_are_shown_in_smaller_pieces(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 2)
     arguments = ["--dim", "time", "--subchunks", "x=2"]
-    refshard("concat", "day*.nc3", "-o", "cube.json", *arguments, folder=tmp_path)
+    refshard("concat", "day*.nc3", "-o", "cube.json", *arguments)
     fs = RefShardFileSystem(str(tmp_path / "cube.json"))
     assert json.loads(fs.cat_file("t/.zarray"))["chunks"] == [1, 2]
     assert [np.frombuffer(fs.cat_file(f"t/{day}.{x}"), ">f4").tolist() for day in (0, 1) for x in (0, 1)] == [
@@ -214,35 +227,41 @@ def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path) -> N
     ]
 
 
-def test_files_that_cannot_be_opened_are_named_and_left_out_on_request(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened_are_named_and_left_out_on_request(
+    refshard: Callable[..., str], tmp_path: Path
+) -> None:
     days(tmp_path, "scipy", 4)
     (tmp_path / "day1.nc3").write_bytes(b"an error page")
     (tmp_path / "day2.nc3").write_bytes((tmp_path / "day2.nc3").read_bytes()[:90])
     arguments = ["concat", "day*.nc3", "-o", "cube.json", "--dim", "time"]
-    assert "day1.nc3" in refshard(*arguments, folder=tmp_path, status=2)
-    said = refshard(*arguments, "--on-error", "skip", folder=tmp_path)
+    assert "day1.nc3" in refshard(*arguments, status=2)
+    said = refshard(*arguments, "--on-error", "skip")
     assert "day1.nc3" in said
     assert "day2.nc3" in said
     assert days_of(str(tmp_path / "cube.json")) == [0, 3]
 
 
-def test_sources_of_several_kinds_are_one_cube(tmp_path: Path) -> None:
+def test_sources_of_several_kinds_are_one_cube(refshard: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     days(tmp_path, "references", 1)
     days(tmp_path, "h5py", 2)
     days(tmp_path, "scipy", 3)
     files = ["day0.json", "day1.h5", "day2.nc3"]
-    refshard("concat", *files, "-o", "cube.refshard", "--dim", "time", "--lazy", folder=tmp_path)
+    refshard("concat", *files, "-o", "cube.refshard", "--dim", "time", "--lazy")
     assert shown(str(tmp_path / "cube.refshard"), 3) == [0, 1, 2]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
-def test_a_run_that_was_killed_goes_on_where_it_ended(tmp_path: Path, http_server: RangeServer) -> None:
+def test_a_run_that_was_killed_goes_on_where_it_ended(
+    refshard: Callable[..., str], tmp_path: Path, http_server: RangeServer
+) -> None:
     urls = [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
     arguments = ["concat", *urls, "-o", "cube.refshard", "--dim", "time", "--lazy", "--resume", "scans"]
     kept = tmp_path / "scans"
     http_server.fault("silent", "/39.nc")
-    with subprocess.Popen([*COMMAND, *arguments], cwd=tmp_path, env=environment()) as killed:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as killed:
         until = time.monotonic() + 60
         while not (kept.exists() and kept.stat().st_size > 4000) and time.monotonic() < until:
             time.sleep(0.02)
@@ -250,7 +269,7 @@ def test_a_run_that_was_killed_goes_on_where_it_ended(tmp_path: Path, http_serve
     assert not (tmp_path / "cube.refshard").exists()
     http_server.heal()
     http_server.log.clear()
-    refshard(*arguments, folder=tmp_path)
+    refshard(*arguments)
     assert days_of(str(tmp_path / "cube.refshard")) == list(range(40))
     read = {request.path for request in http_server.requests() if request.sent > 100 and request.method == "GET"}
     assert "/39.nc" in read
