@@ -127,8 +127,10 @@ def pytest_configure(config: pytest.Config) -> None:
     with suppress(ImportError):
         import hypothesis
 
-        hypothesis.settings.register_profile("busy", deadline=None)  # no test fails because the machine is busy
-        hypothesis.settings.load_profile("busy")
+        # No test fails because the machine is busy.
+        hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
+        hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
+        hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or "short")
     if os.environ.get("REFSHARD_UVLOOP"):
         import uvloop
 

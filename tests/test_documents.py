@@ -35,6 +35,7 @@ if not any(point.name == "refshard" for point in metadata.entry_points(group="fs
     pytest.skip("documents use refshard:// by its entry point: install the package", allow_module_level=True)
 if metadata.version("zarr").startswith("2."):
     pytest.skip("documents are written for zarr 3", allow_module_level=True)
+pytestmark = pytest.mark.once
 
 
 class Scene(NamedTuple):

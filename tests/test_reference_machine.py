@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
             assert (key in references) == (key in self.now) == self.fs.isfile(key)
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("memory", 120), ("json", 240), ("parquet", 80)])
+@pytest.mark.parametrize(("kind", "examples"), [("memory", 30), ("json", 60), ("parquet", 25)])
 def test_references_are_a_dict_whatever_is_done(kind: str, examples: int) -> None:
     search(kind, examples=examples, steps=15, derandomize=True)
 

@@ -460,7 +460,8 @@ def test_a_failure_of_the_source_itself_is_not_taken_for_an_empty_one(http_serve
         assert "not satisfiable" not in str(caught.value)
 
 
-def test_ten_thousand_reads_under_random_faults(http_server: RangeServer) -> None:
+@pytest.mark.parametrize("reads", [2_000, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_reads_under_random_faults_are_right_or_an_error(http_server: RangeServer, reads: int) -> None:
     """Every byte right, or an error; nothing hangs, and the loop is left without tasks."""
     data = random.Random(0).randbytes(1 << 20)
     url = http_server.put("/x.bin", data)
@@ -472,7 +473,7 @@ def test_ten_thousand_reads_under_random_faults(http_server: RangeServer) -> Non
     http_server.fault(403, probability=0.01, seed=9)
     http_server.fault("ignored_range", probability=0.005, seed=10)
     pick = random.Random(1)
-    spans = [(pick.randrange(len(data) - 4096), pick.randrange(1, 4096)) for _ in range(10_000)]
+    spans = [(pick.randrange(len(data) - 4096), pick.randrange(1, 4096)) for _ in range(reads)]
     refs = {f"k/{i}": [url, start, size] for i, (start, size) in enumerate(spans)}
     results = {"right": 0, "error": 0}
 
@@ -496,5 +497,5 @@ def test_ten_thousand_reads_under_random_faults(http_server: RangeServer) -> Non
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(read())
-    assert sum(results.values()) == 10_000
-    assert 0 < results["error"] < 2000
+    assert sum(results.values()) == reads
+    assert 0 < results["error"] < reads / 5

@@ -17,6 +17,7 @@ import refshard_fs
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "pages" / "api.md"
 PACKAGE = Path(refshard_fs.__path__[0])
+CACHE = PACKAGE.parent / ".mypy_cache" / "of-users"
 
 
 def test_the_package_says_that_it_is_typed() -> None:
@@ -26,7 +27,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed: the extra lint brings it")
 def test_a_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
     # As where the package is installed: nothing of our configuration, and only the program's own errors.
-    options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
+    options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={CACHE}"]
     command = [sys.executable, "-m", "mypy", *options, str(HERE / "program.py")]
     environment = os.environ | {"MYPYPATH": str(PACKAGE.parent)}
     done = subprocess.run(
