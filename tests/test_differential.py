@@ -223,9 +223,7 @@ def check(fs: RefShardFileSystem, expected: Mapping[str, Spelled], *, listed: bo
             assert fs.info(key)["size"] == len(spelled.data)
 
 
-EXAMPLES = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @EXAMPLES

@@ -367,7 +367,7 @@ def take(array: Any, kind: str, selection: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_values_are_those_of_zarrs_own_pipeline(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     options, values = data.draw(arrays())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.columns import ChunkTable, Part, Row
@@ -36,7 +36,6 @@ def expected(table: ChunkTable, below: str) -> dict[str, int | str | None]:
     return out
 
 
-@settings(deadline=None)
 @given(tables(), st.integers(0, 3))
 def test_listings_are_those_of_the_keys(table: ChunkTable, depth: int) -> None:
     directories = {""}
@@ -50,7 +49,6 @@ def test_listings_are_those_of_the_keys(table: ChunkTable, depth: int) -> None:
         assert has_chunks_below(table, below) == bool(found)
 
 
-@settings(deadline=None)
 @given(tables())
 def test_names_come_in_order_with_their_numbers(table: ChunkTable) -> None:
     found, numbers = chunk_names(table.grid, table.present())

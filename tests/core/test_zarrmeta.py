@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
@@ -556,7 +556,6 @@ def test_every_array_of_the_shared_sets_has_a_grid() -> None:
 _numbers = st.one_of(st.integers(-1, 40), st.just(2**63), st.just(2.0), st.just(True), st.none())
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {"shape": st.lists(_numbers, max_size=3), "chunks": st.lists(_numbers, max_size=3)},

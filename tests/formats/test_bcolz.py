@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs import blosc
 
@@ -411,7 +411,6 @@ COMPRESSED = carray_of(np.arange(25), 10)
 MEANING = {b * 8 + bit for b in (18, 19) for bit in range(8)}  # flags and typesize: only the codec knows better
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 32 * 8 - 1).filter(lambda bit: bit not in MEANING))
 def test_a_flipped_bit_of_a_header_gives_an_error_or_the_values(number: int, bit: int) -> None:
     name = f"{ROOT}/data/__{number}.blp"

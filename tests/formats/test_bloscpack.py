@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs import blosc
 
@@ -409,7 +409,6 @@ def test_a_header_alone_allocates_nothing() -> None:
         Files({ROOT: header + bytes(100)}).open()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
 def test_a_flipped_bit_gives_an_error_or_the_values_when_verified(bit: int, walked: bool) -> None:
     data = superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES)) if walked else PLAIN

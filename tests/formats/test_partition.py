@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row
@@ -239,7 +239,6 @@ def test_dictionaries_of_every_size(distinct: int) -> None:
     assert values(data, rows) == expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows)
 def test_what_is_written_is_read_again(rows: list[Any]) -> None:
     urls = ["a", "b", "ü"]

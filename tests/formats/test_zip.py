@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
@@ -307,7 +307,6 @@ INDEXED = zipped({k: v for k, v in SMALL.items() if k != "a/c"}, zipfile.ZIP_STO
 MIXED = zipped(SMALL, zipfile.ZIP_DEFLATED)
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.sampled_from([INDEXED, MIXED]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, bit: int) -> None:
     """Not where nothing tells: the names in the directory, and the stored bytes themselves."""

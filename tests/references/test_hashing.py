@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refshard_fs.references.pieces import HASHED, PAD, Positions, hash_of, hashes, join_pieces, numbers_before, runs
@@ -16,7 +16,6 @@ def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
     return b"".join((*found, PAD)), stops - [len(piece) for piece in found], stops
 
 
-@settings(deadline=None)
 @given(pieces)
 @example([b"x" * HASHED, b"x" * (HASHED - 1), b"", b"x" * 8])
 def test_a_hash_is_the_same_in_a_text_and_alone(found: list[bytes]) -> None:
@@ -31,7 +30,6 @@ def test_the_seed_decides_which_pieces_hash_alike() -> None:
     assert len(set(map(hash_of, zeros))) == 100
 
 
-@settings(deadline=None)
 @given(pieces)
 @example([b"a" * 20] * 70)
 @example([b"a" * n for n in range(15, 20)] * 20)
@@ -40,7 +38,6 @@ def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
     assert join_pieces(text, starts, stops) == b"".join(found)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"x" * 60, b"x" * 59 + b"y", b"x" * 600])), max_size=60)
 )
@@ -51,7 +48,6 @@ def test_runs_begin_where_a_piece_is_another_one(found: list[bytes]) -> None:
     assert begun == expected or (max(map(len, found)) > len(PAD) and begun == list(range(len(found))))
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))
 def test_numbers_are_read_before_their_ends(found: list[int]) -> None:
     text, _, stops = in_a_row([b"x%d" % number for number in found])

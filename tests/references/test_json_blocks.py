@@ -318,7 +318,7 @@ members = st.lists(st.tuples(keys, values), max_size=60)
 spellings = st.sampled_from([{"separators": (",", ":")}, {}, {"indent": 1}])
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, spellings, st.booleans(), st.booleans(), st.integers(0, 60), st.sampled_from([13, 301, 1 << 20]))
 def test_any_document_reads_as_json_reads_it(
     items: list[tuple[str, Any]], spelling: Any, ascii_only: bool, wrap: bool, at: int, piece: int
@@ -338,7 +338,6 @@ def test_any_document_reads_as_json_reads_it(
     assert shown(read(text, piece)) == json.loads(body)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=40), st.integers(0, 600), st.integers(0, 3))
 def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) -> None:
     text = json.dumps({f"k{i}": ["s3://b/u", i, 1] for i in range(30)}, separators=(",", ":")).encode()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.columns import Row, Texts
@@ -38,7 +38,6 @@ values: st.SearchStrategy[Value] = st.one_of(
 members = st.dictionaries(keys, values, max_size=12)
 
 
-@settings(deadline=None)
 @given(st.lists(members, max_size=4), st.booleans())
 def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[str, Value]], all_alike: bool) -> None:
     expected = {key: value for run in runs for key, value in run.items()}
@@ -59,7 +58,6 @@ def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[
         assert dict(KeyTable.of([table])) == expected
 
 
-@settings(deadline=None)
 @given(members)
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
     table = KeyTable.of([KeyTable.of_mapping(found)])
@@ -83,7 +81,6 @@ def answer(steps: Any) -> Any:
     raise AssertionError("nothing has to be read")
 
 
-@settings(deadline=None)
 @given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
 def test_a_key_space_lists_what_there_is(found: dict[str, Value]) -> None:
     keyspace = FlatKeySpace(ReferenceSet(Texts.of([b"u%d" % i for i in range(4)]), {}, found), str, "refs.json")
@@ -111,7 +108,6 @@ def size_of(value: Value) -> int | None:
     return value.length if isinstance(value, Row) else len(decode(value))
 
 
-@settings(deadline=None)
 @given(members)
 def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([KeyTable.of_mapping(found)]))

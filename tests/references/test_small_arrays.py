@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import RefShardFileSystem
@@ -93,7 +93,6 @@ metadata = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.tuples(keys, values), metadata), min_size=1, max_size=30), metadata)
 def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]], more: tuple[str, Any]) -> None:
     text = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in [more, *items])

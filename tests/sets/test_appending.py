@@ -214,7 +214,7 @@ def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: p
     assert read(url)["time"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
 def test_whatever_the_sets_it_grows_into_their_concatenation(
     archive: tuple[list[dict[str, Any]], int], kind: Any, record_size: int

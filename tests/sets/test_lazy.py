@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import refshard_fs
@@ -396,7 +396,6 @@ def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:
     return [{key: value for key, value in one.items() if key.endswith("zarr.json")}, two], 0
 
 
-@settings(max_examples=60, deadline=None)
 @example(_first_lacks_its_chunk())
 @given(archives())
 def test_whatever_the_sets_keys_and_bytes_are_those_of_the_eager_concatenation(

@@ -414,7 +414,7 @@ def cubes(draw: st.DrawFn) -> tuple[list[list[Piece | None]], int]:
     return rows, version
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cubes())
 def test_whatever_is_missing_a_lazy_cube_has_the_values_of_xarray(cube: tuple[list[list[Piece | None]], int]) -> None:
     rows, version = cube

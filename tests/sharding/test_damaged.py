@@ -121,7 +121,7 @@ def test_shards_cut_short_at_any_byte_never_give_other_data(tmp_path: Path, kind
                 fs.cat_file(key(shard, 0))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_flipped_bit_of_a_checked_index_is_found(tmp_path: Path, data: Any) -> None:
     kind = data.draw(st.sampled_from(["v3-start-checked", "v3-end-checked"]))
@@ -135,7 +135,7 @@ def test_a_flipped_bit_of_a_checked_index_is_found(tmp_path: Path, data: Any) ->
             fs.cat_file(key(shard, slot))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_index_gives_ranges_of_the_shard_or_an_error(tmp_path: Path, data: Any) -> None:
     number = st.one_of(st.integers(0, 120), st.sampled_from([ONES, ONES - 1, 2**63, 2**63 - 1, 2**32]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.checksums import crc32c
@@ -163,7 +163,6 @@ def documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | No
     return version_3(shape, chunk, codecs, draw(st.sampled_from("./"))), {}, None
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_chunks_written_in_any_order_are_the_chunks_read(data: st.DataObject) -> None:
     doc, options, size = data.draw(documents())

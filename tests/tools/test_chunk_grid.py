@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NOTHING, plane_of
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=4), st.randoms(use_true_random=False))
 def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], random: object) -> None:
     size = math.prod(counts)

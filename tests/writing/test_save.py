@@ -323,7 +323,7 @@ values = (
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chunks=st.dictionaries(keys, values), size=st.integers(1, 25))
 def test_any_set_survives_both_ways(
     tmp_path_factory: pytest.TempPathFactory, chunks: dict[Any, Any], size: int

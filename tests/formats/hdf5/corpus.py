@@ -440,3 +440,20 @@ WRITERS: dict[str, Writer] = dict(_writers())
 def kinds() -> list[str]:
     """Return the kinds of files, which the names start with."""
     return list(dict.fromkeys(name.split(" ")[0] for name in WRITERS))
+
+
+def of_kind(kind: str) -> list[str]:
+    """Return the names of all files of a kind: each format with each index, filter..."""
+    return [name for name in WRITERS if name.split(" ")[0] == kind]
+
+
+def pairs(names: list[str]) -> list[str]:
+    """Return some of the names, in which any two words come together that do so in one of all."""
+    seen: set[tuple[str, str]] = set()
+    chosen = []
+    for name in names:
+        here = {*itertools.combinations(["", *name.split(" ")], 2)}
+        if not here <= seen:
+            seen |= here
+            chosen.append(name)
+    return chosen

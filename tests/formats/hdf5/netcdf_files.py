@@ -172,3 +172,15 @@ def _writers() -> Iterator[tuple[str, Writer]]:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = dict(_writers())
+# Each encoding comes with limited and unlimited dimensions in what is left.
+MORE = frozenset(
+    [
+        *(f"netcdf4 NETCDF4 {encoding} ('time',)" for encoding in ("zlib", "zstd")),
+        *(f"netcdf4 NETCDF4 {encoding} ('time', 'x')" for encoding in ("plain", "chunked", "zstd")),
+        *("netcdf4 NETCDF4 shuffle ()", "netcdf4 NETCDF4 chunked ()"),
+        *("netcdf4 CLASSIC plain ('time',)", "netcdf4 CLASSIC zlib ()", "netcdf4 CLASSIC chunked ('time',)"),
+        *("h5netcdf plain True", "h5netcdf gzip False", "h5netcdf lzf True", "h5netcdf fletcher32 False"),
+        "xarray netcdf4 chunked",
+    ]
+)
+assert WRITERS.keys() >= MORE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import xarray as xr
 import zarr
 
 from refshard_fs import RefShardFileSystem
-from tests.formats.hdf5 import comparison, corpus, netcdf_files
+from tests.formats.hdf5 import corpus, netcdf_files
 from tests.formats.hdf5.comparison import check_file, check_xarray
 
 SAMPLES = Path(__file__).parents[2] / "data"
@@ -25,10 +26,11 @@ def written(writers: dict[str, Any], name: str, folder: Path, suffix: str = "h5"
     return path
 
 
+@pytest.mark.parametrize("which", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
 @pytest.mark.parametrize("kind", corpus.kinds())
-def test_values_are_those_that_h5py_reads(kind: str, tmp_path: Path) -> None:
+def test_values_are_those_that_h5py_reads(kind: str, which: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
     refused = {"refused": frozenset(corpus.REFUSED), "matlab": frozenset(["cell"])}.get(kind, frozenset())
-    for name in [name for name in corpus.WRITERS if name.split(" ")[0] == kind]:
+    for name in which(corpus.of_kind(kind)):
         assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
 
 
@@ -46,7 +48,10 @@ def test_xarray_shows_what_h5netcdf_does(name: str, tmp_path: Path) -> None:
     assert check_xarray(written(corpus.WRITERS, name, tmp_path), decode_cf=False, refused=frozenset(["cell"]))
 
 
-@pytest.mark.parametrize("name", netcdf_files.WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in netcdf_files.MORE else ()) for name in netcdf_files.WRITERS],
+)
 def test_netcdf_files_are_what_h5py_and_h5netcdf_read(name: str, tmp_path: Path) -> None:
     path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
     assert check_file(path)
@@ -131,15 +136,6 @@ def test_a_scale_that_is_text_stays_text(tmp_path: Path) -> None:
             file.create_dataset(name, data=np.arange(3, dtype="i2")).attrs["scale_factor"] = text
     with xr.open_dataset(path, engine="refshard", decode_cf=False) as ds:
         assert {name: ds[name].attrs["scale_factor"] for name in ds} == {"a": "2", "b": "2", "c": "unknown"}
-
-
-def test_files_that_h5py_is_tested_with() -> None:
-    folder = Path(h5py.__file__).parent / "tests" / "data_files"
-    found = sorted(folder.glob("*.h5"))
-    if not found:
-        pytest.skip("this h5py comes without its tests' files")
-    for path in found:
-        assert comparison.check_file(path), path.name
 
 
 @pytest.mark.parametrize("name", ["netcdf4 NETCDF4 shuffle ('time', 'x')", "netcdf4 groups", "xarray h5netcdf packed"])
