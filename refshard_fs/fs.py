@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import warnings
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from glob import has_magic
@@ -21,16 +20,15 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY
-from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, OpenOptions
+from refshard_fs.core.format import HEAD, MANIFEST_BYTES
 from refshard_fs.core.keys import is_within, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ReadOnlyError, told
-from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.engine import Request
-from refshard_fs.reading.plan import KIB, MIB, Limits
+from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
 from refshard_fs.session import files
@@ -39,26 +37,16 @@ from refshard_fs.session.files import RefShardFile, RefShardMap, StreamedFile, W
 from refshard_fs.session.in_memory_source import InMemorySource, Source
 from refshard_fs.session.options import (
     INLINE,
-    READ_AS,
     RECORD_SIZE,
     SESSION,
     NormalizingMeta,
-    SessionOptions,
     SetFormat,
-    WriteOptions,
-    check_names,
-    data_url_of,
     format_named,
-    of_the_source,
-    overlay_for,
-    route,
-    taken,
+    settings_of,
 )
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
-from refshard_fs.sharding.layout import check_options
-from refshard_fs.targets import PoolOptions, Retry
 from refshard_fs.tools.views import Counters, Plan, html_of, progress
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.writer import OverlayTransaction, Writer
@@ -170,7 +158,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         names them by their SHA-256, so that equal ones are stored once.
     write_memory:
         Bytes of chunks that wait in memory for the commit of a zarr hierarchy; more of them wait in a temporary
-        file. Complete shards always wait there, each as the one object that the commit puts.
+        file.
     record_size:
         References per file of a parquet set that a commit makes.
 
@@ -240,57 +228,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         arguments = dict(locals())
         super().__init__(**kwargs)
         hook_zarr()
-        if shards not in ("inner", "whole"):
-            raise ValueError(f"shards={shards!r}: it is 'inner' or 'whole'")
-        check_options(shard_options or {})
-        if zarr_format not in (2, 3):
-            raise ValueError(f"zarr_format={zarr_format!r}: there are versions 2 and 3")
-        if head < LEAST_HEAD:
-            raise ValueError(f"head={head!r}: a source is recognised by its first {LEAST_HEAD} bytes")
-        fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
-        self.fo = fo
-        in_memory = isinstance(fo, InMemorySource)
-        is_new = mode is None and overlay is None and in_memory  # written to before it has an overlay
-        mode = mode or ("r" if overlay is None else "a")
-        self.mode = "a" if is_new else mode
-        source = fo if isinstance(fo, str) else None
-        source_options = ref_storage_args if ref_storage_args is not None else target_options
-        plain = of_the_source(kwargs, source)
-        check_names(kwargs.keys() - plain.keys(), RefShardFileSystem.__init__)
-        if plain:
-            source_options = {**plain, **(source_options or {})}
-        written = overlay_for(mode, overlay, fo)
-        writes = taken(WriteOptions, arguments, data_url=data_url_of(fo, data_url))
-        data_at = None if written is None else writes.data_url
-        routes = route(source, fs, remote_protocol, remote_options, source_options, options, allow, data_at)
-        self._session = Session(
-            SessionOptions(
-                source=fo,
-                open=taken(
-                    OpenOptions,
-                    arguments,
-                    template_overrides=tuple(sorted((template_overrides or {}).items())),
-                    protocol=routes.bare_protocol,
-                    bare_as_is=routes.bare_as_is,
-                    shard_options=tuple(sorted((shard_options or {}).items())),
-                    rule_of=routes.rule_of,
-                ),
-                format=None if format is None else READ_AS.get(format, format),
-                pool=PoolOptions(*routes[:3], Retry(retries, timeout), fast_s3, routes.rule_of, routes.only_sizes),
-                fallback=routes.fallback,
-                limits=Limits(max_gap, max_block),
-                budget=Budget(concurrency, max_memory),
-                readahead=readahead,
-                block_cache=block_cache,
-                token=routes.token,
-                overlay=written,
-                index_cache=os.fspath(index_cache) if isinstance(index_cache, os.PathLike) else index_cache,
-            )
-        )
-        # Without one, all writes are refused.
-        self._writer = Writer(self._session, writes) if is_new or written is not None else None
-        if written is not None:
-            written.spool.memory = write_memory
+        self.fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
+        session_options, writes = settings_of(arguments, kwargs, RefShardFileSystem.__init__)
+        self.mode = mode or ("r" if writes is None else "a")
+        self._session = Session(session_options)
+        self._writer = None if writes is None else Writer(self._session, writes)  # without one, all writes are refused
 
     # ------------------------------------------------------------------ what fsspec asks of every filesystem
 
@@ -760,8 +702,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise IsADirectoryError("the root is a directory")
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        values = await writer.values()
-        await values.write(key, decode(value) if isinstance(value, str) else bytes(value))
+        await writer.write(key, decode(value) if isinstance(value, str) else bytes(value))
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -820,16 +761,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
             key = self._strip_protocol(name)
             kind = (await self._info(key))["type"]
-            values = await writer.values()
             if kind != "directory":
-                await values.remove(key)
+                await writer.remove(key)
             elif not recursive:
                 raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
             elif maxdepth is None:
-                await values.remove_below(key)
+                await writer.remove_below(key)
             else:
                 for below in await self._find(key, maxdepth=maxdepth):
-                    await values.remove(below)
+                    await writer.remove(below)
 
     def rm(
         self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
@@ -888,7 +828,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url or 'target=')}")
         span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
-            self._session.wait(self._session.wait(writer.values).refer, key, span)
+            self._session.wait(writer.refer, key, span)
 
     def _writing(self, what: str) -> Writer:
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""
@@ -979,22 +919,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.writing.save import save  # not imported for reading
 
-        session, kind = self._session, format or format_named(url)
-        whole, spelled = self._respelling(), self._respelling(None if kind == "chunk-manifest" else url)
-        adopted: list[str] = []
-
-        def respell(written: str | None) -> str | None:
-            # What is written here is the user's own, and trusted.
-            if (said := session.adopt([whole(written)])) and not adopted:
-                adopted.append(said)
-            return spelled(written)
-
         with progress("save", callback) as shown:
-            given = url, kind, record_size, overwrite, respell, storage_options, shown
-            remark = save(self._stored(), session, *given)
-        for said in adopted:
-            warnings.warn(told(said), UserWarning, stacklevel=2)
-        return remark
+            given = url, format or format_named(url), record_size, overwrite, storage_options, shown
+            return save(self._stored(), self._session, *given)
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""
@@ -1019,12 +946,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return the keys as they are stored, or would be after a commit: those of shards, not of inner chunks."""
         return self._session.open() if self._writer is None else self._writer.stored()
 
-    def _respelling(self, url: str | None = None) -> Respell:
-        """Return how URLs of the source are spelled in a set at ``url``; absolute, without one."""
+    def _respelling(self) -> Respell:
+        """Return what makes URLs of the source absolute."""
         from refshard_fs.writing.save import respelling  # as in `save`
 
-        options = self._session.options
-        return respelling(options.open, options.source if isinstance(options.source, str) else None, url)
+        return respelling(self._session.options.open, self.fo)
 
 
 def _spelled(argument: Any) -> Any:

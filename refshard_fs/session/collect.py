@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,7 +32,6 @@ from refshard_fs.references.reference_set import References, ReferenceSet, with_
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA, grid_of
 from refshard_fs.session.recognition import beneath, references_in, stored
-from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
@@ -67,47 +66,23 @@ class _Array:
         return ChunkTable.from_parts(self.grid, [*self._parts, Part.from_rows(self._rows)])
 
 
-class Copies(Protocol):
-    """An object beside a set, with copies of chunks that are made from other bytes: no reference can say how."""
-
-    url: str
-
-    def begin(self, count: int) -> None:
-        """Prepare for ``count`` chunks."""
-
-    def add(self, data: bytes) -> int:
-        """Append the bytes of one more chunk; return where they begin."""
-
-
 def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
     """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
 
     Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
     more than `INLINED`.
     """
-    walk = yield from _walked(keyspace, prefix)
-    walk.refuse_much()
+    walk = yield from walked(keyspace, prefix)
+    if (key := walk.too_much()) is not None:
+        raise ManifestError(
+            f"{key!r} is made from other bytes: no reference can stand for it, and more than "
+            f"{INLINED >> 20} MiB of such chunks are not copied into a set. Convert this source alone, to where an "
+            "object can be written beside the set, and they go there; or read the source in place"
+        )
     for batch in walk.batches():
         read: Sequence[bytes] = yield tuple(Load(made.entry, Raw()) for made in batch)
         for made, data in zip(batch, read, strict=True):
             walk.keep(made, data)
-    return walk.found()
-
-
-def gather_copying(keyspace: KeySpace, session: Session, copies: Copies) -> tuple[ReferenceSet, Extras]:
-    """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``.
-
-    They are read `COPIED` at a time, by ``session``.
-    """
-    walk = session.run("", partial(_walked, keyspace, ""))
-    is_much = sum(made.size for made in walk.made) > INLINED
-    if is_much:
-        copies.begin(len(walk.made))
-        target = walk.urls.setdefault(copies.url, len(walk.urls))
-    for batch in walk.batches():
-        read = session.wait(session.read_entries, {made.key: made.entry for made in batch})
-        for made, data in zip(batch, read, strict=True):
-            walk.keep(made, Row(target, copies.add(data), len(data)) if is_much else data)
     return walk.found()
 
 
@@ -125,13 +100,14 @@ class _Made(NamedTuple):
         return self.entry.size if self.entry.size is not None else sum(span.size or 0 for span in self.entry.spans)
 
 
-def _walked(keyspace: KeySpace, prefix: str) -> Steps[_Walk]:
-    walk = _Walk(keyspace)
+def walked(keyspace: KeySpace, prefix: str = "") -> Steps[Walk]:
+    """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `made`."""
+    walk = Walk(keyspace)
     yield from walk.directory(prefix, None)
     return walk
 
 
-class _Walk:
+class Walk:
     """Goes through all directories of a key space, and keeps what its keys refer to."""
 
     def __init__(self, keyspace: KeySpace) -> None:
@@ -219,15 +195,10 @@ class _Walk:
         else:
             made.array.add(made.number, value)
 
-    def refuse_much(self) -> None:
-        """Raise ManifestError where there is more of these than a set should hold."""
-        for made, end in zip(self.made, itertools.accumulate(made.size for made in self.made), strict=True):
-            if end > INLINED:
-                raise ManifestError(
-                    f"{made.key!r} is made from other bytes: no reference can stand for it, and more than "
-                    f"{INLINED >> 20} MiB of such chunks are not copied into a set. Convert this source alone, to "
-                    "where an object can be written beside the set, and they go there; or read the source in place"
-                )
+    def too_much(self) -> str | None:
+        """Return the first key with which there is more to copy than a set should hold; None where all of it fits."""
+        ends = itertools.accumulate(made.size for made in self.made)
+        return next((made.key for made, end in zip(self.made, ends, strict=True) if end > INLINED), None)
 
     def batches(self) -> Iterator[list[_Made]]:
         """Yield what no reference can stand for, about `COPIED` bytes at a time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import uuid
 import warnings
@@ -18,16 +19,20 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.reference import LazyReferenceMapper
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.format import LEAST_HEAD, OpenOptions
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy, overlay_of, shared
-from refshard_fs.targets import PoolOptions, arguments_of
+from refshard_fs.sharding.layout import check_options
+from refshard_fs.targets import PoolOptions, Retry, arguments_of
 
 T = TypeVar("T")
+
+RECORD_SIZE: Final = 10_000  # references in a partition of a parquet set that is written
+INLINE: Final = 512  # bytes; larger values become objects
 
 
 class SessionOptions(msgspec.Struct, frozen=True, eq=False):
@@ -47,6 +52,76 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     overlay: Overlay | None = None  # of what is written; without one, nothing is
 
 
+class WriteOptions(msgspec.Struct, frozen=True):
+    """Where values go: ``data_url`` None keeps them all in memory.
+
+    ``format``, and the ``record_size`` of a parquet set, are those of a new source.
+    """
+
+    data_url: str | None
+    inline_threshold: int = INLINE
+    content_addressed: bool = False
+    format: str | None = None
+    record_size: int = RECORD_SIZE
+
+
+def settings_of(
+    given: Mapping[str, Any], others: Mapping[str, Any], constructor: Callable[..., Any]
+) -> tuple[SessionOptions, WriteOptions | None]:
+    """Return what the arguments ``given`` to ``constructor`` say; no WriteOptions where all writes are refused.
+
+    ``others`` are arguments that it does not name. ValueError or TypeError for a value that an argument does not take.
+    """
+    source, mode, head = given["fo"], given["mode"], given["head"]
+    if given["shards"] not in ("inner", "whole"):
+        raise ValueError(f"shards={given['shards']!r}: it is 'inner' or 'whole'")
+    check_options(given["shard_options"] or {})
+    if given["zarr_format"] not in (2, 3):
+        raise ValueError(f"zarr_format={given['zarr_format']!r}: there are versions 2 and 3")
+    if head < LEAST_HEAD:
+        raise ValueError(f"head={head!r}: a source is recognised by its first {LEAST_HEAD} bytes")
+    in_memory = isinstance(source, InMemorySource)
+    is_new = mode is None and given["overlay"] is None and in_memory  # written to before it has an overlay
+    overlay = overlay_for(mode or ("r" if given["overlay"] is None else "a"), given["overlay"], source)
+    if overlay is not None:
+        overlay.spool.memory = given["write_memory"]
+    writes = _taken(WriteOptions, given, data_url=data_url_of(source, given["data_url"]))
+    url = None if in_memory else source
+    plain = of_the_source(others, url)
+    check_names(others.keys() - plain.keys(), constructor)
+    routes = route(url, given, plain, None if overlay is None else writes.data_url)
+    cache, format = given["index_cache"], given["format"]
+    options = _taken(
+        SessionOptions,
+        given,
+        source=source,
+        open=_taken(
+            OpenOptions,
+            given,
+            template_overrides=tuple(sorted((given["template_overrides"] or {}).items())),
+            protocol=routes.bare_protocol,
+            bare_as_is=routes.bare_as_is,
+            shard_options=tuple(sorted((given["shard_options"] or {}).items())),
+            rule_of=routes.pool.rule_of,
+        ),
+        format=READ_AS.get(format, format),
+        pool=routes.pool,
+        fallback=routes.fallback,
+        limits=Limits(given["max_gap"], given["max_block"]),
+        budget=Budget(given["concurrency"], given["max_memory"]),
+        token=routes.token,
+        overlay=overlay,
+        index_cache=os.fspath(cache) if isinstance(cache, os.PathLike) else cache,
+    )
+    return options, writes if is_new or overlay is not None else None
+
+
+def _taken(kind: Callable[..., T], given: Mapping[str, Any], **others: Any) -> T:
+    """Return a struct of ``kind``: fields that have the name of an argument have its value; the rest are given."""
+    fields: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]  # of a type, which mypy does not know
+    return kind(**{**{name: given[name] for name in fields if name in given}, **others})
+
+
 # ----------------------------------------------------------------------------------------------------
 # Which options open which URLs, as the constructor's arguments say: by protocol, by prefix, for the source itself.
 
@@ -58,35 +133,27 @@ _OF_THE_SOURCE = ("compression", "protocol")  # options that its filesystem does
 class Routes(NamedTuple):
     """How targets are opened, and what URLs without a protocol mean."""
 
-    by_protocol: dict[str | None, Any]
-    by_prefix: dict[str, Any]
-    admission: Admission
+    pool: PoolOptions
     fallback: dict[str, Any]  # remote_options given without a protocol
     bare_protocol: str | None
     bare_as_is: bool  # URLs without a protocol are paths of an instance's own, not to be resolved
-    rule_of: Callable[[str], Admission]  # for a set at a URL that is part of the source
-    only_sizes: tuple[str, ...] = ()  # prefixes of objects whose sizes are compared, and their versions not
 
     @property
     def token(self) -> str:
         """Tell these routes from others; what was read by some is not for all."""
-        return repr((self.by_protocol, self.by_prefix, self.admission, self.only_sizes))
+        return repr((self.pool.by_protocol, self.pool.by_prefix, self.pool.admission, self.pool.only_sizes))
 
 
-def route(
-    source: str | None,
-    fs: AbstractFileSystem | Mapping[str | None, Any] | None,
-    remote_protocol: str | None,
-    remote_options: Mapping[str, Any] | None,
-    source_options: Mapping[str, Any] | None,
-    options: Mapping[str, Mapping[str, Any]] | None,
-    allow: Iterable[str] | str | None,
-    data_url: str | None = None,
-) -> Routes:
+def route(source: str | None, given: Mapping[str, Any], of_source: Mapping[str, Any], data_url: str | None) -> Routes:
     """Return the routes of a source at URL ``source`` (None: it is held in memory), whose new objects are at another.
 
-    What the user writes may be read again, with the options that it was written with.
+    ``given`` are all arguments, ``of_source`` options for the filesystem of ``source`` that were among them. What the
+    user writes may be read again, with the options that it was written with.
     """
+    fs, allow, options = given["fs"], given["allow"], given["options"]
+    remote_protocol, remote_options = given["remote_protocol"], given["remote_options"]
+    own = given["target_options"] if given["ref_storage_args"] is None else given["ref_storage_args"]
+    source_options = {**of_source, **(own or {})} if of_source else own
     by_protocol = _by_protocol(fs, remote_protocol, remote_options)
     by_prefix, only_sizes = _versions_apart(options or {})
     if data_url is not None:
@@ -94,8 +161,8 @@ def route(
         known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
         if not known and protocol not in ("memory", *LOCAL):
             near = source is not None and (protocol_of(source) or "file") == protocol
-            given = (source_options if near else None) or remote_options or {}
-            by_prefix[data_url] = {name: value for name, value in given.items() if name not in _OF_THE_SOURCE}
+            chosen = (source_options if near else None) or remote_options or {}
+            by_prefix[data_url] = {name: value for name, value in chosen.items() if name not in _OF_THE_SOURCE}
         options = {**(options or {}), data_url: {}}
         if allow is not None and not isinstance(allow, str):
             allow = [*allow, data_url + "/"]
@@ -109,15 +176,13 @@ def route(
         elif fs is not None and longest_prefix(by_prefix, source) is None:
             by_prefix[source] = {}  # fs= serves the references, not the manifest
     bare = by_protocol.get(None)
+    rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*(options or ())])
+    retry = Retry(given["retries"], given["timeout"])
     return Routes(
-        by_protocol,
-        by_prefix,
-        Admission.of(source, allow, filter(None, by_protocol), options or ()),
+        PoolOptions(by_protocol, by_prefix, rule_of(source), retry, given["fast_s3"], rule_of, only_sizes),
         dict(remote_options or {}) if fs is None and remote_protocol is None else {},
         remote_protocol if fs is None or isinstance(fs, Mapping) else None,
         isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
-        partial(Admission.of, allow=allow, protocols=tuple(filter(None, by_protocol)), prefixes=tuple(options or ())),
-        only_sizes,
     )
 
 
@@ -233,7 +298,7 @@ def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:
         near = difflib.get_close_matches(name, [*_parameters(constructor), *FSSPEC_ARGUMENTS], 1)
         of_targets = f": it has no effect here. What targets need goes into remote_options={{{name!r}: ...}}"
         hint = f": did you mean {near[0]}=?" if near else of_targets
-        warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=4)
+        warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=6)
 
 
 def _parameters(constructor: Callable[..., Any]) -> list[str]:
@@ -266,8 +331,6 @@ def _typed(name: str, text: str, annotation: str) -> Any:
 # What the arguments say of writing.
 
 
-RECORD_SIZE = 10_000  # references in a partition of a parquet set that is written
-INLINE = 512  # bytes; larger values become objects
 MODES = ("r", "a", "w")
 _TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
 
@@ -290,25 +353,6 @@ def format_named(url: str) -> SetFormat:
     if _JSON.search(name):
         return "json"
     return "chunk-manifest" if name.endswith(".zarr") else "parquet"
-
-
-class WriteOptions(msgspec.Struct, frozen=True):
-    """Where values go: ``data_url`` None keeps them all in memory.
-
-    ``format``, and the ``record_size`` of a parquet set, are those of a new source.
-    """
-
-    data_url: str | None
-    inline_threshold: int = INLINE
-    content_addressed: bool = False
-    format: str | None = None
-    record_size: int = RECORD_SIZE
-
-
-def taken(kind: Callable[..., T], arguments: Mapping[str, Any], **others: Any) -> T:
-    """Return a struct of ``kind``: fields that have the name of an argument have its value; the rest are given."""
-    fields: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]  # of a type, which mypy does not know
-    return kind(**{**{name: arguments[name] for name in fields if name in arguments}, **others})
 
 
 def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -18,9 +18,8 @@ from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences, Look
 from refshard_fs.references.keyspace import FlatKeySpace
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
 from refshard_fs.security.admission import OBJECT_STORES
 from refshard_fs.security.policy import directory_of, locator, protocol_of
@@ -199,16 +198,3 @@ def manifests_of(keyspace: KeySpace) -> ManifestView | None:
     """Return the view that reads the chunk manifests of an opened source; None if there is none."""
     found = stored(keyspace)
     return found if isinstance(found, ManifestView) else None
-
-
-def references_of(keyspace: KeySpace, look: Look) -> Mapping[str, Any]:
-    """Return the references of an opened source as a mapping; ``look`` runs the look-ups of one that is read lazily."""
-    match beneath(keyspace):
-        case FlatKeySpace(refs=refs):
-            return References(refs)
-        case ParquetKeySpace() as lazy:
-            return LazyReferences(lazy, look)
-        case _:
-            raise NotImplementedError(
-                "this source is no set of references, and so has none to show: fs.save(url) writes it as one"
-            )

@@ -29,6 +29,8 @@ from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import NoSuchSource, RefShardError, TargetChanged, told_cause
+from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
@@ -38,14 +40,15 @@ from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import WORKERS, SelectionRead, Take, decode
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, protocol_of, server_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.overlay import Base, Overlay, overlay_of
-from refshard_fs.session.recognition import beneath, references_of
+from refshard_fs.session.recognition import beneath
 from refshard_fs.targets import Given, Pool, Versions
 from refshard_fs.targets.pool import instance
 
@@ -235,8 +238,7 @@ class Session(Engines):
         super().__init__(options)
         self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self._arguments: object = None  # of the filesystems that share it
-        self._opening: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[KeySpace]]
-        self._opening = weakref.WeakKeyDictionary()
+        self._opening: weakref.WeakKeyDictionary[Loop, asyncio.Task[KeySpace]] = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         # Metadata of arrays that selections were made of, by path, and the number of the last edit by then.
@@ -584,7 +586,15 @@ class Session(Engines):
         """Return the references of the source, without what was written since, as the mapping that their JSON is."""
         shown = self.open()
         if self._references is None or self._references[0] is not shown:
-            self._references = shown, references_of(beneath(shown), self.run)
+            match beneath(shown):
+                case FlatKeySpace(refs=refs):
+                    self._references = shown, References(refs)
+                case ParquetKeySpace() as lazy:
+                    self._references = shown, LazyReferences(lazy, self.run)
+                case _:
+                    raise NotImplementedError(
+                        "this source is no set of references, and so has none to show: fs.save(url) writes it as one"
+                    )
         return self._references[1]
 
     def read_now(self, request: Request) -> bytes | None:

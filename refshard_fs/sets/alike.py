@@ -197,7 +197,7 @@ class DocumentParser:
             return None  # who opens it tells why
         if refs is None:
             return None
-        return respelled(refs, respelling(OpenOptions(), fo if isinstance(fo, str) else None, None))
+        return respelled(refs, respelling(OpenOptions(), fo))
 
     def _parsed(self, document: Any, where: str) -> ReferenceSet | None:
         is_large = isinstance(document, bytes) and len(document) > SMALL

@@ -197,7 +197,7 @@ class _Scanner(Engines):
             refs = with_packing_types((yield from first.run(collected(space))), space.attribute_dtypes, first.url)
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from told_cause(e)
-        return respelled(refs, respelling(OpenOptions(), first.url, None))
+        return respelled(refs, respelling(OpenOptions(), first.url))
 
 
 # ----------------------------------------------------------------------------------------------------

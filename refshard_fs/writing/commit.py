@@ -7,19 +7,15 @@ from functools import partial
 from typing import Final
 
 from refshard_fs.core.edits import EditedKeySpace, Edits
-from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, told
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import READ_AS, WriteOptions, format_named, takes_objects
+from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Base
-from refshard_fs.session.recognition import beneath, manifests_of
+from refshard_fs.session.recognition import manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.targets.objects import Document
@@ -27,35 +23,7 @@ from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit
 from refshard_fs.writing.shards import shard_edits
-from refshard_fs.writing.writer import Writer
-
-HIERARCHY: Final = "zarr-hierarchy"
-MANIFESTS: Final = "chunk-manifest"
-_NEW: Final = READ_AS | {name: name for name in READ_AS.values()} | {MANIFESTS: MANIFESTS}
-
-
-def waits(source: str | InMemorySource, base: Base, options: WriteOptions) -> bool:
-    """Whether values are kept until the commit, which has a place for them: that of a hierarchy without manifests."""
-    return _format_of(source, base, options) == HIERARCHY
-
-
-def _format_of(source: str | InMemorySource, base: Base, options: WriteOptions) -> str | None:
-    """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
-    match beneath(base.keyspace):
-        case Hierarchy():
-            view = manifests_of(base.keyspace)
-            return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
-        case _ if base.facts is None and base.url == source:  # there was nothing at its URL
-            if options.format is None:
-                return READ_AS[format_named(str(source))]
-            if options.format not in _NEW:
-                raise ReadOnlyError(f"format={options.format!r} cannot be made: there are {', '.join(_NEW)}")
-            return _NEW[options.format]
-        case FlatKeySpace():
-            return "kerchunk-json"
-        case ParquetKeySpace():
-            return "kerchunk-parquet"
-    return None
+from refshard_fs.writing.writer import HIERARCHY, MANIFESTS, Writer
 
 
 def commit(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | None]:
@@ -75,7 +43,7 @@ def commit(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | No
             "you have written, as a set of references to another place"
         )
     _learn_manifests(writer, base, edits)
-    format = _format_of(source, base, writer.options)
+    format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
             f"{source} takes no writes, being neither a reference set nor a zarr hierarchy: fs.save(url) "
@@ -84,7 +52,7 @@ def commit(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | No
     stored, made = base, edits
     if format != HIERARCHY:
         if isinstance(base.keyspace, ShardView):
-            made = shard_edits(base.keyspace, edits, writer.session.run, writer.overlay, writer.values_over(base))
+            made = shard_edits(writer, base.keyspace, edits)
             stored = base._replace(keyspace=base.keyspace.base)
         made = made.loaded()
     try:

@@ -12,6 +12,7 @@ import io
 import lzma
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Final
@@ -20,6 +21,7 @@ import numcodecs
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Row
 from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
@@ -27,7 +29,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.core.stats import bytes_text, count_text
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, told
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import root_with
 from refshard_fs.formats.kerchunk_json import source as json_writing
@@ -37,10 +39,11 @@ from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
 from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream, Respell
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
-from refshard_fs.session.collect import Run, collect, gather, gather_copying
+from refshard_fs.session.collect import Extras, Run, collect, gather, walked
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.session.session import Session
@@ -81,17 +84,24 @@ def save(
     format: SetFormat,
     record_size: int,
     overwrite: bool,
-    respell: Respell,
     options: Mapping[str, Any],
     callback: Callback = DEFAULT_CALLBACK,
 ) -> str | None:
-    """Write the references of ``keyspace``, their URLs respelled, to ``url``; ``session`` reads what that takes.
+    """Write the references of ``keyspace``, URLs with the meaning that they have in ``session``, to ``url``.
 
     Returns in one line what was copied into an object beside the set, if anything was. Raises ManifestError, which
     names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
     would go where something is already.
     """
     run, sink = session.run, Objects(url, options)
+    spell = partial(respelling, session.options.open, session.options.source)
+    whole, spelled = spell(), spell(None if format == "chunk-manifest" else url)
+    remarks: dict[str, None] = {}
+
+    def respell(written: str | None) -> str | None:
+        remarks[session.adopt([whole(written)])] = None  # what is written here is the user's own, and trusted
+        return spelled(written)
+
     found = stored(unedited(keyspace))  # shards are left whole
     found = references_in(found) or found
     match beneath(found):
@@ -110,6 +120,9 @@ def save(
                 _save_manifests(stream, run, sink, overwrite)
             case _:
                 raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
+    for remark in filter(None, remarks):
+        warnings.warn(told(remark), UserWarning, stacklevel=3)
+        break
     return None if copies is None else copies.remark
 
 
@@ -130,8 +143,7 @@ def _stream_of(
     if copies is None:
         refs, extras = session.run("", partial(gather, keyspace))
     else:
-        refs, extras = gather_copying(keyspace, session, copies)
-        copies.finish()
+        refs, extras = _gather_copying(keyspace, session, copies)
 
     def spelled(url: str | None) -> str | None:
         is_own = url is None or (copies is not None and url == copies.url)
@@ -140,8 +152,23 @@ def _stream_of(
     return FlatStream(refs, spelled, extras, pins_as_extras=pins_as_extras)
 
 
+def _gather_copying(keyspace: KeySpace, session: Session, copies: CopiesBeside) -> tuple[ReferenceSet, Extras]:
+    """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``."""
+    walk = session.run("", partial(walked, keyspace))
+    is_much = walk.too_much() is not None
+    if is_much:
+        copies.begin(len(walk.made))
+        target = walk.urls.setdefault(copies.url, len(walk.urls))
+    for batch in walk.batches():
+        read = session.wait(session.read_entries, {made.key: made.entry for made in batch})
+        for made, data in zip(batch, read, strict=True):
+            walk.keep(made, Row(target, copies.add(data), len(data)) if is_much else data)
+    copies.finish()
+    return walk.found()
+
+
 class CopiesBeside:
-    """An object in ``folder`` with copies of chunks that no reference can stand for: see `collect.Copies`.
+    """An object in ``folder`` with copies of chunks that are made from other bytes: no reference can say how.
 
     It is complete before the set that refers to it appears. Its name is new, so that readers of a set that is replaced
     keep theirs. It is removed if the set is not written. ``callback`` counts the chunks.
@@ -157,10 +184,12 @@ class CopiesBeside:
         self._count = self._size = 0
 
     def begin(self, count: int) -> None:
+        """Prepare for ``count`` chunks."""
         self._file = self._opened.enter_context(self._folder.stream(self._name))
         self._callback.set_size(count)
 
     def add(self, data: bytes) -> int:
+        """Append the bytes of one more chunk; return where they begin."""
         assert self._file is not None, "begin() comes first"
         start = self._size
         self._file.write(data)
@@ -192,12 +221,12 @@ class CopiesBeside:
             self._folder.tidy([self._name])
 
 
-def respelling(options: OpenOptions, source: str | None, url: str | None) -> Respell:
-    """Return how URLs of the set at ``source`` (None: in memory) are spelled in a set at ``url``.
+def respelling(options: OpenOptions, source: object, url: str | None = None) -> Respell:
+    """Return how URLs of the set ``source`` (its URL, or what is held in memory) are spelled in a set at ``url``.
 
     As written, where that means the same there; else, or without ``url``, absolute.
     """
-    resolve = resolver(options, None if source is None else policy.directory_of(source.rstrip("/")))
+    resolve = resolver(options, policy.directory_of(source.rstrip("/")) if isinstance(source, str) else None)
     directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))
 
     def respell(written: str | None) -> str | None:

@@ -65,7 +65,7 @@ class DirectoryCommit:
         """Make the commit: all of it or nothing. Return what is left to do for readers that know no new names."""
         data = None
         try:
-            data = self._put_objects()
+            data, tidy = self._put_objects()
             self._document.put(data)
         except BaseException as e:
             # Where the document may have been put, or may still be, the objects that it names stay.
@@ -73,19 +73,16 @@ class DirectoryCommit:
                 with contextlib.suppress(OSError):
                     self._store.remove_all(self._written)
             raise
-        return self._finish
 
-    def _put_objects(self) -> bytes:
-        """Put all new objects, and return the new document."""
+        def finish() -> None:
+            with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
+                tidy()
+
+        return finish
+
+    def _put_objects(self) -> tuple[bytes, Finish]:
+        """Put all new objects. Return the new document, and what gives objects their usual names after the commit."""
         raise NotImplementedError
-
-    def _tidy(self) -> None:
-        """Give objects their usual names, and remove those of before, after the commit."""
-        raise NotImplementedError
-
-    def _finish(self) -> None:
-        with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
-            self._tidy()
 
     def _publish_again(self, data: bytes) -> None:
         """Replace the document that this commit has put."""
@@ -112,21 +109,19 @@ class ParquetCommit(DirectoryCommit):
         empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
         self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
         self._before = zarrmeta.loads(empty if self._old is None else self._old.document)
-        self._now = 0  # time of the commit, in seconds since 1970
-        self._last = b""  # the document when all partitions have their usual names
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
 
-    def _put_objects(self) -> bytes:
+    def _put_objects(self) -> tuple[bytes, Finish]:
         layout, document = new_layout(self._layout, self._edits, self._url)
         changes = plan(self._layout, layout, self._edits)
         for array in changes.gone:
             self._drop(array, 0)
         for array, change in changes.changes.items():
             self._change(layout, array, change)
-        self._now = int(time.time())
+        now = int(time.time())
         self._renamed = {array: names for array, names in self._renamed.items() if names}
-        self._last = document_with(document, {}, self._token, self._now)
-        return document_with(document, self._renamed, self._token, self._now)
+        last = document_with(document, {}, self._token, now)
+        return document_with(document, self._renamed, self._token, now), partial(self._rename, now, last)
 
     # ------------------------------------------------------------------ partitions under names of their own
 
@@ -179,17 +174,18 @@ class ParquetCommit(DirectoryCommit):
 
     # ------------------------------------------------------------------ and their usual names
 
-    def _may_tidy(self) -> bool:
+    def _may_rename(self, now: int) -> bool:
         """Whether there are partitions to rename, and no other process is renaming them."""
         if not self._renamed:
             return False
         match self._before.get("refshard"):
             case {"at": int(at)}:
-                return self._now - at > ABANDONED
+                return now - at > ABANDONED
         return not self._layout.renamed
 
-    def _tidy(self) -> None:
-        if not self._may_tidy():
+    def _rename(self, now: int, document: bytes) -> None:
+        """Give the partitions of a commit at ``now`` their usual names; ``document`` is then the one of the set."""
+        if not self._may_rename(now):
             return
         until = time.monotonic() + TIDYING
         unique: list[str] = []
@@ -204,9 +200,9 @@ class ParquetCommit(DirectoryCommit):
                     self._store.copy(join(array, name), usual)
                     unique.append(join(array, name))
         for array, before in self._layout.renamed.items():
-            now = self._renamed.get(array, {})
-            unique += [join(array, name) for n, name in before.items() if name is not None and now.get(n) != name]
-        self._publish_again(self._last)
+            kept = self._renamed.get(array, {})
+            unique += [join(array, name) for n, name in before.items() if name is not None and kept.get(n) != name]
+        self._publish_again(document)
         self._store.remove_all(unique)
 
 
@@ -222,45 +218,39 @@ class ManifestCommit(DirectoryCommit):
 
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
         super().__init__(writer, base, edits, _ROOT)
-        self._nodes_after: Nodes = {}
-        self._changed: list[str] = []  # nodes whose own documents are written
-        self._gone: list[str] = []  # nodes whose documents are removed
-        self._done: list[str] = []  # manifests that this commit replaces: the next one removes them
-        self._useless: list[str] = []  # manifests of nodes that are gone: with them, their directories would stay
-        self._replaced: list[str] = []  # manifests that the commit before replaced
         is_new = base.facts is None
         self._view = None if is_new else manifests_of(base.keyspace)
         if not is_new and not (self._view and isinstance(self._view.base, Hierarchy | EditedKeySpace)):
             raise ReadOnlyError(f"{self._store.url} maps the keys of its whole source, and takes no writes")
 
-    def _put_objects(self) -> bytes:
+    def _put_objects(self) -> tuple[bytes, Finish]:
         old: Nodes = {} if self._view is None else self._run("", partial(_documents, self._view.base))
-        nodes: Nodes = self._nodes(old)
-        touched = [
+        nodes = self._nodes(old)
+        root = old.get("", {})
+        touched = {
             path
             for path, doc in nodes.items()
             if doc.get("node_type") == "array" and self._touches(path, doc, old.get(path))
-        ]
-        self._replaced = _replaced(old.get("", {}))
-        self._done = [join(path, name) for path in touched if (name := _manifest(old.get(path)))]
-        self._useless = [join(path, name) for path in old.keys() - nodes.keys() if (name := _manifest(old.get(path)))]
-        for path in touched:
-            nodes[path] = self._write(path, nodes[path], old.get(path))
-        for path in nodes.keys() - set(touched):
-            nodes[path] = _declaring(nodes[path], old.get(path))
+        }
+        # The next commit removes the manifests that this one replaces: readers have had time to open the set again.
+        # Those of nodes that are gone do not stay, for with them their directories would.
+        done = [join(path, name) for path in sorted(touched) if (name := _manifest(old.get(path)))]
+        useless = [join(path, name) for path in old.keys() - nodes.keys() if (name := _manifest(old.get(path)))]
+        for path in nodes:
+            write = self._write if path in touched else _declaring
+            nodes[path] = write(path, nodes[path], old.get(path))
         changed = {path for path, doc in nodes.items() if path and doc != old.get(path)}
-        self._nodes_after = nodes
-        self._changed = sorted(changed | _unfinished(old.get("", {}), "pending").intersection(nodes))
-        self._gone = sorted({*old, *_unfinished(old.get("", {}), "gone")} - set(nodes) - {""})
-        return zarrmeta.dumps(root_with(nodes, self._changed, self._gone, self._done))
+        changed |= _unfinished(root, "pending").intersection(nodes)
+        gone = sorted({*old, *_unfinished(root, "gone")} - set(nodes) - {""})
 
-    def _tidy(self) -> None:
-        for path in self._changed:
-            self._store.put(join(path, _ROOT), (zarrmeta.dumps(self._nodes_after[path]),))
-        self._store.remove_all(join(path, _ROOT) for path in self._gone)
-        self._publish_again(zarrmeta.dumps(root_with(self._nodes_after, [], [], self._done)))
-        self._store.remove_all(self._useless)
-        self._store.remove_all(self._replaced)  # readers have had time to open the set again
+        def tidy() -> None:
+            for path in sorted(changed):
+                self._store.put(join(path, _ROOT), (zarrmeta.dumps(nodes[path]),))
+            self._store.remove_all(join(path, _ROOT) for path in gone)
+            self._publish_again(zarrmeta.dumps(root_with(nodes, [], [], done)))
+            self._store.remove_all([*useless, *_replaced(root)])
+
+        return zarrmeta.dumps(root_with(nodes, sorted(changed), gone, done)), tidy
 
     # ------------------------------------------------------------------ metadata
 
@@ -365,8 +355,8 @@ def _manifest(doc: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _declaring(doc: dict[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return an array's new metadata, which declares the manifest that the old one does."""
+def _declaring(path: str, doc: dict[str, Any], old: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the new metadata of an array that is not touched: it declares the manifest that the old one does."""
     if old is None or "storage_transformers" not in old:
         return doc
     return {**doc, "storage_transformers": old["storage_transformers"]}

@@ -14,19 +14,17 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool, Spooled
+from refshard_fs.core.edits import REMOVED, Edits, Spool, Spooled
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import DamagedIndex, ManifestError
-from refshard_fs.session.collect import Run
-from refshard_fs.session.overlay import Overlay
 from refshard_fs.sharding.index import Buffer, Misfit
 from refshard_fs.sharding.layout import ChunkInShard, ShardLayout
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import restored
-from refshard_fs.writing.staging import Values
+from refshard_fs.writing.writer import Writer
 
 # ------------------------------------------------------------------ arrays that a commit makes longer
 
@@ -297,12 +295,13 @@ def _order(key: str) -> tuple[bool, int, int, str]:
 # ------------------------------------------------------------------ shards of sets of references
 
 
-def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, values: Values) -> Edits:
-    """Return what ``edits`` of the keys of ``view`` are as edits of the keys of its base; ``values`` takes the shards.
+def shard_edits(writer: Writer, view: ShardView, edits: Edits) -> Edits:
+    """Return what ``edits`` of the keys of ``view`` are as edits of the keys of its base; ``writer`` puts the shards.
 
     Raises ManifestError where the shards of an array cannot hold it as it was written, DamagedIndex for an old shard
     that is damaged.
     """
+    run, overlay = writer.session.run, writer.overlay
     plan: Plan = run("", partial(planned, view, edits, overlay.spool, loads_all=False))
     made = Edits()
     for prefix in plan.prefixes:
@@ -316,19 +315,14 @@ def shard_edits(view: ShardView, edits: Edits, run: Run, overlay: Overlay, value
     for key, document in plan.documents:
         made.put(key, Inline(document))
     for key, edit in plan.data.items():
-        made.put(key, edit if isinstance(edit, Span) else values.stored([edit.data]))
+        made.put(key, edit if isinstance(edit, Span) else writer.stored_value([edit.data]))
     for shard in plan.shards:
-        made.put(shard.key, _put(shard, view, run, overlay, values))
+        url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
+        parts = None if shard.goes else packed(shard, old, url)
+        made.put(shard.key, REMOVED if parts is None else writer.stored_value(parts))
+        if not shard.goes:
+            overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
     return made
-
-
-def _put(shard: ShardPlan, view: ShardView, run: Run, overlay: Overlay, values: Values) -> Edit:
-    if shard.goes:
-        return REMOVED
-    url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
-    overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
-    parts = packed(shard, old, url)
-    return REMOVED if parts is None else values.stored(parts)
 
 
 def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:

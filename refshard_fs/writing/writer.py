@@ -1,22 +1,41 @@
-"""Writes to one source: keys go into an overlay, which is committed or discarded."""
+"""Writes to one source: keys go into an overlay, which is committed or discarded.
+
+In the process that commits, small values and metadata go into the overlay, and others into objects of their own, at
+once. Values that have a place in the source wait for the commit in the overlay: all of a zarr hierarchy, chunks of
+shards. Other processes stage each change: see `staging`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Final
 
+import msgspec
 from fsspec.transaction import Transaction
 
-from refshard_fs.core.edits import EditedKeySpace, Edits
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Span
+from refshard_fs.core.model import Entry, Inline, Span
+from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError, RefShardError
+from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import WriteOptions
+from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
+from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.staging import Values, clear, merge
+from refshard_fs.targets.generic import in_thread
+from refshard_fs.targets.objects import Buffer, Objects, sum_of
+from refshard_fs.writing.staging import clear, merge, stage
+
+HIERARCHY: Final = "zarr-hierarchy"
+MANIFESTS: Final = "chunk-manifest"
+_NEW: Final = READ_AS | {name: name for name in READ_AS.values()} | {MANIFESTS: MANIFESTS}
 
 _ELSEWHERE = (
     "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
@@ -25,15 +44,14 @@ _ELSEWHERE = (
 
 
 class Writer:
-    """Writes to the overlay of a session, which is read at once by all that share it. Any thread may use it.
+    """Writes to the overlay of a session, which is read at once by all that share it.
 
-    The source itself is not touched before a commit.
+    The source itself is not touched before a commit. Any thread and event loop may use it.
     """
 
     def __init__(self, session: Session, options: WriteOptions) -> None:
         self.session = session
         self.options = options
-        self._values: Values | None = None
 
     @property
     def overlay(self) -> Overlay:
@@ -45,12 +63,48 @@ class Writer:
         """What is written to."""
         return self.session.options.source
 
-    # ------------------------------------------------------------------ keys
+    @cached_property
+    def store(self) -> Objects | None:
+        """Where values become objects; None where all are kept in memory."""
+        url = self.options.data_url
+        return None if url is None else Objects(url, self.session.given(url))
+
+    def format_of(self, base: Base) -> str | None:
+        """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
+        match beneath(base.keyspace):
+            case Hierarchy():
+                view = manifests_of(base.keyspace)
+                return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
+            case _ if base.facts is None and base.url == self.source:  # there was nothing at its URL
+                format = self.options.format
+                if format is None:
+                    return READ_AS[format_named(str(self.source))]
+                if format not in _NEW:
+                    raise ReadOnlyError(f"format={format!r} cannot be made: there are {', '.join(_NEW)}")
+                return _NEW[format]
+            case FlatKeySpace():
+                return "kerchunk-json"
+            case ParquetKeySpace():
+                return "kerchunk-parquet"
+        return None
+
+    # ------------------------------------------------------------------ keys; readers see a change when these return
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
+        if not self._write_over(await self._opened(), key, data):
+            await in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
         base = self.overlay.base  # None before the source is opened: its format says where values go
-        return base is not None and self.values_over(base).write_now(key, data)
+        return base is not None and self._write_over(base, key, data)
+
+    async def refer(self, key: str, span: Span) -> None:
+        """Let ``key`` refer to ``span``."""
+        await self._opened()
+        await self._tell("r", key, msgspec.json.encode([span.url, span.start, span.stop]))
+        self.overlay.put(key, span)
 
     def refer_now(self, key: str, span: Span) -> bool:
         """Let ``key`` refer to ``span``, and return True, where that takes no event loop."""
@@ -61,15 +115,86 @@ class Writer:
 
     async def link(self, key: str, entry: Entry) -> bool:
         """Let ``key`` refer to where ``entry`` is, and return True; False where its bytes have to be copied."""
-        values = await self.values()
-        if values.keeps(key):
+        if self._waits(await self._opened(), key):
             return False
         if not isinstance(entry, Span) or entry.optional or entry.pin is not None:
             return False
         if entry.size is None and (entry.start, entry.stop) != (0, None):
             return False
-        await values.refer(key, entry)
+        await self.refer(key, entry)
         return True
+
+    async def remove(self, key: str) -> None:
+        """Let there be no ``key``."""
+        await self._tell("d", key)
+        self.overlay.put(key, REMOVED)
+
+    async def remove_below(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        await self._tell("p", prefix)
+        self.overlay.remove_below(prefix)
+
+    def stored_value(self, parts: Sequence[Buffer]) -> Inline | Span:
+        """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
+        if not self._is_large(sum(map(len, parts))):
+            return Inline(b"".join(parts))
+        span, removable = self._as_object(parts, durable=True)
+        if removable is not None:
+            self.overlay.made(removable)
+        return span
+
+    def _waits(self, base: Base, key: str) -> bool:
+        """Whether the value of ``key`` waits for the commit, which has a place for it."""
+        if self.overlay.worker is not None or is_metadata(key):
+            return False
+        return self.format_of(base) == HIERARCHY or base.keyspace.is_inner(key)
+
+    def _write_over(self, base: Base, key: str, data: bytes) -> bool:
+        """Let ``key`` hold ``data``, and return True, where that needs no network."""
+        overlay, store = self.overlay, self.store
+        if self._waits(base, key):
+            overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
+        elif overlay.worker is None and (is_metadata(key) or not self._is_large(len(data))):
+            overlay.put(key, Inline(data))
+        elif store is not None and store.is_immediate:
+            self._put(key, data)
+        else:
+            return False
+        return True
+
+    def _put(self, key: str, data: bytes) -> None:
+        """Let ``key`` hold ``data``, by an object of its own."""
+        if self.overlay.worker is None:
+            self.overlay.put(key, *self._as_object([data]))
+        else:
+            span = Span(stage(self.overlay, self.store, "w", key, data), 0, len(data))
+            is_small = is_metadata(key) or not self._is_large(len(data))
+            self.overlay.put(key, Inline(data) if is_small else span)
+
+    async def _tell(self, kind: str, key: str, data: bytes = b"-") -> None:
+        """Stage a change where another process commits it."""
+        if self.overlay.worker is not None:
+            await in_thread(lambda: stage(self.overlay, self.store, kind, key, data))
+
+    def _is_large(self, size: int) -> bool:
+        """Whether a value of ``size`` bytes becomes an object."""
+        return self.store is not None and size > self.options.inline_threshold
+
+    def _as_object(self, parts: Sequence[Buffer], *, durable: bool = False) -> tuple[Span, str | None]:
+        """Put an object of ``parts``; return where it is, and its URL if it may be removed.
+
+        One named by its content may be there already, and others may refer to it.
+        """
+        overlay, store, by_content = self.overlay, self.store, self.options.content_addressed
+        assert store is not None
+        name = sum_of(parts).hex() if by_content else uuid.uuid4().hex
+        name = f"{name[:2]}/{name[2:]}"  # two letters are a directory, so that none has too many files
+        if not (by_content and (name in overlay.names or store.facts(name) is not None)):
+            store.put(name, parts, durable=durable)
+        url = store.url_of(name)
+        if by_content:
+            overlay.names.add(name)
+        return Span(url, 0, sum(map(len, parts))), None if by_content else url
 
     # ------------------------------------------------------------------ commits
 
@@ -80,19 +205,19 @@ class Writer:
         self.overlay.costs.tell()
 
     def _commit(self) -> None:
-        from refshard_fs.writing.commit import commit, waits  # not imported for reading
+        from refshard_fs.writing.commit import commit  # not imported for reading
 
-        overlay = self.overlay
+        overlay, store = self.overlay, self.store
         with overlay.lock:
-            if overlay.is_shared and self.options.data_url is not None:
-                does_wait = waits(self.source, self.base(), self.options)
-                merge(overlay, self._store(), self.options, waits=does_wait)
+            if overlay.is_shared and store is not None:
+                reads_all = self.format_of(self.base()) == HIERARCHY
+                merge(overlay, store, self.options.inline_threshold, reads_all=reads_all)
             if not overlay.edits:
                 return
             base = self.base()
             edits = overlay.savepoint()
-            if self.options.data_url is not None:
-                self._store().make_durable(overlay.objects())
+            if store is not None:
+                store.make_durable(overlay.objects())
             try:
                 stored, finish = commit(self, base, edits)
             except RefShardError:  # nothing was committed
@@ -111,8 +236,8 @@ class Writer:
         """Drop all edits, and remove their objects."""
         self._refuse_elsewhere()
         with self.overlay.lock:
-            if self.overlay.is_shared and self.options.data_url is not None:
-                clear(self.overlay, self._store())
+            if self.overlay.is_shared and self.store is not None:
+                clear(self.overlay, self.store)
             left = self.overlay.drop()
         self._remove_objects(left)
 
@@ -131,6 +256,14 @@ class Writer:
         assert base is not None, "opening the source sets the base of the overlay"
         return base
 
+    async def _opened(self) -> Base:
+        """Return the same on an event loop."""
+        while True:
+            await self.session.keyspace()
+            base = self.overlay.base
+            if base is not None:  # no other thread has replaced the edits meanwhile
+                return base
+
     def stored(self) -> KeySpace:
         """Return the keys as a commit would store them: those of shards, not of inner chunks.
 
@@ -143,8 +276,7 @@ class Writer:
             return keyspace
         match keyspace:
             case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
-                values = self.values_over(self.base())
-                keyspace = EditedKeySpace(view.base, shard_edits(view, edits, self.session.run, self.overlay, values))
+                keyspace = EditedKeySpace(view.base, shard_edits(self, view, edits))
         self.overlay.entrust()
         return keyspace
 
@@ -158,35 +290,8 @@ class Writer:
             raise ReadOnlyError(_ELSEWHERE)
 
     def _remove_objects(self, urls: list[str]) -> None:
-        if urls and self.options.data_url is not None:
-            store = self._store()
-            store.remove_all(name for name in map(store.name_of, urls) if name is not None)
-
-    def _store(self) -> Objects:
-        url = self.options.data_url
-        assert url is not None
-        return Objects(url, self.session.given(url))
-
-    # ------------------------------------------------------------------ where values go
-
-    def values_over(self, base: Base) -> Values:
-        from refshard_fs.writing.commit import waits  # not imported for reading
-
-        options, values = self.options, self._values
-        if values is None:
-            store = None if options.data_url is None else self._store()
-            values = self._values = Values(self.overlay, options, store)
-        values.waits = waits(self.source, base, options)
-        values.is_inner = base.keyspace.is_inner
-        return values
-
-    async def values(self) -> Values:
-        """Return what takes single values and removals, and may take an event loop for them."""
-        while True:
-            await self.session.keyspace()
-            base = self.overlay.base
-            if base is not None:  # no other thread has replaced the edits meanwhile
-                return self.values_over(base)
+        if urls and self.store is not None:
+            self.store.remove_all(name for name in map(self.store.name_of, urls) if name is not None)
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
