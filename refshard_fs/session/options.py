@@ -264,21 +264,21 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
                 kwargs["target_options"] = options
             fo = fo.fs.unstrip_protocol(fo.path)
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
-        settled = source_of(fo, named.get("target_protocol"), overrides, simple)
+        source = source_of(fo, named.get("target_protocol"), overrides, simple)
         # Among the arguments, so that copies which are made from these share it.
-        overlay, known_by = shared(cls.constructor, {**named, "fo": settled}, by_url=by_url)
+        overlay, known_by = shared(cls.constructor, {**named, "fo": source}, by_url=by_url)
         if overlay is not None:
             kwargs["overlay"] = overlay
         if conf and "fo" in conf:
-            made = super().__call__(fo=settled, **kwargs)
+            fs = super().__call__(fo=source, **kwargs)
         else:
-            made = super().__call__(settled, *args, **kwargs)
+            fs = super().__call__(source, *args, **kwargs)
         if known_by is not None:
-            made._writer.overlay.arguments = known_by
-        made._share(session or uuid.uuid4().hex)
+            fs._writer.overlay.arguments = known_by
+        fs._share(session or uuid.uuid4().hex)
         if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to it through the filesystem
-            made._session.mapper = fo
-        return made
+            fs._session.mapper = fo
+        return fs
 
 
 def of_the_source(given: Mapping[str, Any], source: str | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
 from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
-from refshard_fs.writing.shards import Plan, ShardPlan, packed, planned
+from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
 WORKERS: Final = 8  # objects under way at a time
@@ -93,7 +93,7 @@ class HierarchyCommit:
             error.add_note(f"{what} were put before that. All edits are kept: commit() makes all of them again")
 
     def _planned(self) -> Plan:
-        steps = partial(planned, self._base.keyspace, self._edits, self._overlay.spool, loads_all=True)
+        steps = partial(plan_commit, self._base.keyspace, self._edits, self._overlay.spool, loads_all=True)
         try:
             plan: Plan = self._run("", steps)
         except TargetChanged as e:
@@ -225,7 +225,7 @@ class HierarchyCommit:
                 fetched = self._objects.fetch(shard.key)
                 self._compare(shard.key, None if fetched is None else fetched.facts)
                 old, condition = (None, ABSENT) if fetched is None else fetched
-            parts = packed(shard, old, self._objects.url_of(shard.key))
+            parts = pack_shard(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
                 self._overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)

@@ -1,8 +1,8 @@
-"""What edits of keys mean for what is stored: which objects are put, which shards are rewritten, what goes.
+"""What edits of keys mean for stored objects: which are put, which shards are rewritten, what is removed.
 
-Keys are those that the view shows. `planned` collects inner chunks by shard, and turns documents back into those of
-sharded arrays; `packed` puts a shard together. Sets of references cannot hold shards: `shard_edits` makes a new object
-(or, if it is small, a value) of each one that changes.
+Keys are those that the view shows. `plan_commit` collects inner chunks by shard, and turns documents back into those
+of sharded arrays; `pack_shard` puts a shard together. Sets of references cannot hold shards: `shard_edits` makes a new
+object (or, if it is small, a value) of each one that changes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from refshard_fs.writing.writer import Writer
 
 
 class Growth(NamedTuple):
-    """An array that a commit makes longer: its chunks before and after, as they are shown, and its shards' layout.
+    """An array that a commit makes longer: its chunk counts before, its grid after, and its shards' layout.
 
-    It begins empty where it grows, whatever a commit that was cut short left there.
+    The new part begins empty: objects that an interrupted commit left there would be shown as its chunks.
     """
 
     path: str
@@ -107,7 +107,7 @@ class ShardPlan(NamedTuple):
     inside: tuple[int, ...]
 
     @property
-    def goes(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether no chunk is left in it, whatever was stored."""
         return not self.old and all(edit is None for edit in self.changes.values())
 
@@ -125,16 +125,16 @@ class Plan(NamedTuple):
     data: dict[str, Inline | Spooled | Span]
     documents: list[tuple[str, bytes]]
     removed: list[str]
-    prefixes: list[str]  # below which all objects go that are not put
-    replaced: list[str]  # arrays whose shards go that are not put
-    grown: list[Growth]  # arrays that were shorter: nothing is there that is not put
+    prefixes: list[str]  # below which all objects are removed that are not put
+    replaced: list[str]  # arrays whose shards are removed where they are not put
+    grown: list[Growth]  # arrays that become longer
 
     def names(self) -> list[str]:
         """Return the names of all that may be put."""
         return [*(shard.key for shard in self.shards), *self.data, *(name for name, _ in self.documents)]
 
 
-def planned(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) -> Steps[Plan]:
+def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) -> Steps[Plan]:
     """Return what ``edits`` of the keys of ``keyspace`` mean for the objects beneath it.
 
     References that were written as documents, or as chunks of shards, are loaded into ``spool``; all of them with
@@ -177,7 +177,7 @@ def planned(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) 
         if layout is not None and at is not None:
             shard = shards.get(at.shard)
             if shard is None:
-                shard = shards[at.shard] = _begun(at, path, layout, grown.get(path), old=not edits.hides(path))
+                shard = shards[at.shard] = _new_shard(at, path, layout, grown.get(path), old=not edits.hides(path))
             shard.changes[at.place] = None if edit is REMOVED else (yield from loaded(edit))
         elif edit is REMOVED:
             removed.append(key)
@@ -259,7 +259,7 @@ def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
     return found
 
 
-def _begun(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
+def _new_shard(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
     """Return the plan of a shard before any of its chunks was written: those by which the array grows are left out."""
     limits = tuple(map(len, layout.chunks(at.coords)))
     shard = ShardPlan(at.shard, array, layout, at.lengths, {}, old, limits)
@@ -271,7 +271,7 @@ def _begun(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | No
     return shard
 
 
-def packed(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | None:
+def pack_shard(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | None:
     """Return the parts of ``shard``, of which ``old`` (None: nothing) is at ``url``; None if no chunk is left in it.
 
     Raises DamagedIndex where the old one is damaged, ManifestError where such a shard cannot hold a chunk.
@@ -302,7 +302,7 @@ def shard_edits(writer: Writer, view: ShardView, edits: Edits) -> Edits:
     that is damaged.
     """
     run, overlay = writer.session.run, writer.overlay
-    plan: Plan = run("", partial(planned, view, edits, overlay.spool, loads_all=False))
+    plan: Plan = run("", partial(plan_commit, view, edits, overlay.spool, loads_all=False))
     made = Edits()
     for prefix in plan.prefixes:
         made.remove_below(prefix)
@@ -318,9 +318,9 @@ def shard_edits(writer: Writer, view: ShardView, edits: Edits) -> Edits:
         made.put(key, edit if isinstance(edit, Span) else writer.stored_value([edit.data]))
     for shard in plan.shards:
         url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
-        parts = None if shard.goes else packed(shard, old, url)
+        parts = None if shard.is_removed else pack_shard(shard, old, url)
         made.put(shard.key, REMOVED if parts is None else writer.stored_value(parts))
-        if not shard.goes:
+        if not shard.is_removed:
             overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
     return made
 
