@@ -1,9 +1,8 @@
-"""The metadata documents of a key space, each as a view shows it, and the arrays that they have told of. No I/O here.
+"""Views that rewrite the metadata of arrays, and find the chunks of some of them. No I/O here.
 
-Views that show arrays otherwise than they are stored (shards, chunk manifests) differ in what they make of one array's
-metadata; a `Rewrite` says that. Which arrays there are is learnt as documents are read: those that are asked for, and
-those of the arrays that a key, as it is spelled, may belong to. A document in which nothing changes stays as it is,
-byte for byte.
+Shards and chunk manifests, for example, are shown as ordinary arrays of chunks. A `Rewrite` defines how one array's
+metadata is shown. Which arrays there are becomes known as metadata documents are read: those that somebody asks for,
+and those of the arrays that a key may belong to. A document in which nothing changes stays as it is, byte for byte.
 """
 
 from __future__ import annotations
@@ -24,35 +23,35 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_do
 
 NAMES: Final = (*ARRAY_DOCUMENTS, CONSOLIDATED)
 
-_views = count()  # numbers of views: what one has read, another does not take for its own
+_views = count()  # each view has a number, so that what one has read is not taken for what another would read
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 _DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
 
 
 class Known(Protocol):
-    """What a view knows of one node; immutable."""
+    """What a view knows about one node; immutable."""
 
     @property
     def grid(self) -> ChunkGrid | None:
-        """The grid of an array's chunks as they are shown; None for groups, and where it is not known."""
+        """The grid of an array's chunks as they are shown; None for groups, and if it is not known."""
 
 
 K = TypeVar("K", bound=Known)
 K_co = TypeVar("K_co", bound=Known, covariant=True)
 
-# What a node's metadata is shown as, and what is known of it: None for groups of which there is nothing to know.
+# How a node's metadata is shown, and what is known about the node; nothing has to be known about most groups.
 Shown = tuple[Mapping[str, Any], K | None]
 
 
 class Rewrite(Protocol[K_co], Hashable):
-    """What a view makes of metadata; frozen, hashable: part of a cache key."""
+    """How a view shows metadata; frozen and hashable, for it is part of a cache key."""
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[K_co]]:
-        """Return what rewrites one node's metadata (and takes the node's path) in the document ``data``."""
+        """Return a function that rewrites the metadata of one node, which has a path, of the document ``data``."""
 
 
 class Document(NamedTuple, Generic[K]):
-    """A metadata document as it is shown, and what it tells of arrays and groups, by path."""
+    """A metadata document as it is shown, and what is known from it about arrays and groups, by path."""
 
     data: bytes
     arrays: Mapping[str, K]
@@ -64,7 +63,7 @@ class Document(NamedTuple, Generic[K]):
 
 
 class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
-    """How the metadata document ``name`` of the node at ``path`` is read and rewritten, for one view and no other."""
+    """How one view reads and rewrites the metadata document ``name`` of the node at ``path``."""
 
     path: str
     name: str
@@ -75,14 +74,14 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
         try:
             doc = zarrmeta.object_in(data, self.name)
         except ValueError:
-            return Document(data, {}, {})  # whoever reads it sees the bytes as they are
+            return Document(data, {}, {})  # readers see the bytes as they are
         reader = _Reader(self.rewrite.over(data))
         shown = reader.consolidated(doc, self.path) if self.name == CONSOLIDATED else reader.node(doc, self.path)
         return Document(data if shown is doc else zarrmeta.dumps(shown), reader.arrays, reader.groups)
 
 
 class _Reader(Generic[K]):
-    """Rewrites one document, and collects the nodes in it; a part that does not change is returned as it is."""
+    """Rewrites one document and collects its nodes. A part that does not change is returned as it is."""
 
     def __init__(self, rewrite: Callable[[Mapping[str, Any], str], Shown[K]]) -> None:
         self.arrays: dict[str, K] = {}
@@ -119,13 +118,16 @@ class _Reader(Generic[K]):
         return doc
 
     def _nodes(self, members: Mapping[str, Any], paths: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """Return ``members``, those of ``paths`` rewritten; None if they stay as they are."""
+        """Return ``members`` with the nodes at ``paths`` rewritten; None if nothing changes."""
         found = {key: self.node(members[key], path) for key, path in paths.items() if isinstance(members[key], dict)}
         return {**members, **found} if any(node is not members[key] for key, node in found.items()) else None
 
 
 class Documents(Generic[K]):
-    """The metadata documents of ``base`` as ``rewrite`` shows them; ``arrays`` are those that have been seen so far."""
+    """The metadata documents of ``base`` as ``rewrite`` shows them; ``arrays`` are those that are known so far.
+
+    ``on_array`` is called with each array that becomes known.
+    """
 
     def __init__(
         self, base: KeySpace, rewrite: Rewrite[K], on_array: Callable[[str, K], None] = lambda path, known: None
@@ -140,12 +142,12 @@ class Documents(Generic[K]):
         self._on_array = on_array
 
     def _grid(self, path: str) -> ChunkGrid | None:
-        """Return the grid of an array that has been seen, or else the base's."""
+        """Return the grid of an array as it is shown, if that is known, or else as the base has it."""
         known = self.arrays.get(path)
         return self.base.grids.get(path) if known is None or known.grid is None else known.grid
 
     def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
-        """Take in the arrays that the base knows without further reads; without any of ``marks``, as ``plain``."""
+        """Add the arrays that the base knows without reads. Those without any of ``marks`` become ``plain`` ones."""
         grids = self.base.inline_grids
         if self.base.metadata_lacks(marks):
             self.arrays.update((path, plain(grid)) for path, grid in grids.items())
@@ -183,20 +185,20 @@ class Documents(Generic[K]):
         return None if document is None else Inline(document.data)
 
     def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
+        """Return the path of the array that ``key`` lies below; metadata is read to find out, if need be."""
         if nearest(key, self.arrays) is None:
             yield from self._discover(key)
         return nearest(key, self.arrays)
 
     def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
-        """Return ``names``, what lies in ``prefix``, with the sizes that metadata documents have when shown."""
+        """Return ``names``, which lie in ``prefix``, with the sizes of the metadata documents as they are shown."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from together([self.lookup(join(prefix, name)) for name in documents])
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
         return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
 
     def known(self, key: str) -> str | None:
-        """Return the path of the array, of those seen so far, that ``key`` lies below."""
+        """Return the path of the array that ``key`` lies below, of those that are known so far."""
         return nearest(key, self.arrays)
 
     def _adopt(self, document: Document[K]) -> None:
@@ -205,7 +207,7 @@ class Documents(Generic[K]):
             self._on_array(path, known)
 
     def _discover(self, key: str) -> Steps[None]:
-        """Read the metadata of the arrays that ``key``, as it is spelled, may belong to, as a chunk or a directory."""
+        """Read the metadata of the arrays of which ``key`` may be a chunk or a directory, as it is spelled."""
         for paths in _candidates(key):
             yield from together([self.lookup(join(path, name)) for path in paths for name in ARRAY_DOCUMENTS])
             if any(path in self.arrays for path in paths):
@@ -213,13 +215,13 @@ class Documents(Generic[K]):
 
 
 class ArrayView(View, Generic[K]):
-    """A view of ``base`` that finds the chunks of some arrays by itself, and shows their metadata rewritten."""
+    """A view that finds the chunks of some arrays itself, and shows the metadata of these rewritten."""
 
     _documents: Documents[K]
 
     @abstractmethod
     def remapped(self, path: str) -> ChunkGrid | None:
-        """Return the grid of the array ``path`` if the view finds its chunks; None if its base has them."""
+        """Return the grid of the array ``path`` if the view finds its chunks; None if the base does."""
 
     @abstractmethod
     def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
@@ -229,10 +231,10 @@ class ArrayView(View, Generic[K]):
     def chunks_in(
         self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
     ) -> Steps[Sequence[Listed] | None]:
-        """Return the chunks, and directories of them, of the array ``path`` in the directory of those that begin so.
+        """Return the chunks of the array ``path``, and the directories of chunks, in one directory.
 
-        ``leading`` is None for the array's own directory where all chunks lie in ``c``. ``names`` lie in that directory
-        of the base, if they are known.
+        It is the directory of all chunks whose coordinates begin with ``leading``. None is the array's own directory,
+        where all chunks lie in the directory ``c``. ``names`` are what the base has in that directory, if it is known.
         """
 
     @abstractmethod
@@ -240,11 +242,11 @@ class ArrayView(View, Generic[K]):
         """Return whether the directory of the chunks that begin with ``leading`` exists."""
 
     def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below, reading the metadata that may tell."""
+        """Return the path of the array that ``key`` lies below; metadata is read to find out, if need be."""
         return (yield from self._documents.array_of(key))
 
     def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
-        """Return array, coordinates, and whether these are in its grid, of a key of a remapped array's chunk."""
+        """Return array, coordinates, and whether these lie in its grid, of a chunk key of a remapped array."""
         path, grid = yield from self._remapped_above(key)
         coords = None if grid is None else grid.decode(relative(key, path))
         return None if grid is None or coords is None else (path, coords, grid.contains(coords))
@@ -271,7 +273,7 @@ class ArrayView(View, Generic[K]):
             return names
         others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
         chunks = yield from self.chunks_in(prefix, grid.leading(""), names)
-        return merged(prefix + "/" if prefix else "", chunks or (), others)
+        return merged(chunks or (), others)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         at = yield from self._chunk_directory(prefix)
@@ -290,7 +292,7 @@ class ArrayView(View, Generic[K]):
 
 
 def _candidates(key: str) -> Iterator[list[str]]:
-    """Yield groups of paths of arrays that ``key`` may be a chunk of, the likeliest first."""
+    """Yield paths of arrays that ``key`` may be a chunk of, in groups, the most likely first."""
     parts = key.split("/")
     first = len(parts)
     while first and _NUMBERS.fullmatch(parts[first - 1]):

@@ -1,7 +1,7 @@
 """Edits: what was written and removed since a source was opened, by key. Any thread may use them.
 
 An edit is the new content of a key (bytes, as `Inline` or `Spooled`, or a `Span` of an object) or `REMOVED`. Removing
-a prefix hides everything that the source has below it, at the cost of one entry.
+a prefix takes one entry, whatever the source has below it. `EditedKeySpace` shows a source with its edits.
 """
 
 from __future__ import annotations
@@ -188,11 +188,11 @@ class Edits:
         return prefix in self._below
 
     def touches(self, prefix: str) -> bool:
-        """Whether keys below the directory ``prefix`` were removed: of what the source has, some may not be there."""
+        """Whether keys below the directory ``prefix`` were removed, so that the source has keys that are gone."""
         return self._removed.get(prefix, 0) > 0 or any(is_within(p, prefix) for p in list(self._prefixes))
 
     def copy(self) -> Edits:
-        """Return a savepoint: the edits of now, which do not change with these."""
+        """Return a copy of the edits as they are now."""
         new = Edits()
         with self._lock:
             new._changes, new._numbers = dict(self._changes), dict(self._numbers)
@@ -203,7 +203,7 @@ class Edits:
         return new
 
     def loaded(self) -> Edits:
-        """Return a savepoint in which all values are in memory."""
+        """Return a copy of the edits as they are now, with all values in memory."""
         new = self.copy()
         for key, edit in new._changes.items():
             if isinstance(edit, Spooled):
@@ -252,14 +252,14 @@ class Edits:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A key space with edits over it: what was written is seen at once, what was removed is not. No I/O here.
+# A key space with edits over it. No I/O here.
 
 
 ROOT: Final = "zarr.json"
 
 
 class EditedKeySpace(View):
-    """The keys of ``base``, edited. The edits may grow while this is in use, and are seen as they do."""
+    """The keys of ``base`` with ``edits``, which may change meanwhile."""
 
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         super().__init__(base)
@@ -283,7 +283,7 @@ class EditedKeySpace(View):
         return self._root(entry) if key == ROOT else entry
 
     def _root(self, entry: Entry | None) -> Entry | None:
-        """Return the root's document without consolidated metadata that are no longer those of the nodes."""
+        """Return the root's document; without its consolidated metadata if these are outdated by the edits."""
         if not isinstance(entry, Inline) or b'"consolidated_metadata"' not in entry.data:
             return entry
         edited = {path for key in self.edits.changes() for path, name in [parent(key)] if name == ROOT and path}
@@ -310,7 +310,6 @@ class EditedKeySpace(View):
         return found + [self.single_lookup(place, keys[place]) for place in edited]
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether the base says of ``key`` that it is empty on purpose, and it was not edited since."""
         return self.edits.get(key) is None and (yield from self.base.is_empty(key))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
@@ -351,7 +350,7 @@ class EditedKeySpace(View):
         return (yield from self._is_left(directory, Listed(name, None, True)))
 
     def _is_left(self, prefix: str, listed: Listed) -> Steps[bool]:
-        """Return whether anything is left of what the base has directly below ``prefix``."""
+        """Return whether ``listed``, which the base has in ``prefix``, was not removed, nor everything below it."""
         key = join(prefix, listed.name)
         if not listed.is_directory:
             return self.edits.get(key) is not REMOVED
@@ -365,7 +364,7 @@ class EditedKeySpace(View):
         return False
 
     def _grid(self, path: str) -> ChunkGrid | None:
-        """Return the grid of an array: the base's, unless its metadata was written or removed since."""
+        """Return the grid of an array: the base's, unless the array's metadata was written or removed."""
         for key in (join(path, name) for name in ARRAY_DOCUMENTS):
             match self.edits.get(key):
                 case Inline(data) as edit:
@@ -385,12 +384,12 @@ class EditedKeySpace(View):
 
 
 def _is_document(edit: Edit, document: object) -> bool:
-    """Whether ``edit`` is the ``document`` of a node; None: it has none."""
+    """Whether ``edit`` of a node's document has the same content as ``document``, which is None for a removed node."""
     if not isinstance(edit, Inline):
         return edit is REMOVED and document is None
     found = _parsed(edit.data)
     if isinstance(found, dict):
-        found.pop("consolidated_metadata", None)  # which a group has for itself
+        found.pop("consolidated_metadata", None)  # of a group, which the root's document does not repeat
     return bool(found == document)
 
 

@@ -1,14 +1,14 @@
-"""What a format is: how a source is recognised, and how it is opened. Formats of other packages follow it, too.
+"""The contract of formats, ours and those of other packages: how a source is recognised, and how it is opened.
 
 A format of another package is a `Format` that an entry point of the group ``refshard.formats`` names:
 
     [project.entry-points."refshard.formats"]
     tiny = "tiny_format:FORMAT"
 
-``recognises`` is asked of every source, so the module of a `Format` should import little. The module that opens
-sources is imported when there is one to open. Its function ``open_(probe, options)`` is a generator: it yields what it
-needs to have read (`core.model.Load` and others), is sent the answers, and returns a `core.keyspace.KeySpace`. It does
-no I/O. Ways of packing chunks into shards have a contract of their own: `sharding.layout.ShardFormat`.
+``recognises`` is called for every source, so the module of a `Format` should import little. The module that opens
+sources is imported when there is one to open. Its function ``open_(probe, options)`` is a generator, which does no I/O:
+it yields what it needs to have read (`core.model.Load` and others), is sent the answers, and returns a
+`core.keyspace.KeySpace`. Formats of shards have a contract of their own: `sharding.layout.ShardFormat`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from refshard_fs.core.model import Entry, Facts, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.security.admission import Admission
 
-LEAST_HEAD = 4096  # bytes of them that formats are recognised by
-HEAD = 64 << 10  # bytes of a document that are read with its size, to recognise it: most of what some files say first
-IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller gave as bytes
-MANIFEST_BYTES = 8 << 30  # that a manifest may have, decompressed
+LEAST_HEAD = 4096  # bytes at the beginning of a document by which any format is recognised
+HEAD = 64 << 10  # bytes that are read first: they often save the next request
+IN_MEMORY = "<bytes>"  # in place of the URL of a document that the caller gave as bytes
+MANIFEST_BYTES = 8 << 30  # of a manifest, decompressed, at most
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A small document in a directory, whole, and what its target says of it."""
+    """A small document in a directory, and what its target says about it."""
 
     data: bytes
     facts: Facts
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What is known of a source before it is opened.
+    """What is known about a source before it is opened.
 
-    A document has ``facts`` and its first bytes, ``head``. A directory has neither, but ``names`` (all that lies in it
-    or, where the target cannot list, which of all formats' ``markers`` do) and, by name, those of all formats'
-    ``documents`` that it has.
+    A document has ``facts`` and its first bytes, ``head``. A directory has ``names`` (everything in it or, if the target
+    cannot list, those of all formats' ``markers`` that are in it) and, by name, those of all formats' ``documents``
+    that are in it.
     """
 
     url: str
@@ -59,13 +59,13 @@ class Probe(msgspec.Struct, frozen=True):
         return self.facts is None
 
     def document(self, most: int) -> Inline | Span:
-        """Return the whole document, as it was seen; ManifestError if it is of more than ``most`` bytes."""
+        """Return the whole document, of the version that was seen; ManifestError if it has more than ``most`` bytes."""
         facts = self.facts or Facts(None)
         check_size(facts.size, most, self.url)
         return Inline(self.head) if facts.size == len(self.head) else Span(self.url, pin=facts.pin)
 
     def file(self, what: str) -> tuple[Span | Inline, int]:
-        """Return the bytes of a file that is ``what``, and their number; ManifestError where that is unknown."""
+        """Return the bytes of a file and their number, which must be known; ManifestError, of a ``what``, if it is not."""
         if self.facts is None or self.facts.size is None:
             found = "a directory" if self.is_directory else "a file whose size is not told"
             raise ManifestError(f"{self.url} is {found}, and no {what} that can be read")
@@ -74,41 +74,41 @@ class Probe(msgspec.Struct, frozen=True):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the caller gave the document as bytes: ``head`` is all of it, and it lies nowhere."""
+        """Whether the caller gave the document as bytes: ``head`` is all of it, and it has no URL."""
         return self.url == IN_MEMORY
 
 
 class FileBytes:
-    """The bytes of a file while a format opens it: known ones cost no read, others are read in one round.
+    """The bytes of a file while a format opens it: some are known, others are read, those of one call in one round.
 
-    It is ``source``, has ``size`` bytes, and its first ones, ``head``, are known.
+    The file is ``source`` and has ``size`` bytes, the first of which, ``head``, are known.
     """
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         self.url = url
         self.size = size
         self.source = source
-        self._windows = [(0, head)]  # where known bytes begin, and they; the head first
+        self._windows = [(0, head)]  # known bytes and their offsets; the head is the first
 
     def part(self, start: int, size: int) -> Entry:
-        """Return where bytes of the file lie; DamagedIndex where that is outside."""
+        """Return the entry of some bytes; DamagedIndex if they are beyond the end of the file."""
         if start + size > self.size:
             reason = f"it is cut short, or damaged: what it names ends at byte {start + size} of {self.size}"
             raise DamagedIndex("", self.url, reason)
         return self.source.part(start, size)
 
     def known(self, start: int, size: int) -> bytes | None:
-        """Return bytes of the file; None where they were not read."""
+        """Return some bytes; None if they were not read."""
         for first, data in self._windows:
             if first <= start and start + size <= first + len(data):
                 return data[start - first : start - first + size]
         return None
 
     def load(self, ranges: Sequence[tuple[int, int]], window: int = 0, ahead: Sequence[int] = ()) -> Steps[list[bytes]]:
-        """Return the bytes of (start, size) ``ranges``: those that are not known are read in one round.
+        """Return the bytes of (start, size) ``ranges``. Those that are not known are read in one round.
 
-        With a ``window``, so many bytes are read where the file has them, also at places ``ahead``, and known until
-        the next windows are read.
+        With a ``window``, that many bytes are read from each start, and from those ``ahead``, and stay known until the
+        next windows are read.
         """
         found = {r: self.known(*r) for r in ranges}
         missing = [r for r, data in found.items() if data is None]
@@ -139,18 +139,18 @@ class OpenOptions(msgspec.Struct, frozen=True):
     verify: bool = False  # checksums of chunks, where the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
     head: int = HEAD  # bytes of a source that its first request reads
-    # What documents need that are made of others: how those are opened, what each may reach, and how deep this one is.
+    # For sources that consist of others: how to open those, what each of them may reach, and how deep this one is nested.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
     rule_of: Callable[[str], Admission] | None = None
     depth: int = 0
 
 
 class Format(msgspec.Struct, frozen=True):
-    """One kind of source; ``module`` is the name of the one that has ``open_``.
+    """One kind of source; ``module`` is the name of the module that has ``open_``.
 
-    ``markers`` are the names that tell a directory of this format, for targets that cannot list. ``documents`` are the
-    markers whose content tells as well: each is read once for all formats, before ``recognises`` is asked. ``open_``
-    raises ManifestError or DamagedIndex where the source is not what it seemed.
+    ``markers`` are names by which a directory of this format is recognised if the target cannot list. ``documents`` are
+    those markers whose content is needed, too: each is read once for all formats, before ``recognises`` is called.
+    ``open_`` raises ManifestError or DamagedIndex if the source is not what it seemed to be.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Format(msgspec.Struct, frozen=True):
     module: str
     markers: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
-    is_general: bool = False  # whatever another format recognises as well is that other one's
+    is_general: bool = False  # a source that another format recognises, too, is of that format
 
     def open(self, probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         """Return the steps that open a source."""
@@ -172,18 +172,18 @@ def plugins(group: str) -> Iterator[Any]:
         yield entry.load()
 
 
-# Finding them reads a file of every package that is installed, which takes milliseconds: once for all groups.
+# Finding them reads a file of every installed package, which takes milliseconds: so it is done once for all groups.
 _entry_points = cache(entry_points)
 
 
 def check_size(size: int | None, most: int, where: str) -> None:
-    """Raise ManifestError where the manifest called ``where`` is of more than ``most`` bytes."""
+    """Raise ManifestError if the manifest called ``where`` has more than ``most`` bytes."""
     if size is not None and size > most:
         raise ManifestError(f"{where} has {size} bytes or more, and max_manifest_bytes={most}: more if you trust it")
 
 
 def xml(text: str) -> ElementTree.Element:
-    """Return the root of an XML text; ValueError where it is none, or defines entities, which can be bombs."""
+    """Return the root of an XML text; ValueError if it is none, or defines entities, which can be bombs."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise ValueError("its XML has a document type, which is not read")
     try:

@@ -1,8 +1,7 @@
-"""Every object below a URL as a key, as in a zarr hierarchy, whatever filesystem holds it. No I/O here.
+"""A zarr hierarchy: every object below a URL is a key. No I/O here.
 
-Where the target can list, so does the hierarchy. Where it cannot (plain HTTP), groups are
-listed from consolidated metadata; what that does not tell is an error, never an empty
-listing, and reads are not concerned.
+If the target can list, so does the hierarchy. If it cannot (plain HTTP), groups are listed from consolidated metadata;
+what these do not say is an error, never an empty listing. Reads need no listing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from refshard_fs.security.policy import locator
 
 
 class Hierarchy(KeySpace):
-    """The keys below ``url``; an absent object is no key. ``listable`` tells whether the target can list."""
+    """The keys below ``url``; ``listable`` says whether the target can list."""
 
     url_of: Callable[[str], str]
 
@@ -59,21 +58,21 @@ class Hierarchy(KeySpace):
         return any(facts is not None for facts in markers)
 
     def consolidated(self) -> Steps[Known]:
-        """Return what consolidated metadata tells of the hierarchy; nothing where there is none."""
+        """Return what is known from consolidated metadata; nothing if there are none."""
         documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
         found = yield tuple(Load(entry, Parsed(_known, (name,))) for name, entry in documents.items())
         return next((known for known in found if known is not None and known.keys), Known())
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What consolidated metadata, or the root if it is an array, tells: keys of metadata, and the paths of arrays."""
+    """What consolidated metadata, or the root if it is an array, say: keys of metadata, and the paths of arrays."""
 
     keys: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
 
 
 def _known(data: bytes, name: str) -> Known:
-    """Return what the consolidated metadata document called ``name`` tells."""
+    """Return what is known from ``name``, a document of consolidated metadata or of an array."""
     doc = zarrmeta.loads(data)
     if not isinstance(doc, dict):
         return Known()

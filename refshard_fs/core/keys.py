@@ -1,4 +1,4 @@
-"""Keys of the zarr key space: their normal form, and chunk keys as places in a grid. No I/O here."""
+"""Keys: their normal form, and the grid of chunks that the keys of an array name. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Final, Literal
 
 import msgspec
 
-MOST_STEPS: Final = 100  # of a key: who walks through a tree goes so deep
-MOST_CHARACTERS: Final = 4096  # of a key; files are named by fewer
+MOST_STEPS: Final = 100  # segments of a key, which is as deep as anybody walks through a tree
+MOST_CHARACTERS: Final = 4096  # of a key; the names of files are shorter
 _RUNS = re.compile(r"/{2,}")
-_SMALL = {str(number): number for number in range(2048)}  # found sooner than made, and only as a key spells them
+# Coordinates by their spelling: faster than int(), which also takes spellings that are in no key.
+_SMALL = {str(number): number for number in range(2048)}
 
 
 def normalise(path: str) -> str:
@@ -28,7 +29,7 @@ def normalise(path: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return ``key``, of any source; ValueError, which says why, if it is none that can be shown and walked through."""
+    """Return ``key``; ValueError, which says why, if no source can have such a key."""
     steps = key.split("/")
     if not {"", ".", ".."}.isdisjoint(steps):
         raise ValueError("it is no key: it is empty, or has a segment that is empty, '.' or '..'")
@@ -40,7 +41,7 @@ def check_key(key: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Whether `check_key` takes ``key``."""
+    """Whether `check_key` accepts ``key``."""
     try:
         return bool(check_key(key))
     except ValueError:
@@ -69,17 +70,17 @@ def splits(key: str) -> Iterator[tuple[str, str]]:
 
 
 def nearest(key: str, paths: Container[str]) -> str | None:
-    """Return the nearest directory that ``key`` lies in of those in ``paths``; None if it lies in none."""
+    """Return the nearest of the directories ``paths`` that ``key`` lies in; None if it lies in none of them."""
     return next((path for path, _ in splits(key) if path in paths), None)
 
 
 def relative(key: str, path: str) -> str:
-    """Return ``key``, which lies below ``path`` (empty: the root), as it is called there."""
+    """Return ``key`` relative to ``path``, which it lies below; the root is empty."""
     return key[len(path) + 1 :] if path else key
 
 
 def is_number(text: str) -> bool:
-    """Whether ``text`` is a coordinate as a key spells it: digits without needless zeros, no more than 64 bits have."""
+    """Whether ``text`` is a coordinate as keys spell it: digits without leading zeros, of at most 64 bits."""
     return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")
 
 
@@ -89,7 +90,7 @@ def is_within(key: str, prefix: str) -> bool:
 
 
 def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bool = False) -> None:
-    """Add ``path``, and the directories on the way to it, to ``tree``: directory → name → whether that is one too."""
+    """Add ``path`` and its directories to ``tree``: directory → name → whether that is a directory, too."""
     while path:
         directory, name = parent(path)
         below = tree.setdefault(directory, {})
@@ -101,7 +102,7 @@ def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bo
 
 
 class ChunkKeyEncoding(msgspec.Struct, frozen=True):
-    """How chunk coordinates are spelled: zarr v3 ``chunk_key_encoding``; v2 arrays have ``v2`` with their separator."""
+    """How chunk keys are spelled: zarr v3's ``chunk_key_encoding``; arrays of version 2 have ``v2``."""
 
     name: Literal["default", "v2"]
     separator: str
@@ -130,20 +131,20 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
 
 
 def _large(parts: list[str]) -> tuple[int, ...] | None:
-    """Return the coordinates spelled by ``parts``, which need not be small."""
+    """Return the coordinates spelled by ``parts``, of any size; None if they are spelled otherwise than in keys."""
     try:
         coords = tuple(map(int, parts))
     except ValueError:
         return None
-    # Only one spelling is a key: none with a sign, spaces, leading zeros or other digits.
+    # int() also takes signs, spaces, leading zeros and other digits.
     return coords if list(map(str, coords)) == parts and min(coords, default=0) >= 0 else None
 
 
 class ChunkDirectory(msgspec.Struct, frozen=True):
     """A directory of the chunk keys of ``grid``, as if all of its chunks existed.
 
-    Its children are chunks, or (not ``is_leaf``) directories of them. They begin with the chunks ``numbers``, and
-    ``numbers.step`` chunks lie in each.
+    If it is a leaf, its children are the chunks ``numbers``. Otherwise they are directories, ``numbers`` has the first
+    chunk in each of them, and ``numbers.step`` chunks lie in each.
     """
 
     grid: ChunkGrid
@@ -152,7 +153,7 @@ class ChunkDirectory(msgspec.Struct, frozen=True):
     is_leaf: bool
 
     def child(self, number: int) -> str:
-        """Return the name of the child that is chunk ``number``, or has it."""
+        """Return the name of the child that is chunk ``number``, or has it in it."""
         if not self.grid.is_nested:
             return self.grid.tail(number)
         if not self.path and self.grid.encoding.name == "default":
@@ -163,8 +164,8 @@ class ChunkDirectory(msgspec.Struct, frozen=True):
 class ChunkGrid(msgspec.Struct, frozen=True):
     """The chunks of one array: how many along each dimension, and how their keys are spelled.
 
-    A chunk's *number* is its place in C order; keys here are relative to the array. Where
-    boxes of chunks lie together, ``shards`` is their size along each dimension.
+    A chunk's *number* is its place in C order. Keys are relative to the array. If boxes of chunks lie together in
+    shards, ``shards`` is the number of chunks along each dimension of a box.
     """
 
     counts: tuple[int, ...]
@@ -215,7 +216,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return number
 
     def decode(self, tail: str) -> tuple[int, ...] | None:
-        """Return the coordinates that ``tail`` spells, which may lie outside; None if it is no chunk key."""
+        """Return the coordinates that ``tail`` spells, even outside of the grid; None if it is no chunk key."""
         return self.encoding.decode(tail, len(self.counts))
 
     @property
@@ -224,9 +225,9 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return self.encoding.separator == "/" and len(self.counts) > (self.encoding.name == "v2")
 
     def leading(self, path: str) -> tuple[int, ...] | None:
-        """Return the coordinates that all chunks in the directory ``path`` of the array have first.
+        """Return the coordinates with which those of all chunks in the directory ``path`` of the array begin.
 
-        None where no chunk key has that directory, or (the array's own) all lie in ``c``. Coordinates may lie outside.
+        They may lie outside of the grid. None if no chunk key is in that directory, or all are in its directory ``c``.
         """
         if not self.is_nested:
             return None if path else ()
@@ -239,7 +240,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return tuple(map(int, parts))
 
     def directory_of(self, leading: Sequence[int]) -> str:
-        """Return the directory, relative to the array, of the chunks that begin with ``leading``: see there."""
+        """Return the directory, relative to the array, of the chunks whose coordinates begin with ``leading``."""
         if not self.is_nested:
             return ""
         return "/".join([*(["c"] if self.encoding.name == "default" else []), *map(str, leading)])
@@ -261,13 +262,13 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return ChunkDirectory(self, path, numbers, depth == len(self.counts) - 1)
 
     def has_name(self, name: str, *, is_directory: bool) -> bool:
-        """Whether ``name``, directly below the array, is a chunk, or a directory in which chunks lie."""
+        """Whether ``name``, directly below the array, is a chunk key, or a directory of chunk keys."""
         if is_directory:
             return self.is_nested and self.leading(name) is not None
         return self.encoding.decode(name, len(self.counts)) is not None
 
     def contains(self, coords: Sequence[int]) -> bool:
-        """Whether ``coords``, as a key spells them, are those of a chunk."""
+        """Whether ``coords``, none of which is negative, lie in the grid."""
         return all(map(lt, coords, self.counts))
 
     def coords(self, number: int) -> tuple[int, ...]:

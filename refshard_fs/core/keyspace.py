@@ -1,7 +1,7 @@
-"""A source as keys: what may be asked of it, and what the answer is where a source has none of its own. No I/O here.
+"""The key space of a source: everything that may be asked about its keys. No I/O here.
 
-`KeySpace` is the one interface between formats and the engine. Formats compose by
-wrapping one another: a sharded view asks its base for the shard's entry, and so on.
+`KeySpace` is the only interface between formats and the engine. Key spaces compose by wrapping one another: a view that
+shows inner chunks asks its base for the entry of the shard, and so on.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
 
 
 class Place(NamedTuple):
-    """A chunk key's place: the array's path (empty for the root) and the chunk's number in its grid."""
+    """The chunk that a key names: the path of its array (empty for the root), and its number in the array's grid."""
 
     array: str
     number: int
 
 
 class LookUp(NamedTuple):
-    """One look-up of several keys: their places in what was asked, and the steps that return their entries."""
+    """One look-up of several keys: their places in what was asked for, and steps that return the entries."""
 
     places: Sequence[int]
     steps: Steps[Sequence[Entry | None]]
@@ -37,34 +37,35 @@ class LookUp(NamedTuple):
 class KeySpace(ABC):
     """An immutable set of keys and their entries, shared by threads and event loops. Keys are normal (`normalise`).
 
-    A format has to say how a key is looked up and what lies in a directory. All else here has a default, which is
-    right for every source, if not the fastest answer.
+    A format has to define `lookup` and `children`. Everything else has a default that is right for any source, though
+    perhaps not fast.
     """
 
-    # The name of the format that it was recognised as; that of references in memory is this one.
+    # The name of the format as which the source was recognised; references in memory have this one.
     format = "references"
     # The chunk grids of the arrays that are known without further reads, by array path.
     grids: Mapping[str, ChunkGrid] = {}
-    # The key space that this one is made of, if it is made of one.
+    # The key space that this one wraps, if any.
     base: KeySpace | None = None
-    # The URLs of all targets, as far as they are known without reads; and of the document that a commit replaces last.
+    # The URLs of all targets, as far as they are known without reads.
     urls: Sequence[str | None] = ()
+    # The URL of the document that a commit replaces last.
     document_url: str | None = None
-    # The URL of a key's object, where each key is one object.
+    # Returns the URL of a key's object, if each key is one object.
     url_of: Callable[[str], str] | None = None
-    # Arrays that are not shown, or whose shards are left whole, by path, and why.
+    # Why an array is not shown, or its shards are left whole, by the array's path.
     reports: Mapping[str, str] = {}
-    # The dtypes of attributes that JSON cannot tell, by array path and by name: xarray decodes by that of scale_factor.
+    # dtypes of attributes, which JSON cannot express, by array path and name: xarray decodes by that of scale_factor.
     attribute_dtypes: Mapping[str, Mapping[str, str]] = {}
-    # The names of dimensions that may grow in the file, by the path of their group.
+    # The names of unlimited dimensions, by the path of their group.
     unlimited_dimensions: Mapping[str, Sequence[str]] = {}
-    # Whether look-ups never need a read: `find` tells a key's entry at once.
+    # Whether look-ups never need a read, so that `find` may be called.
     in_memory = False
-    # Whether the metadata of every array is known without reads, so that none is learnt of by reading.
+    # Whether the metadata of every array is known without reads: reading never reveals another array.
     holds_all_metadata = False
-    # Whether there are consolidated metadata in the root, made of all others.
+    # Whether the root has consolidated metadata that this key space made itself.
     consolidates = False
-    # Whether the chunk manifests of its arrays, if they have any, are resolved already.
+    # Whether the chunk manifests of its arrays are resolved already.
     resolves_manifests = False
 
     @abstractmethod
@@ -83,7 +84,7 @@ class KeySpace(ABC):
         return not prefix or (yield from self.children(prefix)) is not None
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry of ``key``, or None, without any read; of key spaces that are ``in_memory`` alone."""
+        """Return the entry of ``key``, or None if there is no such key; only of key spaces that are ``in_memory``."""
         try:
             need = next(self.lookup(key))
         except StopIteration as done:
@@ -103,49 +104,49 @@ class KeySpace(ABC):
                 return found
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``; an error is that of all keys of one of them.
+        """Return look-ups that together find all of ``keys``. An error of one of them is that of all its keys.
 
-        Those that the same index tells of are worth finding together.
+        Keys that are found by the same index are worth finding in one look-up.
         """
         return [self.single_lookup(place, key) for place, key in enumerate(keys)]
 
     def single_lookup(self, place: int, key: str) -> LookUp:
-        """Return the look-up of one key, the one at ``place`` among those that were asked."""
+        """Return the look-up of one key, which is the one at ``place`` in the sequence that was asked for."""
         return LookUp((place,), _as_sequence(self.lookup(key)))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether ``key``, which has no entry, is said to be empty on purpose; chunk manifests can say so."""
+        """Return whether ``key``, which has no entry, is empty on purpose: chunk manifests can declare that."""
         yield from ()
         return False
 
     def is_inner(self, key: str) -> bool:
-        """Return whether ``key`` is that of an inner chunk, of an array that is known so far."""
+        """Return whether ``key`` is known to be that of an inner chunk of a shard."""
         return False
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return where those shards lie that are worth reading whole if ``keys`` are read in this order."""
+        """Return the ranges of the shards that are worth reading whole if ``keys`` are read in this order."""
         yield from ()
         return []
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return URLs of some targets, as written; a set that is read lazily has to look for them."""
+        """Return the URLs of some targets, as they are written; a set that is read lazily has to look for them."""
         yield from ()
         return self.urls
 
     @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
-        """The grids of the arrays whose metadata documents can be looked up and read without any read."""
+        """The grids of those arrays whose metadata documents need no read either."""
         return self.grids
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Return whether the metadata of the root and of all arrays is known to have none of ``marks`` in its text."""
+        """Return whether it is known that none of ``marks`` occurs in the metadata of the root or of any array."""
         return False
 
 
 class Grids(Mapping[str, ChunkGrid]):
     """The chunk grids of arrays, found as they are asked for.
 
-    ``find`` returns the grid of one array, if it is known. ``paths`` names all arrays that may be known, each once.
+    ``find`` returns the grid of one array, if it is known. ``paths`` returns the paths of all arrays that may be known.
     """
 
     def __init__(self, find: Callable[[str], ChunkGrid | None], paths: Callable[[], Iterable[str]]) -> None:
@@ -169,17 +170,18 @@ class Grids(Mapping[str, ChunkGrid]):
         return sum(1 for _ in self)
 
 
-_OF_ATTRIBUTES = ("attribute_dtypes", "unlimited_dimensions")
-
-
 class View(KeySpace):
-    """The keys of ``base``, some of them shown otherwise; whatever a view does not say, its base does."""
+    """The keys of ``base``, some of which a subclass shows otherwise. All other answers are those of the base."""
 
     base: KeySpace
+    _INHERITED = (
+        *("format", "grids", "urls", "document_url", "url_of", "reports"),
+        *("attribute_dtypes", "unlimited_dimensions"),
+    )
 
     def __init__(self, base: KeySpace) -> None:
         self.base = base
-        for name in ("format", "grids", "urls", "document_url", "url_of", "reports", *_OF_ATTRIBUTES):
+        for name in self._INHERITED:
             setattr(self, name, getattr(base, name))
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -199,7 +201,7 @@ class View(KeySpace):
 
 
 def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
-    """Return the place of ``key`` among ``grids``, or None if it is no chunk key of theirs."""
+    """Return which chunk of the arrays with ``grids`` has the key ``key``; None if it is no chunk key of any."""
     for path, rest in splits(key):
         grid = grids.get(path)
         number = None if grid is None else grid.number(rest)
@@ -213,19 +215,19 @@ def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Chunk keys by the hundred thousand: spelled, ordered and listed from the columns of a table. No I/O here.
+# Listings of hundreds of thousands of chunk keys, made of the columns of a table.
 
 
-FEW: Final = 64  # names that are put among many others one by one
+FEW: Final = 64  # names that are inserted one by one into a long listing
 _BARE: Final = ChunkKeyEncoding("v2", ".")
 
 by_name: Callable[[Listed], Any] = attrgetter("name")
 
 
 class Listing(Sequence[Listed]):
-    """The files of one directory by name, as two lists: a `Listed` is made of one when it is asked for.
+    """The files of one directory, sorted, as two lists; each `Listed` is made when it is asked for.
 
-    ``paths`` are names with ``stem`` before them, the path of the directory and a slash (empty for the root).
+    ``paths`` are the names with ``stem`` before them: the path of the directory and a slash, or nothing for the root.
     """
 
     __slots__ = ("paths", "sizes", "stem")
@@ -248,7 +250,7 @@ class Listing(Sequence[Listed]):
         return Listed(self.paths[index][len(self.stem) :], self.sizes[index])
 
     def insert(self, file: Listed) -> None:
-        """Add ``file``, in the place of one of the same name."""
+        """Add ``file``, in place of one of the same name."""
         path = self.stem + file.name
         at = bisect.bisect_left(self.paths, path)
         if at < len(self.paths) and self.paths[at] == path:
@@ -258,10 +260,10 @@ class Listing(Sequence[Listed]):
             self.sizes.insert(at, file.size)
 
 
-def merged(stem: str, *parts: Sequence[Listed]) -> Sequence[Listed]:
-    """Return what ``parts`` list of one directory, by name; of two with one name, the one that comes last.
+def merged(*parts: Sequence[Listed]) -> Sequence[Listed]:
+    """Return all that ``parts`` list of one directory, sorted; of two with the same name, the one that comes last.
 
-    ``stem`` is as in a `Listing`, which the answer is where all parts are, or the others are a few files.
+    A long `Listing` and a few files are a `Listing` again.
     """
     most = max(parts, key=len)
     others = [listed for part in parts if part is not most for listed in part if len(part) <= FEW]
@@ -270,17 +272,12 @@ def merged(stem: str, *parts: Sequence[Listed]) -> Sequence[Listed]:
             for listed in others:
                 most.insert(listed)
             return most
-    if all(isinstance(part, Listing) for part in parts if part):
-        files = [part for part in parts if isinstance(part, Listing)]
-        sizes = {path: size for part in files for path, size in zip(part.paths, part.sizes, strict=True)}
-        paths = sorted(sizes)
-        return Listing(stem, paths, list(map(sizes.__getitem__, paths)))
     found = {listed.name: listed for part in parts for listed in part}
     return [found[name] for name in sorted(found)]
 
 
 def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
-    """Return the keys of chunks relative to their array: `ChunkGrid.tail`, of many at once."""
+    """Return the keys, relative to their array, of many chunks: the same as `ChunkGrid.tail` of each."""
     if not grid.counts:
         return map(grid.tail, numbers.tolist())
     left, columns = numbers, list[Iterable[str]]()
@@ -294,10 +291,10 @@ def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
 
 
 def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
-    """Return ``stem`` and the relative key of each of the chunks ``numbers``, in order, and the numbers in that order.
+    """Return the keys, with ``stem`` before each, of the chunks ``numbers``, sorted, and the numbers in the same order.
 
-    Separators sort before digits, and so keys sort as the spellings of their coordinates do, one after the other: where
-    most chunks exist, all keys are spelled in that order.
+    Separators sort before digits, so keys sort like tuples of the texts of their coordinates. Where most chunks of the
+    grid exist, all of its keys are made in that order, which is faster than sorting.
     """
     if grid.counts and grid.size <= 2 * len(numbers):
         head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
@@ -308,7 +305,7 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
 
 
 def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:
-    """Return the same as `chunk_names`, by spelling all keys of the grid in order."""
+    """Return the same as `chunk_names`, by making all keys of the grid in order."""
     names, places = [stem], np.zeros(1, np.int64)
     for dimension, count in enumerate(grid.counts):
         labels = np.array([str(i) for i in range(count)])
@@ -326,9 +323,9 @@ def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str]
 
 
 def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list[Listed]:
-    """Return what lies directly below the directory ``path`` (relative to the array) of a table's chunks, by name.
+    """Return what a table has directly below the directory ``path``, which is relative to the array, sorted.
 
-    ``stem`` is the directory's whole path and a slash, for a `Listing`.
+    ``stem`` is the directory's full path and a slash, for the `Listing`.
     """
     directory = table.grid.directory(path)
     if directory is None:
@@ -347,6 +344,6 @@ def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list
 
 
 def has_chunks_below(table: ChunkTable, path: str) -> bool:
-    """Whether ``path`` is a directory of chunks that there are."""
+    """Whether a table has chunks in the directory ``path``, which is relative to the array."""
     directory = table.grid.directory(path)
     return directory is not None and len(table.present(directory.numbers.start, directory.numbers.stop)) > 0

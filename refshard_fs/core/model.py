@@ -1,9 +1,8 @@
-"""The closed set of values every layer speaks: where bytes lie, and what is needed to know it. No I/O here.
+"""The values that all layers share: where the bytes of a key are, and what has to be read to know it. No I/O here.
 
-A key resolves to an `Entry`: a `Span` (a byte range of a target), `Inline` (the bytes
-themselves) or `Packed` (bytes made from a range). ``None`` stands for "no such key".
-Finding the entry may itself take reads, so look-ups are generators (`Steps`) that yield
-what they need and are sent the answer; the engine drives many of them in lock-step.
+A key resolves to an `Entry`: a `Span` (a byte range of a target), `Inline` (the bytes themselves) or `Packed` (bytes
+decoded from a range). ``None`` means that there is no such key. Finding the entry may itself take reads, so a look-up
+is a generator (`Steps`): it yields what it needs and is sent the answer. The engine drives many of them in rounds.
 """
 
 from __future__ import annotations
@@ -15,19 +14,25 @@ import msgspec
 
 T = TypeVar("T")
 
-OWN = "refshard-"  # starts an ETag of our own making, which no manifest can name
+OWN = "refshard-"  # begins the ETags that we make ourselves; no manifest can name one
 
 
 def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Return ``start``, ``end`` as slicing ``size`` bytes would take them, with start <= end."""
+    """Return the range that slicing ``size`` bytes with ``[start:end]`` takes; the start is never behind the end."""
     begin, stop, _ = slice(start, end).indices(size)
     return begin, max(begin, stop)
 
 
-class Pin(msgspec.Struct, frozen=True):
-    """What a manifest says a target was when it was written; a difference is `TargetChanged`.
+def _check_within(offset: int, length: int, size: int | None) -> None:
+    """Raise ValueError unless a part lies within ``size`` bytes, as far as that is known."""
+    if offset < 0 or length < 0 or (size is not None and offset + length > size):
+        raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {size} bytes there are")
 
-    Without ``exact``, one that was last changed earlier than ``last_modified`` says is no difference.
+
+class Pin(msgspec.Struct, frozen=True):
+    """The version of a target that a manifest refers to; another version is the error `TargetChanged`.
+
+    Unless the pin is ``exact``, a target that was last modified before ``last_modified`` is accepted too.
     """
 
     etag: str | None = None
@@ -37,7 +42,7 @@ class Pin(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> dict[str, str]:
-        """What tells versions of one size apart, as far as it is known."""
+        """What distinguishes versions of the same size, as far as it is known."""
         facts = {"etag": self.etag, "last_modified": self.last_modified}
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -45,15 +50,15 @@ class Pin(msgspec.Struct, frozen=True):
 class Span(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of the object at ``url``.
 
-    ``stop=None`` reaches to the end of the object, however long it is; then a negative
-    ``start`` counts from that end. ``exact=False`` marks a range that may end early
-    because the object's size was unknown when it was computed; all others must be
-    answered in full. ``optional`` marks an object whose absence means "no such key".
-    ``dense`` marks one of many ranges that lie together and tend to be read together, as a
-    shard's chunks do: it is worth fetching with others over larger gaps. ``apart`` marks one that
-    is fetched with others only where they touch or overlap: no byte between them is read.
-    ``origin`` is the server of the set that says so, where that is somebody else's part of a
-    set of the user's: what it may reach is judged when it is opened.
+    - ``stop=None`` reaches to the end of the object, however long it is. A negative ``start`` counts from that end.
+    - ``exact=False``: the range may end early, for the object's size was unknown when it was computed. All other ranges
+      must be answered in full.
+    - ``optional``: if there is no such object, there is no such key.
+    - ``dense``: one of many ranges that lie together and tend to be read together, as the chunks of a shard do. Larger
+      gaps between them are worth fetching.
+    - ``apart``: fetched together with other ranges only where they touch or overlap. No byte between them is read.
+    - ``origin``: the server of the set that has this reference, if that set is somebody else's part of a set of the
+      user's. What it may reach is decided when the target is opened.
     """
 
     url: str
@@ -73,7 +78,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What is to be read."""
+        """The ranges that have to be read."""
         return (self,)
 
     def finish(self, read: Sequence[bytes]) -> bytes:
@@ -105,9 +110,7 @@ class Span(msgspec.Struct, frozen=True):
 
     def part(self, offset: int, length: int) -> Entry:
         """Return exactly ``length`` bytes at ``offset``; ValueError where the span is known to be shorter."""
-        size = self.size
-        if offset < 0 or length < 0 or (size is not None and offset + length > size):
-            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {size} bytes there are")
+        _check_within(offset, length, self.size)
         return self._range(self.start + offset, self.start + offset + length) if length else Inline(b"")
 
     def resized(self, object_size: int) -> Span:
@@ -141,29 +144,28 @@ class Inline(msgspec.Struct, frozen=True):
         return Inline(self.data[start:end])
 
     def part(self, offset: int, length: int) -> Inline:
-        if offset < 0 or length < 0 or offset + length > len(self.data):
-            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {self.size} bytes there are")
+        _check_within(offset, length, self.size)
         return Inline(self.data[offset : offset + length])
 
 
 class Recipe(Protocol, Hashable):
-    """How a `Packed` entry's bytes are made; frozen, hashable and picklable."""
+    """How the bytes of a `Packed` entry are decoded; frozen, hashable and picklable."""
 
     def make(self, raw: bytes) -> bytes:
-        """Return the bytes made from those that were read; ValueError where they are damaged."""
+        """Return the bytes decoded from those that were read; ValueError where they are damaged."""
 
 
 class SizedRecipe(Recipe, Protocol):
-    """One that knows how many bytes it makes."""
+    """A recipe that knows how many bytes it makes."""
 
     @property
     def size(self) -> int: ...
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """Bytes ``[start, stop)`` of what ``recipe`` makes from ``source``; ``made`` is the full size, if known.
+    """Bytes ``[start, stop)`` of what ``recipe`` makes of ``source``; ``made`` is the size of all of it, if known.
 
-    It is made from all of the source, or from the bytes of ``parts``, joined: then the source is what errors name.
+    With ``parts``, the recipe is given their bytes, joined, and the source is only what errors name.
     """
 
     source: Span
@@ -176,7 +178,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What is to be read, in the order that `finish` takes it in."""
+        """The ranges that have to be read, in the order in which `finish` takes their bytes."""
         if not self.parts:
             return (self.source,)
         return tuple(span for part in self.parts for span in part.spans)
@@ -202,8 +204,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     def part(self, offset: int, length: int) -> Packed:
         """Return exactly ``length`` bytes at ``offset``; ValueError where the entry is known to be shorter."""
-        if offset < 0 or length < 0 or (self.size is not None and offset + length > self.size):
-            raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {self.size} bytes there are")
+        _check_within(offset, length, self.size)
         begin = (self.start or 0) + offset
         return self._window(begin, begin + length, exact=True)
 
@@ -228,35 +229,34 @@ Entry = Span | Inline | Packed
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """Of all that belongs to ``name``, at most ``most`` decoded indexes are remembered at a time."""
+    """At most ``most`` decoded indexes of those that belong to ``name`` are remembered at a time."""
 
     name: str
     most: int
 
 
 class Index(Protocol, Hashable):
-    """How loaded bytes become something to look keys up in; frozen, hashable: half of a cache key."""
+    """How loaded bytes become something to look keys up in; frozen and hashable, for it is half of a cache key."""
 
     def decode(self, data: bytes) -> Any:
         """Return the decoded index; ValueError (saying what is wrong) where the bytes are damaged.
 
-        The result is shared between threads and must not be changed; give it ``nbytes``
-        if its weight in memory is not about that of ``data``. An index with a ``quota``
-        limits how many results of its kind are remembered. One with a method
-        ``sized(object_size)`` is told how long the object is that ``data`` were read of, as
-        far as reading it has shown that, and what this returns decodes them.
+        The result is shared between threads and must not be changed. It has ``nbytes`` if it takes more or less memory
+        than ``data``. An index may have a ``quota``, which limits how many results of its kind are remembered, and a
+        method ``sized(object_size)``: it is told the size of the object that was read, if that is known by then, and
+        returns the index that decodes the bytes.
         """
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """An index that is the bytes themselves."""
+    """The bytes themselves are the index."""
 
     def decode(self, data: bytes) -> bytes:
         return data
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """An index that the function ``parse`` of a module makes of the bytes; ``arguments`` follow them."""
+    """An index that a module's function ``parse`` makes of the bytes, which ``arguments`` follow."""
 
     parse: Callable[..., Any]
     arguments: tuple[Hashable, ...] = ()
@@ -273,7 +273,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a target says of an object without its bytes; an ``etag`` that starts with `OWN` is of our making."""
+    """What a target says about an object; an ``etag`` that begins with `OWN` is one that we made."""
 
     size: int | None
     etag: str | None = None
@@ -281,17 +281,17 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def pin(self) -> Pin:
-        """What tells this version of the object."""
+        """The pin of this version of the object."""
         return Pin(self.etag, self.last_modified, self.size)
 
     @property
     def named_etag(self) -> str | None:
-        """The ETag that the target itself gives the object."""
+        """The ETag that the target itself gave the object."""
         return None if self.etag is None or self.etag.startswith(OWN) else self.etag
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """Needed: `Facts` of the object at ``url``; ``fresh``: not remembered ones. Answer: None if there is none."""
+    """Needed: `Facts` of the object at ``url``, if ``fresh`` not remembered ones. Answer: None if there is none."""
 
     url: str
     fresh: bool = False
@@ -299,9 +299,9 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Needed: `Facts` of the object at ``url`` and its first ``length`` bytes, of one answer that is not remembered.
+    """Needed: `Facts` of the object at ``url`` and its first ``length`` bytes, both of one answer of its target.
 
-    Answer: both; None if there is no such object.
+    Answer: both, which are not remembered; None if there is no such object.
     """
 
     url: str
@@ -310,9 +310,9 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """One name directly below a prefix: ``size`` in bytes; None for a directory, or where only the target knows it.
+    """One name directly below a prefix; ``size`` in bytes is None for a directory, or if only the target knows it.
 
-    ``etag`` and ``last_modified`` are the target's, where its listings tell them.
+    ``etag`` and ``last_modified`` are the target's, if its listings have them.
     """
 
     name: str
@@ -323,7 +323,7 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Needed: the names directly below ``url``. Answer: tuple of `Listed`; None where the target cannot list."""
+    """Needed: the names directly below ``url``. Answer: a tuple of `Listed`; None if the target cannot list."""
 
     url: str
     origin: str | None = None
@@ -352,7 +352,7 @@ Steps = Generator[Need | tuple[Need, ...], Any, T]
 
 
 def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]) -> Steps[T]:
-    """Return what ``steps`` return, each of whose needs ``meet`` answers; they are told of its errors."""
+    """Return what ``steps`` return; ``meet`` answers each of their needs, and its errors are raised in them."""
     answer: Any = None
     error: Exception | None = None
     while True:
@@ -363,12 +363,12 @@ def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]
             return result
         try:
             answer, error = (yield from meet(need)), None
-        except Exception as e:  # noqa: BLE001  # the steps may know better, as where a directory is refused
+        except Exception as e:  # noqa: BLE001  # the steps may go on, as where a directory cannot be listed
             answer, error = None, e
 
 
 # ----------------------------------------------------------------------------------------------------
-# Several look-ups as one: what they need in a round is asked for together.
+# Several look-ups as one: what they need is asked for together, in rounds.
 
 
 def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
@@ -389,7 +389,7 @@ def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
 
     while waiting or len(results) < len(many):
         needs: list[Need] = []
-        spans: list[tuple[int, int | slice]] = []
+        places: list[tuple[int, int | slice]] = []  # of the answers to each that waits
         for i in turn():
             try:
                 need = many[i].send(answers[i])
@@ -397,15 +397,11 @@ def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
                 results[i] = stop.value
                 continue
             first = len(needs)
-            if isinstance(need, tuple):
-                needs += need
-                spans.append((i, slice(first, len(needs))))
-            else:
-                needs.append(need)
-                spans.append((i, first))
-        waiting = [i for i, _ in spans]
+            needs += need if isinstance(need, tuple) else (need,)
+            places.append((i, slice(first, len(needs)) if isinstance(need, tuple) else first))
+        waiting = [i for i, _ in places]
         if waiting:
             met = yield tuple(needs)
-            for i, place in spans:
+            for i, place in places:
                 answers[i] = met[place]
     return results

@@ -1,7 +1,7 @@
-"""Zarr array metadata, versions 2 and 3, as far as it says where chunks are; and the JSON that it is written in.
+"""Zarr's metadata, versions 2 and 3: chunks and codecs of arrays, consolidated metadata, and the JSON. No I/O here.
 
-What contradicts itself is a ManifestError. What is merely unknown here (another grid or key encoding, an extension of
-zarr v3) is no error: such an array has no `ChunkGrid`, and its keys are taken as they come. No I/O here.
+Metadata that contradicts itself is a ManifestError. What is only unknown here (another chunk grid or key encoding, an
+extension of zarr v3) is no error: such an array has no `ChunkGrid`, and its keys are taken as they come.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import msgspec
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, is_key, join, parent
 from refshard_fs.errors import ManifestError
 
-version = cache(metadata.version)  # finding it reads files, for a third of a millisecond
+version = cache(metadata.version)  # of a package; finding it reads files, for a third of a millisecond
 
 # Names of metadata documents, of zarr's versions 3 and 2.
-ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # say that there is an array, and where its chunks are
-NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # say that there is an array or a group
+ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # describe an array
+NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # describe an array or a group
 CONSOLIDATED: Final = ".zmetadata"
 METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
 
-_DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # as in m8[s/0]
+_DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # such as m8[s/0]
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-COUNTABLE: Final = 2**63  # elements along a dimension, and chunks of an array, are fewer
+COUNTABLE: Final = 2**63  # there are fewer elements along a dimension, and fewer chunks in an array
 
 
 def loads(data: bytes | str) -> Any:
-    """Return what a JSON text holds; ValueError where it is none.
+    """Return the value of a JSON text; ValueError if it is none.
 
-    As zarr's writers need it: bare ``NaN``, ``Infinity``, ``-Infinity`` and control characters in strings are taken,
-    and so is a byte order mark. Nothing else is: lenient readers make 0 of ``-`` and 1 of ``01``.
+    Zarr's writers need bare ``NaN``, ``Infinity``, ``-Infinity``, control characters in strings and a byte order mark
+    to be accepted. Nothing else is: more lenient parsers read ``-`` as 0 and ``01`` as 1.
     """
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
@@ -48,7 +48,7 @@ def loads(data: bytes | str) -> Any:
 
 
 def object_in(data: bytes | str, where: str) -> dict[str, Any]:
-    """Return the object that a JSON text holds; ManifestError, which begins with ``where``, where it is none."""
+    """Return the object of a JSON text; ManifestError, which begins with ``where``, if it is none."""
     try:
         found = loads(data)
     except ValueError as e:
@@ -59,9 +59,9 @@ def object_in(data: bytes | str, where: str) -> dict[str, Any]:
 
 
 def dumps(obj: Any) -> bytes:
-    """Return ``obj`` as compact JSON in UTF-8, with ``NaN`` and ``Infinity`` bare, as zarr's readers take them.
+    """Return ``obj`` as compact JSON in UTF-8, with bare ``NaN`` and ``Infinity``, which zarr reads.
 
-    Raises ValueError where it nests too deep, TypeError where it holds what JSON does not.
+    Raises ValueError if it nests too deep, and TypeError if it has what JSON cannot express.
     """
     try:
         return _JSON.encode(obj).encode()
@@ -77,7 +77,7 @@ def is_metadata(key: str) -> bool:
 
 
 def is_node_name(name: str) -> bool:
-    """Whether ``name`` can be that of an array or a group: one segment of a key, and not what metadata is called."""
+    """Whether an array or a group can be called ``name``: one segment of a key, and no name of metadata."""
     return "/" not in name and "::" not in name and name not in METADATA_NAMES and is_key(name)
 
 
@@ -87,11 +87,11 @@ def is_array_document(key: str) -> bool:
 
 
 class ArrayMeta(msgspec.Struct, frozen=True):
-    """What one array's metadata says of its chunks.
+    """What one array's metadata says about its chunks.
 
-    ``chunks`` are elements per stored chunk (of a sharded array: per shard), or None where they differ or are unknown;
-    ``grid`` is None where the grid or its keys are unknown. ``dtype`` is spelled as in the document, if need be in
-    JSON. ``raw`` is the document, not to be changed.
+    ``chunks`` are the elements of a stored chunk (of a sharded array: of a shard) along each dimension; None if chunks
+    differ in size, or that is unknown. ``grid`` is None if the chunk grid or its keys are unknown. ``dtype`` is spelled
+    as in the document, if need be as JSON. ``raw`` is the document, which must not be changed.
     """
 
     zarr_format: Literal[2, 3]
@@ -104,9 +104,9 @@ class ArrayMeta(msgspec.Struct, frozen=True):
 
 
 def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
-    """Return what a ``.zarray`` or ``zarr.json`` says; None for groups, and for versions of zarr other than 2 and 3.
+    """Return what a ``.zarray`` or ``zarr.json`` says; None for groups, and for versions other than 2 and 3.
 
-    Raises ManifestError, which begins with ``where``, where the document contradicts the specification of its version.
+    Raises ManifestError, which begins with ``where``, if the document breaks the specification of its version.
     """
     match doc:
         case {"zarr_format": 3, "node_type": "array"}:
@@ -117,7 +117,7 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
 
 
 def grid_of(doc: object) -> ChunkGrid | None:
-    """Return the grid that metadata, or their text, give an array; None where they give none, or are damaged."""
+    """Return the grid of an array with metadata ``doc``, or with that text; None if there is none, or it is damaged."""
     try:
         doc = loads(doc) if isinstance(doc, bytes) else doc
         meta = array_meta(doc, "its metadata") if isinstance(doc, Mapping) else None
@@ -127,7 +127,7 @@ def grid_of(doc: object) -> ChunkGrid | None:
 
 
 class _Plain(msgspec.Struct, gc=False):
-    """Metadata of version 2 that has nothing unusual."""
+    """Ordinary metadata of version 2, as far as the grid needs it."""
 
     zarr_format: Literal[2]
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=COUNTABLE - 1)]]
@@ -143,7 +143,7 @@ _ENCODINGS: Final = {separator: ChunkKeyEncoding("v2", separator or ".") for sep
 
 
 def plain_grid(text: str) -> ChunkGrid | None:
-    """Return the grid that an ordinary ``.zarray`` says, at a tenth of the cost; None where it takes a closer look."""
+    """Return the grid of an ordinary ``.zarray``, at a tenth of the cost of `grid_of`; None if it is not ordinary."""
     try:
         found = _plain.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -156,7 +156,7 @@ def plain_grid(text: str) -> ChunkGrid | None:
 
 
 def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metadata") -> Iterator[tuple[str, Any]]:
-    """Yield (path, array metadata) for each array of which `consolidated_nodes` tell; a path comes once."""
+    """Yield path and metadata of each array in `consolidated_nodes`, each path once."""
     seen: set[str] = set()
     for path, _, array in consolidated_nodes(doc, where):
         if array is not None and path not in seen:
@@ -167,10 +167,10 @@ def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metad
 def consolidated_nodes(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
 ) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-    """Yield path, name, and (of arrays) the content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
+    """Yield path and name of each document in a ``.zmetadata`` or a group's ``zarr.json``; and its content, of arrays.
 
-    Groups inside of v3 metadata may hold theirs in turn. Raises ManifestError where keys are none, and where what
-    describes nodes does not hold objects.
+    Groups within the metadata of version 3 may have consolidated metadata of their own. Raises ManifestError if a key
+    cannot be one, or the document of a node is no object.
     """
     pending = [("", doc)]
     while pending:
@@ -195,7 +195,7 @@ def consolidated_nodes(
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:
-    """Return a JSON object, also where it stands as text within JSON."""
+    """Return a JSON object, which may also be the text of one."""
     if isinstance(value, str):
         return object_in(value, where)
     if not isinstance(value, Mapping):
@@ -240,7 +240,7 @@ def _equal_chunks(extent: int, chunk: int) -> int:
 def _chunk_grid(
     spec: object, shape: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Return elements per chunk, and chunks per dimension; None for what is not one number, or not known."""
+    """Return elements per chunk, and chunks per dimension; None if these differ, or are not known."""
     match spec:
         case {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}:
             chunks = _chunks(chunk_shape, "chunk_shape", shape, where)
@@ -330,7 +330,7 @@ def integer(value: object, field: str, where: str, least: int = 0) -> int:
 
 
 def is_divided(dtype: str) -> bool:
-    """Whether a dtype's name has a unit of time with a divisor: numpy ends the process where that is 0."""
+    """Whether a dtype's name has a unit of time with a divisor: numpy ends the process if that is 0."""
     return _DIVIDED.search(dtype) is not None
 
 
@@ -340,7 +340,7 @@ def _dtype(value: object, field: str, where: str) -> str:
         case {"name": str()} | [_, *_]:
             text = dumps(value).decode()
     if isinstance(text, str):
-        if is_divided(text):  # which numpy does not write, and no reader after us may survive
+        if is_divided(text):  # which numpy does not write, and which may kill the reader after us
             raise ManifestError(f"{where}: its {field} is {shown(value)}, a unit of time with a divisor")
         return text
     raise ManifestError(f"{where}: its {field} is {shown(value)}")
@@ -358,14 +358,14 @@ def shown(value: object) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What metadata says of how an array's chunks are encoded, and whether any reader can follow that. No I/O here.
+# How an array's chunks are encoded, and whether that is known and safe.
 
 
 _CODECS: Final = ("codecs", "compressor", "filters")
 _PICKLES: Final = ("pickle", "numcodecs.pickle")
 
-# Stands where codecs do, for that is what readers name in their error. VirtualiZarr 1.0.0 writes version 2's filters
-# there, or null, and leaves compressor, order and (mostly) the fill value out: what chunks hold cannot be told.
+# The name of a codec: readers name a codec that they do not know in their error. VirtualiZarr 1.0.0 writes version 2's
+# filters as codecs, or null, and leaves out compressor, order and (mostly) fill value: chunks cannot be decoded.
 _LOST: Final = (
     "none that is known: its writer (VirtualiZarr 1.0.0?) left out how the chunks of array %r are encoded; "
     "if you know it, put codecs and fill_value into its zarr.json"
@@ -374,19 +374,19 @@ _UNKNOWN: Final = "?"
 
 
 def lost(path: str) -> dict[str, Any]:
-    """Return the codec that stands for those that the writer of the array ``path`` left out."""
+    """Return a codec in place of those that the writer of the array ``path`` left out."""
     return {"name": _LOST % path}
 
 
 def names_codecs(codecs: object) -> bool:
-    """Whether ``codecs`` are what version 3 of zarr calls so; null, or what version 2 calls filters, is not."""
+    """Whether ``codecs`` are a list of codecs of version 3; null, or the filters of version 2, are not."""
     if not isinstance(codecs, list | tuple) or not codecs:
         return False
     return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
 
 
 def undecodable(meta: ArrayMeta, path: str) -> str | None:
-    """Return why nobody can know how the chunks of the array ``path`` are encoded; None where its metadata says it."""
+    """Return why nobody can know how the chunks of the array ``path`` are encoded; None if its metadata says it."""
     if meta.zarr_format == 3:
         codecs = meta.raw.get("codecs")
         if codecs == [lost(path)]:
@@ -400,7 +400,7 @@ def undecodable(meta: ArrayMeta, path: str) -> str | None:
 
 
 def unsafe(meta: ArrayMeta) -> str | None:
-    """Return why the chunks of an array must not be decoded here, whoever wrote its metadata; None if they may be."""
+    """Return why decoding the chunks of an array here would not be safe; None if it is."""
     pending = [meta.raw.get(member) for member in _CODECS]
     while pending:
         match pending.pop():
@@ -424,7 +424,7 @@ def codec_documents(meta: ArrayMeta) -> list[Any]:
 
 
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
-    """Return the names of an array's codecs, in the order in which they encode; what shards hold in brackets."""
+    """Return the names of an array's codecs, in the order in which they encode; those of inner chunks in brackets."""
     return tuple(map(_named, codec_documents(meta)))
 
 
@@ -448,7 +448,7 @@ def _named(codec: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which zarr reads what is shown: the one that the process has imported, or else the one that is installed.
+# The zarr that will read what is shown: the one that the process has imported, or else the one that is installed.
 
 
 def zarr_major() -> int | None:
@@ -462,9 +462,9 @@ def zarr_major() -> int | None:
 
 
 def dimension_names(meta: ArrayMeta, attributes: bytes | None) -> tuple[str, ...]:
-    """Return the names of an array's dimensions, empty where one has none; nothing where the metadata has none.
+    """Return the names of an array's dimensions, an empty one for those without; () if the metadata has no names.
 
-    ``attributes`` is the text of its ``.zattrs``, where xarray has them in version 2.
+    ``attributes`` is the text of the array's ``.zattrs``, where xarray has the names in version 2.
     """
     names = meta.raw.get("dimension_names")
     if names is None and attributes is not None:

@@ -66,7 +66,7 @@ class FlatKeySpace(KeySpace):
         stem = prefix + "/" if prefix else ""
         chunks = [chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
         directories = [Listed(name, None, True) for name in self._tree.get(prefix, ())]
-        found = merged(stem, *chunks, self._files(prefix, stem), directories)
+        found = merged(*chunks, self._files(prefix, stem), directories)
         return found if found or not prefix or prefix in self._rows else None
 
     def is_directory(self, prefix: str) -> Steps[bool]:

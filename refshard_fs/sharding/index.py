@@ -1,7 +1,7 @@
 """Indexes of shards: where in a shard the chunk of each slot lies. No I/O here.
 
-`Level` and `Table` are what a kind of index has to offer. `OffsetsLevel` is the one that sharded arrays of zarr v2 and
-v3 share: pairs of offset and length, 16 bytes a chunk.
+`Level` and `Table` are the protocols of a kind of index. `OffsetsLevel` is the index that zarr v3 and the prototype for
+v2 share: a pair of offset and length, 16 bytes, for each chunk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from refshard_fs.core import checksums as crc32c
 
 Buffer: TypeAlias = bytes | memoryview
 
-MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never asked for
+MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never read
 PAIR = 16  # bytes of an offset and a length
 BEYOND = np.uint64(2**63)  # no file is so long
 NONE = 2**64 - 1  # the offset and the length of a chunk that is missing
@@ -26,7 +26,7 @@ _LAST = np.uint64(2**63 - 1)  # ends of ranges are less than 2**63, everywhere
 
 
 class Misfit(ValueError):
-    """A payload that cannot lie in a shard of its kind."""
+    """A chunk that cannot be stored in a shard of this kind."""
 
 
 class Table(Protocol):
@@ -55,15 +55,15 @@ class Level(Protocol, Hashable):
     def trailer(self) -> int: ...
 
     def table(self, data: bytes, size: int | None) -> Table:
-        """Return the table held by ``data`` (``length`` bytes), of a shard of ``size`` bytes if that is known.
+        """Return the table that ``data`` (``length`` bytes) encode; ValueError if they contradict themselves.
 
-        The trailer is not counted in ``size``. Raises ValueError where anything contradicts.
+        ``size`` is that of the shard without its trailer, if it is known.
         """
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        """Return the bytes of a shard of ``chunks`` (slot and payload, in the order to lie in), but for its trailer.
+        """Return the parts of a shard of ``chunks`` (slot and payload, in the order in which to store them).
 
-        Raises Misfit where a payload cannot lie in such a shard.
+        The trailer is not among them. Raises Misfit if a payload cannot be stored in such a shard.
         """
 
 

@@ -1,8 +1,7 @@
 """Where the inner chunks of a sharded array lie: in which shard, and in which slot of which index. No I/O here.
 
-A `ShardFormat` recognises an array's metadata and answers with a `ShardLayout`: the grid of inner chunks, how shards
-cut it, and the indexes to go through inside of a shard. Third parties register one through the entry point group
-``refshard.shards``.
+A `ShardFormat` recognises an array's metadata and returns a `ShardLayout`: the grid of inner chunks, how shards divide
+it, and the indexes within a shard. Other packages register theirs by an entry point in the group ``refshard.shards``.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from refshard_fs.sharding.packing import packed
 
 Coords: TypeAlias = tuple[int, ...]
 
-_PLANS = 1024  # kept of a grid whose shards differ in size
+_PLANS = 1024  # that a layout whose shards differ in size remembers
 
 
 class Equal(msgspec.Struct, frozen=True):
-    """One dimension is cut into shards of ``length`` inner chunks each."""
+    """One dimension is divided into shards of ``length`` inner chunks each."""
 
     length: int
 
     def shard(self, chunk: int) -> tuple[int, int, int]:
-        """Return the number of the shard that holds ``chunk``, the chunk's place in it, and the shard's length."""
+        """Return the number of the shard that ``chunk`` lies in, the chunk's place in it, and the shard's length."""
         number, place = divmod(chunk, self.length)
         return number, place, self.length
 
@@ -44,7 +43,7 @@ class Equal(msgspec.Struct, frozen=True):
 
 
 class Ragged(msgspec.Struct, frozen=True):
-    """One dimension is cut into shards that end at ``ends``, ascending, each the first inner chunk past a shard."""
+    """One dimension is divided into shards of various lengths; ``ends`` are the first chunks past each, ascending."""
 
     ends: tuple[int, ...]
 
@@ -77,16 +76,16 @@ class Nest(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The indexes of shards of one size, outermost first: slots and strides of each by the array's dimensions."""
+    """The indexes in shards of one size, outermost first, and the strides of their slots along each dimension."""
 
     levels: tuple[Level, ...]
     parts: tuple[Coords, ...]
     strides: tuple[Coords, ...]
-    counts: tuple[Coords, ...]  # of slots, along the dimensions as the shard has them
+    counts: tuple[Coords, ...]  # of slots, along the dimensions in the shard's own order
 
 
 class ChunkInShard(NamedTuple):
-    """The key and coordinates of the shard a chunk lies in, the chunks that has room for, and the chunk's place."""
+    """The shard that a chunk lies in: its key, coordinates and lengths in chunks; and the chunk's place in it."""
 
     shard: str
     coords: Coords
@@ -113,17 +112,17 @@ class ShardLayout:
         Raises IndexError beyond the last of shards that have sizes of their own.
         """
         lengths = self.grid.shards
-        if lengths:  # at half the cost
+        if lengths:  # at half the cost of asking the cuts
             return tuple(map(floordiv, coords, lengths)), lengths, tuple(map(mod, coords, lengths))
         parts = [cut.shard(coord) for cut, coord in zip(self.cuts, coords, strict=True)]
         return tuple(p[0] for p in parts), tuple(p[2] for p in parts), tuple(p[1] for p in parts)
 
     def levels(self, lengths: Coords) -> tuple[Level, ...]:
-        """Return the indexes on the way to a chunk in a shard of ``lengths`` chunks, outermost first."""
+        """Return the indexes that lead to a chunk in a shard of ``lengths`` chunks, outermost first."""
         return self._plan(lengths).levels
 
     def slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
-        """Return the slot in each of these `levels` of the chunk at ``place``; of many, where these are arrays."""
+        """Return the slot in each of these `levels` of the chunk at ``place``; of many chunks, if these are arrays."""
         plan = self._plan(lengths)
         *outer, last = plan.strides
         out = []
@@ -137,8 +136,8 @@ class ShardLayout:
     ) -> list[Buffer] | None:
         """Return the parts of the shard ``old`` (None: there is none) of ``lengths`` chunks after ``changes``.
 
-        Those are payloads by place; None leaves a chunk out. A shard without chunks is None. Raises
-        ValueError where the old shard is damaged, and the subclass Misfit where a payload cannot lie in such a shard.
+        Those are payloads by place; None removes a chunk. A shard without chunks is None. Raises ValueError if the old
+        shard is damaged, and its subclass Misfit if a payload cannot be stored in such a shard.
         """
         plan = self._plan(lengths)
         by_slots = {self.slots(place, lengths): payload for place, payload in changes.items()}
@@ -185,7 +184,7 @@ class ShardLayout:
         return [cut.chunks(number) for cut, number in zip(self.cuts, shard, strict=True)]
 
     def shard_directory(self, leading: Coords) -> str | None:
-        """Return the directory, in the array, of the shards of chunks that begin so; None outside of the grid."""
+        """Return the directory of the shards of chunks that begin with ``leading``; None outside of the grid."""
         if not self.grid.contains(leading):
             return None
         return self.grid.directory_of([cut.shard(coord)[0] for coord, cut in zip(leading, self.cuts, strict=False)])
@@ -193,9 +192,10 @@ class ShardLayout:
     def expand(
         self, leading: Coords, names: Sequence[Listed]
     ) -> tuple[list[str], list[tuple[Coords, Iterator[Coords]]]]:
-        """Return the directories of inner chunks, and the shards with the chunks to look for, in a directory.
+        """Return what lies in the directory of the chunks that begin with ``leading``.
 
-        All chunks in it begin with ``leading``, and ``names`` lie in the directory of their shards.
+        That is directories of chunks, or shards, each with the chunks that may lie in it. ``names`` are what lies in
+        the directory of these shards.
         """
         depth = len(leading)
         if self.grid.is_nested and depth < len(self.cuts) - 1:
@@ -249,7 +249,7 @@ def shard_formats() -> tuple[ShardFormat, ...]:
 def unsharded(
     doc: Mapping[str, Any], options: Mapping[str, Any], formats: Sequence[ShardFormat] | None = None
 ) -> Unsharded | None:
-    """Return what the first of ``formats`` (by default all) that knows the array of metadata ``doc`` says of it."""
+    """Return what the first of ``formats`` (by default all) that recognises the metadata ``doc`` makes of it."""
     answers = (known.unshard(doc, options) for known in (shard_formats() if formats is None else formats))
     return next((found for found in answers if found is not None), None)
 

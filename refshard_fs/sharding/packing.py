@@ -1,7 +1,7 @@
-"""Shards put together: new payloads and those of the shard there was, in Morton order, with their index. No I/O here.
+"""New shards: changed chunks and the other chunks of the old shard, in Morton order, with their index. No I/O here.
 
-What has not changed is copied as it lies, down to whole shards within the shard; gaps and bytes that no index names
-are left out. Nothing is joined: a shard comes as its parts, for whoever writes them one after the other.
+What has not changed is copied as it is, even whole shards within the shard; bytes that no index refers to are left out.
+A shard is returned as its parts, which are written one after the other, and never joined.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy.typing as npt
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.sharding.index import Buffer, Level
 
-Slots: TypeAlias = tuple[int, ...]  # of a chunk: in the shard, in the shard in that slot, and so on
+Slots: TypeAlias = tuple[int, ...]  # of a chunk: its slot in the shard, in the shard within that slot, and so on
 Levels: TypeAlias = Sequence[tuple[Level, tuple[int, ...]]]  # outermost first, with the slots along each dimension
 
 
 class MortonCode:
     """Compressed Morton codes: coordinates in a grid as one number, bits that no cell needs left out.
 
-    They are neuroglancer's numbering of the chunks of a volume, and the order in which zarr-python lays out the chunks
-    of a shard. The grid has ``counts`` cells along each dimension; ValueError where its codes have more than 64 bits.
+    Neuroglancer numbers the chunks of a volume so, and zarr-python stores the chunks of a shard in this order. The grid
+    has ``counts`` cells along each dimension; ValueError if its codes have more than 64 bits.
     """
 
     __slots__ = ("_sources",)
@@ -84,7 +84,7 @@ def packed(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | 
 
 
 def _chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
-    """Return the payloads of ``shard`` by their slots; ValueError where it is damaged."""
+    """Return the payloads of ``shard`` by slot; ValueError if it is damaged."""
     size, length = len(shard) - level.trailer, level.length
     if size < length:
         raise ValueError(f"it has {len(shard)} bytes: its index takes more")
@@ -97,7 +97,7 @@ def _chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
 
 
 def _checksums(parts: Sequence[Buffer], trailer: int) -> list[bytes]:
-    """Return the ``trailer`` bytes that follow ``parts``: checksums, each of all that lies before it."""
+    """Return the ``trailer`` bytes that follow ``parts``: checksums, each of everything before it."""
     sums: list[bytes] = []
     found = 0
     for part in parts if trailer else ():

@@ -1,7 +1,7 @@
-"""Zarr v3 shard layout, ``sharding_indexed``: find inner chunks, nested to any depth. No I/O here.
+"""Zarr v3's ``sharding_indexed`` codec, nested to any depth. No I/O here.
 
-Specification: zarr-specs, codecs/sharding-indexed. Around the shard, ``transpose`` and
-``crc32c`` leave its chunks where ranges can reach them; any other codec does not.
+Specification: zarr-specs, codecs/sharding-indexed. Inner chunks can be read in ranges if the codecs around the sharding
+codec are ``transpose`` (before it) and ``crc32c`` (after it), and no others.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from refshard_fs.sharding.index import OffsetsLevel, slots_of
 from refshard_fs.sharding.layout import Coords, Cut, Equal, Nest, Ragged, ShardFormat, ShardLayout, Unsharded
 
 _NAME = "sharding_indexed"
-_CHUNKS = 2**63  # of an array, all dimensions together: their numbers must fit 64 bits
-_EDGES = 1 << 20  # shards of their own sizes along one dimension
+_CHUNKS = 2**63  # an array has fewer: the numbers of chunks must fit 64 bits
+_EDGES = 1 << 20  # shards of various sizes along one dimension, at most
 
 T = TypeVar("T")
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
-    """Return the array of metadata ``doc`` with its innermost chunks as chunks; None if it has no sharding codec."""
+    """Return the array with metadata ``doc`` as an array of its innermost chunks; None if it has no sharding codec."""
     match doc:
         case {"zarr_format": 3, "codecs": [*codecs]} if _place(codecs) is not None:
             meta = zarrmeta.array_meta(doc, "its metadata")
@@ -58,7 +58,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
 
 
 class _Level(NamedTuple):
-    """Chunks of ``chunk_shape``, by the array's dimensions; slots are counted along ``axes``, slowest first."""
+    """Shards of chunks of ``chunk_shape``, by the array's dimensions; slots are counted along ``axes``, slowest first."""
 
     chunk_shape: Coords
     axes: Coords
@@ -66,7 +66,7 @@ class _Level(NamedTuple):
 
 
 class _Opaque(ValueError):
-    """Ranges cannot see through a chain of codecs; the text says which one is in the way."""
+    """Inner chunks cannot be read in ranges; the text says which codec is in the way."""
 
 
 def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str | None]:
@@ -125,7 +125,7 @@ def _place(codecs: Sequence[Any]) -> int | None:
 
 
 def _axes(before: Sequence[Any], axes: Coords) -> Coords:
-    """Return which dimensions of the array a shard's are: ``axes``, as the codecs ``before`` it permute them."""
+    """Return ``axes``, the array's dimensions in the shard's order, as the codecs ``before`` sharding permute them."""
     for codec in map(_codec, before):
         if codec.name != "transpose":
             raise _Opaque(f"codec {codec.name!r} before sharding changes what shards hold")
@@ -165,7 +165,7 @@ def _sized(index: OffsetsLevel, slots: int) -> OffsetsLevel:
 
 
 def _cuts(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
-    """Return how the outer grid, whose metadata is known to be sound, cuts each dimension, in inner chunks."""
+    """Return how the outer grid, whose metadata was checked, divides each dimension, in inner chunks."""
     configuration = spec["configuration"]
     edges = configuration["chunk_shape" if spec["name"] == "regular" else "chunk_shapes"]
     return tuple(_cut(edge, size) for edge, size in zip(edges, inner, strict=True))
@@ -181,7 +181,7 @@ def _cut(edges: Any, inner: int) -> Cut:
 
 
 def _largest(cuts: Sequence[Cut], part: Coords) -> Coords:
-    """Return how many slots the largest shard there may be has; ValueError where parts do not divide one."""
+    """Return how many slots the largest shard has along each dimension; ValueError if parts do not divide a shard."""
     lengths = [
         {cut.length} if isinstance(cut, Equal) else {stop - start for start, stop in pairwise((0, *cut.ends))}
         for cut in cuts

@@ -1,11 +1,10 @@
 """Zarr v2 shard layouts: the prototype of zarr-python PR 876, and the same bytes below zarr v3 metadata. No I/O here.
 
-``"shard_format": "indexed"`` ends each shard with an index of (offset, length) pairs,
-little-endian, all ones for a missing chunk. Before that was settled the prototype wrote
-them big-endian, a length of 0 for a missing chunk; nothing in a file tells the two apart, so
-``shard_options={"endian": "big"}`` says it. Its first state, ``"morton_order"``, has slots of
-one size and a mask of those that were written; its slots are counted first dimension
-fastest, unless ``shard_options={"slots": "morton"}`` says that they truly follow a Z-curve.
+- ``"shard_format": "indexed"``: each shard ends with an index of (offset, length) pairs, little-endian, all ones for
+  a missing chunk. Earlier versions of the prototype wrote them big-endian, with a length of 0 for a missing chunk.
+  Nothing in a file distinguishes the two: ``shard_options={"endian": "big"}`` selects the latter.
+- ``"morton_order"``, the first version: slots of one size, and a mask of those that were written. Slots are counted
+  first dimension fastest; ``shard_options={"slots": "morton"}`` is for shards that really follow a Z-curve.
 """
 
 from __future__ import annotations
@@ -74,14 +73,12 @@ def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint64]:
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
-    """Return the array of metadata ``doc`` with its inner chunks as chunks; None if it is not sharded like this."""
+    """Return the array with metadata ``doc`` as an array of inner chunks; None if it is not sharded like this."""
     match doc:
         case {"zarr_format": 2, "shards": shards} if shards is not None:
             kind = doc.get("shard_format", "indexed")
         case {"zarr_format": 3, "storage_transformers": [{"configuration": {"chunks_per_shard": shards}}]}:
             kind = "indexed"
-        case {"zarr_format": 3, "storage_transformers": [*transformers]} if any(map(_shards, transformers)):
-            return Unsharded(None, doc, "its storage transformers do more than shard")
         case _:
             return None
     shown = {k: v for k, v in doc.items() if k not in ("shards", "shard_format", "storage_transformers")}
@@ -107,13 +104,6 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     nest = Nest((1,) * len(lengths), tuple(range(len(lengths))), lambda _: level)
     grid = msgspec.structs.replace(meta.grid, shards=lengths)
     return Unsharded(ShardLayout(grid, tuple(map(Equal, lengths)), [nest]), shown)
-
-
-def _shards(transformer: object) -> bool:
-    match transformer:
-        case {"configuration": {"chunks_per_shard": _}}:
-            return True
-    return False
 
 
 def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:

@@ -1,10 +1,9 @@
-"""The unsharded view: any key space, its sharded arrays shown as ordinary arrays of their inner chunks. No I/O here.
+"""A view of any key space that shows sharded arrays as ordinary arrays of their inner chunks. No I/O here.
 
-An inner chunk is a part of whatever its base says the shard is: a range of a file, a member
-of an archive, bytes in memory. Indexes are asked for one level at a time and remembered by
-whoever reads them. Metadata is rewritten; everything else passes through byte for byte. An
-array whose shards cannot be read in ranges passes through whole, and `ShardView.reports`
-says why.
+An inner chunk is a part of the shard's entry, whatever that is: a range of a file, a member of an archive, bytes in
+memory. The index of each level is a need; whoever reads it remembers it. The metadata of sharded arrays is rewritten,
+everything else is passed on byte for byte. An array whose shards cannot be read in ranges is passed on whole, and
+`ShardView.reports` says why.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unsh
 
 T = TypeVar("T")
 
-_FULL = 0.75  # of the chunks of a shard: from here on its other bytes are not worth telling apart
+_FULL = 0.75  # of the chunks of a shard: if so many are wanted, the shard is read whole
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
 class ArrayInfo(NamedTuple):
-    """What is known of one array: its grid as shown, and the layout of its shards if its inner chunks are shown.
+    """What is known about one array: its grid as shown, and the layout of its shards if its inner chunks are shown.
 
-    ``reason`` says why they are not, or not to the innermost level. ``stored`` is the metadata as the source has it, of
-    an array whose inner chunks are shown.
+    ``reason`` says why they are not, or not to the innermost level. ``stored`` is the array's metadata in the source,
+    if its inner chunks are shown.
     """
 
     grid: ChunkGrid | None
@@ -112,12 +111,12 @@ class ShardView(ArrayView[ArrayInfo]):
         return path is not None and self.remapped(path) is not None
 
     def register_arrays(self) -> Steps[None]:
-        """Take in the arrays that the base knows without further reads."""
+        """Add the arrays that the base knows without reads."""
         marks = tuple(mark for known in shard_formats() for mark in known.marks)
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
     def array_info(self, path: str) -> Steps[ArrayInfo | None]:
-        """Return what is known of the array at ``path``, reading its metadata if need be; None if there is none."""
+        """Return what is known about the array ``path``, whose metadata is read if need be; None if there is none."""
         if path not in self._documents.arrays:
             yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
@@ -144,7 +143,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return found[0][1] if found else None
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``: together those that the same indexes, damaged or not, tell of."""
+        """Return look-ups that find all of ``keys``, one for all keys that are found by the same indexes."""
         found: list[LookUp] = []
         shards: dict[tuple[str, Coords, Coords, Coords], list[tuple[int, Coords]]] = {}
         for number, key in enumerate(keys):
@@ -173,9 +172,9 @@ class ShardView(ArrayView[ArrayInfo]):
         return [found.get(number) for number, _ in wanted]
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return where those shards lie of whose chunks ``keys``, which are read in this order, are most.
+        """Return the ranges of the shards of which ``keys``, which are read in this order, are most chunks.
 
-        They are worth reading whole; so is one that is begun after others that are.
+        They are worth reading whole, and so is the last one, if all before it are: more of its chunks may follow.
         """
         wanted: Counter[tuple[str, int]] = Counter()
         for key in keys:
@@ -344,7 +343,7 @@ class ShardView(ArrayView[ArrayInfo]):
 
 
 def _cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
-    """Return the place in a shard of ``lengths`` chunks of the chunk in each slot of its only index, a column each."""
+    """Return the place of the chunk in each slot of a shard of ``lengths`` chunks with one index, a column each."""
     places = np.indices(lengths).reshape(len(lengths), math.prod(lengths))
     (slots,) = layout.slots([*places], lengths)
     return places[:, np.argsort(np.zeros(math.prod(lengths), np.int64) + slots)]
@@ -377,7 +376,7 @@ def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entr
 
 
 def _read(entry: Entry) -> Entry:
-    """Return ``entry``, a shard whose index was read: it can no longer be absent, and its chunks lie together."""
+    """Return the entry of a shard whose index was read: so it exists, and its chunks lie together."""
     if isinstance(entry, Span) and (entry.optional or not entry.dense):
         return msgspec.structs.replace(entry, optional=False, dense=True)
     return entry

@@ -1,6 +1,6 @@
-"""What writes to the keys of the view mean for the objects beneath it: documents as they are stored, chunks by shard.
+"""What a write to a key of the view means for the metadata in the source: arrays stay sharded as they were.
 
-No I/O here: what has to be read for it is yielded as a need.
+No I/O here: what has to be read is yielded as a need.
 """
 
 from __future__ import annotations
@@ -18,25 +18,21 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, unsharded
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
-# ----------------------------------------------------------------------------------------------------
-# Metadata that was written for an array as the view shows it, made that of the array as it is stored. No I/O here.
-#
-# Whoever writes through the view knows nothing of shards. A new shape, new attributes and the like are taken over, and
-# how the array is sharded stays as it was. With other chunks, codecs or another dtype it is another array.
-
+# Whoever writes metadata through the view knows nothing about shards. A new shape, new attributes and the like are
+# stored, and the array stays sharded as it was. With other chunks, codecs or another dtype it is another array.
 
 _WHERE = "its metadata"
-_ALIKE = ("compressor", "filters", "codecs")  # of which a writer may spell out defaults
+_ALIKE = ("compressor", "filters", "codecs")  # in which a writer may spell out defaults
 _SAME = ("zarr_format", "node_type", "dtype", "data_type")
 
 
 def resharded(
     stored: Mapping[str, Any], written: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Return the metadata to store where the array ``stored`` was shown and is now ``written``.
+    """Return the metadata to store if the array with metadata ``stored`` is ``written`` anew through the view.
 
-    None if it is not that array any more, and ``written`` is what to store; ``options`` are the user's
-    ``shard_options``. Raises ManifestError where the shards of the array cannot hold it as it is written.
+    None if ``written`` describes another array, and is to be stored itself. ``options`` are the user's
+    ``shard_options``. Raises ManifestError if the array as it is written does not fit into its shards.
     """
     shown = _shown(stored, options)
     if shown is None or _shown(written, options) is not None or not _is_same(shown, written):
@@ -54,13 +50,13 @@ def resharded(
 
 
 def _shown(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what an array is shown as, None if it is shown as it stands."""
+    """Return the metadata that the view shows of an array; None if it is shown as it is stored."""
     found = unsharded(doc, options)
     return None if found is None or found.layout is None else found.document
 
 
 def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
-    """Whether chunks of the one are chunks of the other: the shape may differ, and what is not about chunks."""
+    """Whether chunks of one array are chunks of the other: only the shape, and what is not about chunks, may differ."""
     try:
         ours, theirs = zarrmeta.array_meta(shown, _WHERE), zarrmeta.array_meta(written, _WHERE)
     except ManifestError:
@@ -76,7 +72,7 @@ def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
 
 
 def _alike(ours: object, theirs: object) -> bool:
-    """Whether ``theirs`` says all that ``ours`` says of codecs, though perhaps in more words."""
+    """Whether ``theirs`` describes the same codecs as ``ours``, though it may have more members."""
     match ours, theirs:
         case [*some], [*others]:
             return len(some) == len(others) and all(map(_alike, some, others))
@@ -92,16 +88,16 @@ def _alike(ours: object, theirs: object) -> bool:
 
 
 class Restored(NamedTuple):
-    """A metadata document as it is to be stored, and the arrays it tells of: their layouts, None for ordinary ones."""
+    """A metadata document to be stored, and the layouts of the arrays in it: None for those that are not sharded."""
 
     data: bytes
     layouts: Mapping[str, ShardLayout | None]
 
 
 def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
-    """Return the document ``key``, written as ``data`` for the keys of ``view``, as its base is to have it.
+    """Return the document to store if ``data`` is written to ``key`` of ``view``.
 
-    Raises ManifestError where the shards of an array cannot hold it as it is written.
+    Raises ManifestError if an array as it is written does not fit into its shards.
     """
     paths = list(_arrays(key, data))
     found = yield from together([view.array_info(array) for array in paths])
@@ -111,7 +107,7 @@ def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
 
 
 def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
-    """Return the paths of the arrays that ``documents`` (key and bytes), as they are written, shard by themselves."""
+    """Return the paths of the arrays that ``documents`` (key and bytes) themselves describe as sharded."""
     described = (_arrays(key, data) for key, data in documents if zarrmeta.is_array_document(key))
     return frozenset(path for arrays in described for path, seen in arrays.items() if seen.layout is not None)
 
@@ -122,7 +118,7 @@ def _arrays(key: str, data: bytes) -> Mapping[str, ArrayInfo]:
 
 
 class _Resharding(msgspec.Struct, frozen=True):
-    """Gives arrays the shards back that they have in ``stored``."""
+    """Makes the metadata of arrays shard them as that in ``stored`` does."""
 
     stored: Mapping[str, Mapping[str, Any]]
     options: tuple[tuple[str, Any], ...]

@@ -239,7 +239,7 @@ class ParquetKeySpace(KeySpace):
         for array, rest in self._arrays_at(prefix):
             parts.append((yield from self._chunks_below(array, rest, stem)))
         documents = yield from self._documents.children(prefix)
-        found = merged(stem, *parts, documents or ())
+        found = merged(*parts, documents or ())
         return None if documents is None and not found else found
 
     def is_directory(self, prefix: str) -> Steps[bool]:
