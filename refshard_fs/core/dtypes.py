@@ -1,6 +1,6 @@
-"""NumPy dtypes as other software spells them, and as zarr's metadata does. Names are data: none of them is evaluated.
+"""NumPy dtypes as other software and as zarr's metadata spells them. Their names are parsed, and never evaluated.
 
-A dtype with objects is refused: its bytes would be pickles.
+A dtype with objects is refused, for its bytes would be pickles. No I/O here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from refshard_fs.errors import ManifestError
 
 LONGEST: Final = 1 << 16  # characters of a dtype's name
 MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
-MOST_FIELDS: Final = 1 << 16  # of all arrays within fields, where each element is a field
-_NATIVE = re.compile(r"[A-Za-z]")  # such names state no byte order
+MOST_FIELDS: Final = 1 << 16  # of a dtype whose arrays within fields become a field for each element
+_NATIVE = re.compile(r"[A-Za-z]")  # begins names that state no byte order
 
 
 def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
-    """Return the dtype whose ``str`` or ``descr`` is ``text``, as metadata of ``zarr_format`` shows its fields.
+    """Return the dtype whose ``str`` or ``descr`` is ``text``, with the fields that metadata of ``zarr_format`` has.
 
-    A name that states no byte order is little-endian.
+    A name that states no byte order means little-endian.
     """
     if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
         raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
@@ -51,7 +51,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
 
 
 def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return ``dtype`` with its padding as fields of their own, as zarr's metadata can say it."""
+    """Return ``dtype`` with padding as fields of its own, for zarr's metadata has no other way to express it."""
     packed = np.dtype(_untitled(dtype.descr))
     if packed.itemsize != dtype.itemsize:
         raise ValueError("its fields do not lie one after the other")
@@ -59,7 +59,7 @@ def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _untitled(descr: list[Any]) -> list[Any]:
-    """Return ``descr`` without titles, second names that zarr's metadata cannot say and that may be any object."""
+    """Return ``descr`` without titles: second names of fields, of any type, which zarr's metadata cannot have."""
     return [
         (name[1] if isinstance(name, tuple) else name, _untitled(of) if isinstance(of, list) else of, *shape)
         for name, of, *shape in descr
@@ -73,9 +73,9 @@ def _holds_arrays(dtype: np.dtype[Any]) -> bool:
 
 
 def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
-    """Return ``dtype`` as readers of ``zarr_format`` take it: fields that are arrays may have to be many fields.
+    """Return ``dtype`` as zarr reads it: a field that is an array may have to become a field for each element.
 
-    ValueError where those would be too many.
+    ValueError if these would be too many.
     """
     if dtype.names is not None and _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
         return _spread(dtype)[0]
@@ -83,11 +83,10 @@ def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
 
 
 def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
-    """Return ``dtype`` with each field that holds an array as one field per element: zarr-python 3 reads no others.
+    """Return ``dtype`` with a field for each element of a field that is an array, and the number of fields in all.
 
-    The number of fields, at all depths together, comes with it. No document opens in both: zarr-python 2 would take
-    these fields, but they are not the dtype that was written. A field of very many elements stays as it is, for readers
-    of version 2 metadata that take it.
+    zarr-python 3 reads no others. zarr-python 2 would read these, too, but they are not the dtype that was written. A
+    field of very many elements stays as it is: some readers of version 2 metadata accept it.
     """
     fields: list[tuple[str, Any]] = []
     total = 0
@@ -105,14 +104,14 @@ def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Types and missing values of arrays as numpy has them, and arrays of one chunk without a codec.
+# Types and fill values of arrays as numpy values, and arrays of one uncompressed chunk.
 
 
 _NUMERIC: Final = "biufcmM"
 
 
 def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
-    """Return the type of an array's elements; None where numpy alone cannot read them."""
+    """Return the type of an array's elements; None if numpy alone cannot read them."""
     name = f"<{meta.dtype}" if meta.zarr_format == 3 and meta.dtype in ("c8", "c16") else meta.dtype
     try:
         dtype = np.dtype(name)
@@ -122,7 +121,7 @@ def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
 
 
 def itemsize_of(meta: ArrayMeta) -> int | None:
-    """Return the bytes of an element, also of text that has a length; None where numpy alone cannot read them."""
+    """Return the bytes of an element, also of text of fixed length; None if numpy alone cannot read them."""
     dtype = dtype_of(meta)
     if dtype is not None:
         return dtype.itemsize
@@ -135,7 +134,7 @@ def itemsize_of(meta: ArrayMeta) -> int | None:
 
 
 def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
-    """Return the value of elements that are in no chunk; ValueError where that is no plain number."""
+    """Return the value of elements that are in no chunk; ValueError if it is no plain number."""
     fill = meta.raw.get("fill_value")
     if fill is None:
         return np.zeros((), dtype)[()]
@@ -151,7 +150,7 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
 
 
 def _number(fill: Any) -> Any:
-    """Return a fill value, or one half of a complex one, of which JSON may have no number but a name."""
+    """Return a fill value, or one half of a complex one, as a number: JSON has names for some."""
     if fill in ("NaN", "Infinity", "-Infinity"):
         return float(fill)
     if isinstance(fill, str):
@@ -168,7 +167,7 @@ def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], by
 
 
 def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the metadata of the array with another shape, in ``chunks`` (by default one) without a codec."""
+    """Return the metadata of the array with another shape, in uncompressed ``chunks`` (by default one)."""
     doc = {**meta.raw, "shape": list(shape)}
     cut = list(chunks) if chunks is not None else [max(length, 1) for length in shape]
     if meta.zarr_format == 2:

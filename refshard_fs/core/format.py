@@ -43,9 +43,9 @@ class Document(msgspec.Struct, frozen=True):
 class Probe(msgspec.Struct, frozen=True):
     """What is known about a source before it is opened.
 
-    A document has ``facts`` and its first bytes, ``head``. A directory has ``names`` (everything in it or, if the target
-    cannot list, those of all formats' ``markers`` that are in it) and, by name, those of all formats' ``documents``
-    that are in it.
+    A document has ``facts`` and its first bytes, ``head``. A directory has ``names`` (everything in it or, if the
+    target cannot list, those of all formats' ``markers`` that are in it) and, by name, those of all formats'
+    ``documents`` that are in it.
     """
 
     url: str
@@ -65,7 +65,7 @@ class Probe(msgspec.Struct, frozen=True):
         return Inline(self.head) if facts.size == len(self.head) else Span(self.url, pin=facts.pin)
 
     def file(self, what: str) -> tuple[Span | Inline, int]:
-        """Return the bytes of a file and their number, which must be known; ManifestError, of a ``what``, if it is not."""
+        """Return the bytes of a file and their number; ManifestError, which calls it ``what``, if that is unknown."""
         if self.facts is None or self.facts.size is None:
             found = "a directory" if self.is_directory else "a file whose size is not told"
             raise ManifestError(f"{self.url} is {found}, and no {what} that can be read")
@@ -139,7 +139,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     verify: bool = False  # checksums of chunks, where the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
     head: int = HEAD  # bytes of a source that its first request reads
-    # For sources that consist of others: how to open those, what each of them may reach, and how deep this one is nested.
+    # For sources that consist of others: how to open those, what each may reach, and how deep this one is nested.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
     rule_of: Callable[[str], Admission] | None = None
     depth: int = 0

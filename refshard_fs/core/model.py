@@ -333,7 +333,7 @@ Need = Load | Stat | Head | Names
 
 
 def of_origin(what: T, origin: str) -> T:
-    """Return a need, several of them, or an entry, as one of the set at ``origin``; whatever else it is, as it is."""
+    """Return a need, several of them, or an entry, as one of the set at ``origin``; anything else as it is."""
     match what:
         case Span() | Stat() | Head() | Names():
             return msgspec.structs.replace(what, origin=origin)

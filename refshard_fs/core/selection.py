@@ -1,6 +1,6 @@
-"""Which chunks a selection of an array touches, as zarr and numpy understand selections. Pure; no I/O here.
+"""Which chunks a selection of an array touches, by the rules of zarr and numpy. No I/O here.
 
-A selection may hold slices (of any step), integers, one Ellipsis, None (a new axis), integer and boolean arrays.
+A selection may have slices (of any step), integers, one Ellipsis, None (a new axis), integer and boolean arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from refshard_fs.errors import ManifestError
 
-MOST: Final = 20_000_000  # chunks that are told at a time, 8 bytes each and as much to sort them
+MOST: Final = 20_000_000  # chunks of a selection: 8 bytes each, and as much to sort them
 Integers = npt.NDArray[np.int64]
 Mode = Literal["numpy", "orthogonal", "block"]
 
@@ -22,10 +22,9 @@ Mode = Literal["numpy", "orthogonal", "block"]
 def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], mode: Mode = "numpy") -> Integers:
     """Return the numbers (places in C order, ascending) of the chunks that ``selection`` touches.
 
-    Two and more integer arrays are coordinates of points (``numpy``) or choose along each
-    dimension of their own (``orthogonal``, zarr's ``oindex``); one boolean array may span
-    several dimensions. With ``block``, integers and slices count chunks. IndexError where
-    it does not fit ``shape``.
+    Several integer arrays are the coordinates of points (``numpy``), or each selects along its own dimension
+    (``orthogonal``, zarr's ``oindex``). A boolean array may span several dimensions. With ``block``, integers and
+    slices count chunks. IndexError if the selection does not fit ``shape``.
 
     >>> chunk_numbers(np.s_[5:25, 3], (40, 4), (10, 2)).tolist()
     [1, 3, 5]
@@ -59,13 +58,13 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
     total = np.zeros(1, np.int64)
     for some_numbers in sets:
         total = np.add.outer(total, some_numbers).ravel()
-    if (total[1:] > total[:-1]).all():  # as after slices that step forwards, and sorting a million takes a while
+    if (total[1:] > total[:-1]).all():  # as slices that step forwards make it; sorting a million takes a while
         return total
     return np.unique(total)
 
 
 def _spread(selection: Any, ndim: int) -> list[slice | npt.NDArray[Any]]:
-    """Return one part for each dimension (a boolean array: for each of its own)."""
+    """Return one part for each dimension; a boolean array is the part for as many dimensions as it has."""
     given = selection if isinstance(selection, tuple) else (selection,)
     parts: list[Any] = [_part(part) for part in given if part is not None]
     places = [i for i, part in enumerate(parts) if part is Ellipsis]
@@ -114,7 +113,7 @@ def _of_slice(part: slice, size: int, step: int) -> Integers:
 
 
 def _check_count(count: int) -> None:
-    """Raise ManifestError where so many chunks are selected that no memory may be taken for their numbers."""
+    """Raise ManifestError if so many chunks are selected that their numbers would take too much memory."""
     if count > MOST:
         raise ManifestError(
             f"the selection is of {count} chunks, and {MOST} may be asked for at a time: ask for a part"
@@ -122,7 +121,7 @@ def _check_count(count: int) -> None:
 
 
 def _combined(points: Sequence[tuple[Integers, int, int]]) -> Integers:
-    """Return the chunks that hold points, whose coordinates are broadcast together."""
+    """Return the chunks in which points lie, whose coordinates are broadcast together."""
     try:
         total = sum(np.asarray(at // step * weight) for at, step, weight in points)
     except ValueError as e:

@@ -1,8 +1,8 @@
-"""Metadata of zarr version 2 as version 3, of the same bytes in the same chunks; by zarr-python's own rules.
+"""Metadata of zarr version 2 converted to version 3, for the same bytes in the same chunks; by zarr-python's rules.
 
-Filters that work on bytes may be anywhere after those that work on arrays. What version 3 has no name for is a
-ManifestError that names the key. What xarray reads from version 2 metadata is carried as it reads it from version 3:
-names of dimensions, and the fill value as ``_FillValue``. No I/O here.
+Filters on bytes may follow those on arrays, not the other way round. What version 3 has no name for is a ManifestError
+that names the key. What xarray reads from metadata of version 2 is where it reads it from in version 3: the names of
+dimensions, and the fill value as ``_FillValue``. No I/O here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Named = dict[str, Any]  # a codec, a grid or the like, as version 3 spells it
 
 
 class DataType(NamedTuple):
-    """A data type as version 3 spells it, its zero as a fill value, and how its bytes are ordered (None: no matter)."""
+    """A data type as version 3 spells it, its zero as a fill value, and its byte order, if it has one."""
 
     name: str | Named
     zero: Any
@@ -41,7 +41,7 @@ class DataType(NamedTuple):
 
 
 def data_type(dtype: np.dtype[Any], where: str) -> DataType:
-    """Return what version 3 calls ``dtype``; ManifestError, which begins with ``where``, if it has no name for it."""
+    """Return ``dtype`` as version 3 spells it; ManifestError, which begins with ``where``, if it cannot."""
     endian = _ENDIAN.get(dtype.str[0])
     if dtype.kind == "V" and dtype.itemsize > _LONGEST_FILL:
         raise ManifestError(f"{where}: zarr v3 spells a fill value of {dtype.itemsize} bytes; zarr_format=2 shows it")
@@ -201,7 +201,7 @@ def _numcodecs(codec: Mapping[str, Any]) -> Named:
 
 
 def _fill_value(value: Any, kind: str, zero: Any) -> Any:
-    """Return a fill value; where version 2 has none, the type's zero."""
+    """Return a fill value as version 3 spells it: the type's zero if version 2 has none."""
     if value is None:
         return zero
     match kind:

@@ -58,7 +58,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
 
 
 class _Level(NamedTuple):
-    """Shards of chunks of ``chunk_shape``, by the array's dimensions; slots are counted along ``axes``, slowest first."""
+    """Shards of chunks of ``chunk_shape`` (in the array's order); slots are counted along ``axes``, slowest first."""
 
     chunk_shape: Coords
     axes: Coords
