@@ -174,15 +174,13 @@ class View(KeySpace):
     """The keys of ``base``, some of which a subclass shows otherwise. All other answers are those of the base."""
 
     base: KeySpace
-    _INHERITED = (
-        *("format", "grids", "urls", "document_url", "url_of", "reports"),
-        *("attribute_dtypes", "unlimited_dimensions"),
-    )
 
     def __init__(self, base: KeySpace) -> None:
         self.base = base
-        for name in self._INHERITED:
+        for name in ("format", "grids", "urls", "document_url", "url_of", "reports"):
             setattr(self, name, getattr(base, name))
+        self.attribute_dtypes = base.attribute_dtypes
+        self.unlimited_dimensions = base.unlimited_dimensions
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))
