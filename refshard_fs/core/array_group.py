@@ -1,4 +1,4 @@
-"""A group of arrays that zarr did not write: formats describe them and say where their chunks lie. No I/O here."""
+"""A group of arrays that zarr did not write: a format describes them and says where their chunks lie. No I/O here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedR
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 
-LISTABLE: Final = 1 << 21  # chunks, 120 bytes each; more are read, but not listed: a header says any number
-# Chunks that are listed although the file does not have them, and 16 for each that it has: 3 s of work for nothing.
+# Chunks of an array that are listed, 120 bytes each. A damaged header may claim any number; each can still be read.
+LISTABLE: Final = 1 << 21
+# Chunks that the file does not have and that are listed all the same, besides 16 for each that it has: 3 s of work.
 UNWRITTEN: Final = 1 << 18
 # How chunks are keyed, by zarr version: one level of names.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
@@ -102,25 +103,26 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
 
 class Chunks:
-    """Where the chunks of one array lie."""
+    """Where the chunks of one array are."""
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        """Return the entry of a chunk; None if there is no such chunk."""
+        """Return the entry of chunk ``number`` of the grid; None if there is no such chunk."""
         raise NotImplementedError
 
     def listed(self) -> Steps[list[Listed] | None]:
-        """Return the chunks there are, by their keys below the array; None if they are all of the grid.
+        """Return the chunks that exist, by their keys relative to the array; None if all of the grid do.
 
-        NotListable where these are too many.
+        Raises NotListable if they are too many.
         """
         yield from ()
         return None
 
 
 class FilledChunks(Chunks):
-    """Chunks of ``size`` bytes, decoded, of which some were never written.
+    """Chunks of ``size`` bytes, decoded, some of which were never written.
 
-    Those zarr's readers make, if they take the fill value for it (``fills_itself``); else they are made here.
+    If zarr's fill value is the right one for these (``fills_itself``), they are missing, and readers fill them.
+    Otherwise they are made here.
     """
 
     def __init__(self, where: str, grid: ChunkGrid, size: int, *, fills_itself: bool) -> None:
@@ -131,23 +133,23 @@ class FilledChunks(Chunks):
         self._unwritten: Inline | None = None
 
     def filled(self) -> bytes:
-        """Return a chunk that was never written, as readers expect it."""
+        """Return the encoded bytes of a chunk that was never written."""
         raise NotImplementedError
 
     def unwritten(self) -> Entry | None:
-        """Return the entry of a chunk that was never written; None if readers make it."""
+        """Return the entry of a chunk that was never written; None if readers fill it."""
         if self._unwritten is None and not self.fills_itself:
             self.check_size()
             self._unwritten = Inline(self.filled())
         return self._unwritten
 
     def check_size(self) -> None:
-        """Raise ValueError where a chunk that was never written is too large to be made."""
+        """Raise ValueError if a chunk that was never written is too large to be made here."""
         if self._size > MOST_FILL:
             raise ValueError(f"a chunk of {self._size} bytes was never written: they are too many to make")
 
     def listed_of(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
-        """Return what `listed` does, where the chunks that were ``written`` are known, and perhaps their sizes."""
+        """Return the same as `listed`, given the chunks that were ``written`` and, if known, their sizes."""
         if self.fills_itself:
             return [
                 Listed(tail, size) for tail, size in zip(tails(self.grid, written), sizes or repeat(None), strict=False)
@@ -161,7 +163,7 @@ class FilledChunks(Chunks):
 
 
 def encoded(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a chunk as ``codecs``, spelled as in version 2, encode it."""
+    """Return a chunk encoded by ``codecs``, which are spelled as in version 2."""
     for codec in codecs:
         from numcodecs import get_codec  # slow to import, and few files need it
 
@@ -181,7 +183,7 @@ class Given(Chunks):
 
 
 class Spaced(Chunks):
-    """A coordinate of 64-bit floats, ``first + step * number``: made when asked for, in chunks of 512 KiB."""
+    """A coordinate ``first + step * number`` of 64-bit floats, in chunks of 512 KiB, made when they are read."""
 
     def __init__(self, first: float, step: float, count: int) -> None:
         self._first = first
@@ -195,9 +197,10 @@ class Spaced(Chunks):
 
 
 def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tuple[tuple[int, int], ...] = ()) -> Entry:
-    """Return the entry that ``recipe`` makes of ``source``, or of ``cuts`` of it: ``size`` bytes, if that is known.
+    """Return the entry of what ``recipe`` makes of ``source``, or of its (offset, size) ``cuts``, joined.
 
-    What lies in memory is made at once; DamagedIndex, of ``where``, if it is damaged.
+    ``size`` is that of the result, if it is known. Bytes in memory are decoded at once; DamagedIndex, which names
+    ``where``, if they are damaged.
     """
     if isinstance(source, Span):
         return Packed(source, recipe, size, parts=tuple(source.part(at, length) for at, length in cuts))
@@ -212,7 +215,7 @@ def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tupl
 def made_of_parts(
     source: Span | Inline, parts: Sequence[tuple[int, int]], recipe: Recipe, size: int | None, where: str
 ) -> Entry:
-    """Return what `made` returns, of (offset, size) ``parts`` of ``source``, which come one after the other."""
+    """Return the entry of what ``recipe`` makes of (offset, size) ``parts`` of ``source``, joined; see `made`."""
     start, stop = min(at for at, _ in parts), max(at + length for at, length in parts)
     cuts = tuple((at - start, length) for at, length in parts)
     are_joined = all(at + length == after for (at, length), (after, _) in pairwise(cuts))
@@ -220,7 +223,7 @@ def made_of_parts(
 
 
 class MadeChunks(Chunks):
-    """The chunks that there are of an array, by number: each has a recipe, and (offset, size) parts of ``source``."""
+    """The chunks that exist, by number: (offset, size) parts of ``source``, and the recipe that decodes them."""
 
     def __init__(
         self,
@@ -245,16 +248,16 @@ class MadeChunks(Chunks):
 
 
 def _is_path(path: str) -> bool:
-    """Whether an array or a group can have ``path``: files may call theirs as metadata are called, or too long."""
+    """Whether an array or a group can have ``path``: a file's own names may be too long, or names of metadata."""
     return all(map(zarrmeta.is_node_name, path.split("/"))) and is_key(f"{path}/zarr.json") if path else True
 
 
 class ArrayGroup(KeySpace):
-    """The keys of ``arrays`` and of their ``chunks``, both by path, as zarr of version ``zarr_format`` has them.
+    """The keys of ``arrays`` and their ``chunks``, both by path, in version ``zarr_format`` of zarr.
 
-    ``attributes`` are those of the root, and ``groups`` has those of all other groups by path; groups on the way to an
-    array need not be among them. ``reports`` tells which arrays are not shown, and why; ``others`` are documents
-    besides zarr's metadata.
+    ``attributes`` are those of the root, and ``groups`` has those of other groups by path; groups between the root and
+    an array need not be in it. ``reports`` says why arrays are not shown, by path; ``others`` are documents that are no
+    metadata of zarr, by key.
     """
 
     consolidates = True
@@ -288,13 +291,13 @@ class ArrayGroup(KeySpace):
             add_to_tree(self._tree, key)
 
     def with_chunks(self, chunks: Mapping[str, Chunks]) -> Self:
-        """Return the same arrays with the ``chunks`` of another file, which says the same of them."""
+        """Return the same arrays with the ``chunks`` of another file, whose metadata is the same."""
         other = copy.copy(self)
         other._chunks = chunks
         return other
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        return True  # zarr did not write it: there are no shards and no chunk manifests in it
+        return True  # zarr did not write it, so it has neither shards nor chunk manifests
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         document = self._documents.get(key)
@@ -334,7 +337,7 @@ class ArrayGroup(KeySpace):
 
 
 class ArrayGroupBuilder:
-    """The arrays, groups and reports of a file, while they are found in it."""
+    """Collects the arrays, groups and reports of a file that is opened."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -350,7 +353,7 @@ class ArrayGroupBuilder:
     def add_coordinate(
         self, path: str, shape: tuple[int, ...], dtype: str, chunks: Chunks, attributes: Mapping[str, Any]
     ) -> None:
-        """Add a coordinate, scalar or of the one dimension that has its name; the first one of a path stays."""
+        """Add a coordinate, a scalar or along the dimension of its own name, unless there is one of that path."""
         if path in self.arrays:
             return
         cut = (chunks.chunk,) if isinstance(chunks, Spaced) else shape
@@ -358,9 +361,9 @@ class ArrayGroupBuilder:
         self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), names, attributes), chunks)
 
     def add_pyramids(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """Say which arrays of ``group`` are the levels of a pyramid, the full one first, as OME-NGFF 0.4 does.
+        """Describe pyramids of arrays of ``group`` as OME-NGFF 0.4 does.
 
-        ``pyramids`` have a title and the names of their arrays.
+        Each has a title and the names of its arrays, the one of full resolution first.
         """
         found = []
         for title, names in pyramids:
@@ -375,7 +378,7 @@ class ArrayGroupBuilder:
         self.groups[group] = {"multiscales": found} if found else {}
 
     def keyspace(self, zarr_format: int, attributes: Mapping[str, Any]) -> ArrayGroup:
-        """Return all that is shown; ManifestError, which says why, where that is nothing."""
+        """Return the key space; ManifestError, which says why, if it would have no arrays."""
         if not self.arrays:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.reports.items())[:3])
             raise ManifestError(f"{self.url}: nothing in it can be shown. {reasons}")
@@ -385,7 +388,7 @@ class ArrayGroupBuilder:
 def _documents(
     arrays: Mapping[str, ArrayDescription], groups: Mapping[str, Mapping[str, Any]], zarr_format: int
 ) -> dict[str, bytes]:
-    """Return all metadata of ``arrays`` and ``groups``, by key; consolidated in that of the root (the empty path)."""
+    """Return the metadata of ``arrays`` and ``groups``, by key; that of the root, whose path is "", has all others."""
     nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
     for path, attributes in groups.items():
         if zarr_format == 3:
@@ -405,7 +408,7 @@ def _documents(
 
 
 def _joined(members: Mapping[str, bytes]) -> bytes:
-    """Return the JSON object of ``members``, which are JSON by themselves: what is consolidated is made once."""
+    """Return the JSON object with ``members``, which are JSON texts: so each document is encoded only once."""
     return b"{%b}" % b",".join([b"%b:%b" % (zarrmeta.dumps(name), value) for name, value in members.items()])
 
 
@@ -423,7 +426,7 @@ def spelled_fill(raw: bytes, dtype: np.dtype[Any]) -> Any:
 
 
 def fill_of(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a number as version 2 metadata spells it as a fill value; None where no element of ``dtype`` has it."""
+    """Return a number as version 2 metadata spells it as a fill value; None if no element of ``dtype`` can have it."""
     if type(value) not in (int, float) or dtype.kind not in "iufc":
         return None
     try:
@@ -445,14 +448,14 @@ def _spelled(value: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Arrays whose elements lie one after the other, shown as chunks of a suitable size.
+# Contiguous arrays, shown as chunks of a suitable size.
 
 
 def pieces(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:
-    """Return the chunks of a contiguous array in C order: ranges of about ``most`` bytes, cut along the first axis.
+    """Return a chunk shape for a contiguous array in C order: ranges of about ``most`` bytes, cut along the first axis.
 
-    Where one step along that axis is larger, it is a chunk's only one, and the next axis is cut. The last range is as
-    long as the others where they can be of half that size or more: then no chunk has to be padded.
+    If one step along that axis is larger, a chunk has one step, and the next axis is cut. If a size between the
+    largest one and half of it divides the axis, it is chosen: then no chunk has to be padded.
 
     >>> pieces((1000, 100, 100), 8), pieces((3, 4999, 1000), 8)
     ((50, 100, 100), (1, 524, 1000))
@@ -471,7 +474,7 @@ def pieces(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int,
 
 
 class Padded(msgspec.Struct, frozen=True):
-    """A chunk at the end of an array, where it has fewer elements than zarr expects: zeros follow them."""
+    """A recipe: the last chunk of an array, padded with zeros to the size that zarr expects."""
 
     size: int
 
@@ -482,11 +485,10 @@ class Padded(msgspec.Struct, frozen=True):
 
 
 class Contiguous(Chunks):
-    """The chunks, cut by `pieces`, of an array whose elements lie in C order one after the other from ``offset`` on.
+    """The ``chunks`` (see `pieces`) of a contiguous array in C order that begins at ``offset``.
 
-    Along the first axis the distance between two steps may be larger than their elements are: ``stride`` bytes, as
-    that of records that hold several variables; then chunks are one such step each, or parts of it. Raises
-    ManifestError where the array does not end within ``source``, if that has a known size.
+    Steps along the first axis may be ``stride`` bytes apart, more than their elements take, as in records of several
+    variables; then a chunk is one step, or a part of one. Raises ManifestError if the array ends beyond ``source``.
     """
 
     def __init__(
