@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,8 +25,6 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.sharding.index import Level, Table, TableIndex
 from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unsharded
-
-T = TypeVar("T")
 
 _FULL = 0.75  # of the chunks of a shard: if so many are wanted, the shard is read whole
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
@@ -139,8 +137,8 @@ class ShardView(ArrayView[ArrayInfo]):
     def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
         layout = self._layout(path)
         shard, lengths, place = layout.split(coords)
-        found = yield from self._in_shard(path, shard, lengths, [(key, layout.slots(place, lengths))])
-        return found[0][1] if found else None
+        (entry,) = yield from self._in_shard(path, shard, lengths, [layout.slots(place, lengths)])
+        return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``, one for all keys that are found by the same indexes."""
@@ -162,14 +160,9 @@ class ShardView(ArrayView[ArrayInfo]):
             within = slots[:-1]  # of which shard in the shard
             shards.setdefault((path, shard, lengths, within), []).append((number, slots))
         for (path, shard, lengths, _), wanted in shards.items():
-            found.append(LookUp([number for number, _ in wanted], self._all_in_shard(path, shard, lengths, wanted)))
+            numbers, all_slots = zip(*wanted, strict=True)
+            found.append(LookUp(numbers, self._in_shard(path, shard, lengths, all_slots)))
         return found
-
-    def _all_in_shard(
-        self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[tuple[int, Coords]]
-    ) -> Steps[list[Entry | None]]:
-        found = dict((yield from self._in_shard(path, shard, lengths, wanted)))
-        return [found.get(number) for number, _ in wanted]
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         """Return the ranges of the shards of which ``keys``, which are read in this order, are most chunks.
@@ -201,42 +194,42 @@ class ShardView(ArrayView[ArrayInfo]):
         return (yield from self.base.is_empty(key))
 
     def _in_shard(
-        self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[tuple[T, Coords]]
-    ) -> Steps[list[tuple[T, Entry]]]:
-        """Return the entries of those of ``wanted``, names and slots of chunks, that ``shard`` holds."""
+        self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
+    ) -> Steps[Sequence[Entry | None]]:
+        """Return the entry of each chunk of ``shard`` whose slots are ``wanted``; None if there is no such chunk."""
         layout = self._layout(path)
         name = layout.key(path, shard)
         entry = yield from self.base.lookup(name)
         if entry is None or not wanted:
-            return []
+            return [None] * len(wanted)
         return (yield from self._in_level(entry, layout.levels(lengths), 0, wanted, name, path))
 
     def _in_level(
-        self,
-        entry: Entry,
-        levels: Sequence[Level],
-        depth: int,
-        wanted: Sequence[tuple[T, Coords]],
-        shard: str,
-        path: str,
-    ) -> Steps[list[tuple[T, Entry]]]:
+        self, entry: Entry, levels: Sequence[Level], depth: int, wanted: Sequence[Coords], shard: str, path: str
+    ) -> Steps[Sequence[Entry | None]]:
+        """Return the same as `_in_shard`; ``entry`` is the shard, or one within it, that has the index of ``depth``."""
+        found: list[Entry | None] = [None] * len(wanted)
         table = yield self._load(entry, levels[depth], shard, path)
         if table is None:
-            return []
+            return found
         entry = _read(entry)
         if depth + 1 == len(levels):
-            parts = [(name, _chunk(entry, table, slots[depth], shard, path)) for name, slots in wanted]
-            return [(name, part) for name, part in parts if part is not None]
-        below: dict[int, list[tuple[T, Coords]]] = {}
-        for name, slots in wanted:
-            below.setdefault(slots[depth], []).append((name, slots))
-        inner = [(_chunk(entry, table, slot, shard, path), items) for slot, items in below.items()]
-        deeper = [
-            self._in_level(part, levels, depth + 1, items, shard, path) for part, items in inner if part is not None
+            return [_chunk(entry, table, slots[depth], shard, path) for slots in wanted]
+        below: dict[int, list[int]] = {}
+        for place, slots in enumerate(wanted):
+            below.setdefault(slots[depth], []).append(place)
+        parts = {slot: _chunk(entry, table, slot, shard, path) for slot in below}
+        inner = [(part, below[slot]) for slot, part in parts.items() if part is not None]
+        steps = [
+            self._in_level(part, levels, depth + 1, [wanted[place] for place in places], shard, path)
+            for part, places in inner
         ]
-        if len(deeper) == 1:  # asks for one thing at a time, which may be remembered
-            return (yield from deeper[0])
-        return [item for some in (yield from together(deeper)) for item in some]
+        # A single look-up yields one need at a time: the answer to that may be remembered.
+        answers = [(yield from steps[0])] if len(steps) == 1 else (yield from together(steps))
+        for (_, places), entries in zip(inner, answers, strict=True):
+            for place, chunk in zip(places, entries, strict=True):
+                found[place] = chunk
+        return found
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
@@ -327,14 +320,16 @@ class ShardView(ArrayView[ArrayInfo]):
         directories, shards = layout.expand(leading, names)
         found = [Listed(name, None, True) for name in directories]
         for first in range(0, len(shards), _BATCH):
-            steps = []
-            for shard, chunks in shards[first : first + _BATCH]:
-                lengths = tuple(map(len, layout.room(shard)))
-                wanted = [(coords, layout.slots(layout.split(coords)[2], lengths)) for coords in chunks]
-                steps.append(self._in_shard(path, shard, lengths, wanted))
-            for some in (yield from together(steps)):
-                tails = [(grid.encoding.encode(coords), entry.size) for coords, entry in some]
-                found += [Listed(tail.rpartition("/")[2], size) for tail, size in tails]
+            batch = [
+                (tuple(map(len, layout.room(shard))), shard, [*chunks]) for shard, chunks in shards[first:][:_BATCH]
+            ]
+            steps = [
+                self._in_shard(path, shard, lengths, [layout.slots(layout.split(c)[2], lengths) for c in chunks])
+                for lengths, shard, chunks in batch
+            ]
+            for (_, _, chunks), entries in zip(batch, (yield from together(steps)), strict=True):
+                there = [(coords, entry) for coords, entry in zip(chunks, entries, strict=True) if entry is not None]
+                found += [Listed(grid.encoding.encode(coords).rpartition("/")[2], e.size) for coords, e in there]
         return sorted(found, key=by_name)
 
     def has_chunks_in(self, path: str, leading: Coords) -> Steps[bool]:
