@@ -29,7 +29,6 @@ UNWRITTEN: Final = 1 << 18
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
-_KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 _SHOWN: Final = 100  # characters of a path that is too long
 _TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
 _FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8"])  # codecs that compress nothing
@@ -180,20 +179,6 @@ class Given(Chunks):
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         return self._data
-
-
-class Spaced(Chunks):
-    """A coordinate ``first + step * number`` of 64-bit floats, in chunks of 512 KiB, made when they are read."""
-
-    def __init__(self, first: float, step: float, count: int) -> None:
-        self._first = first
-        self._step = step
-        self.chunk = min(count, 1 << 16)
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
-        return Inline((self._first + self._step * numbers).astype("<f8").tobytes())
 
 
 def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tuple[tuple[int, int], ...] = ()) -> Entry:
@@ -349,33 +334,6 @@ class ArrayGroupBuilder:
     def add(self, path: str, array: ArrayDescription, chunks: Chunks) -> None:
         """Add an array."""
         self.arrays[path], self.chunks[path] = array, chunks
-
-    def add_coordinate(
-        self, path: str, shape: tuple[int, ...], dtype: str, chunks: Chunks, attributes: Mapping[str, Any]
-    ) -> None:
-        """Add a coordinate, a scalar or along the dimension of its own name, unless there is one of that path."""
-        if path in self.arrays:
-            return
-        cut = (chunks.chunk,) if isinstance(chunks, Spaced) else shape
-        names = [parent(path)[1] for _ in shape]
-        self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), names, attributes), chunks)
-
-    def add_pyramids(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """Describe pyramids of arrays of ``group`` as OME-NGFF 0.4 does.
-
-        Each has a title and the names of its arrays, the one of full resolution first.
-        """
-        found = []
-        for title, names in pyramids:
-            full, datasets = self.arrays[join(group, names[0])], []
-            for name in names:
-                shape = self.arrays[join(group, name)].shape
-                scale = [most / extent for most, extent in zip(full.shape, shape, strict=True)]
-                datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
-            bare = [axis.partition("_")[0] for axis in full.dimensions]
-            axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
-            found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
-        self.groups[group] = {"multiscales": found} if found else {}
 
     def keyspace(self, zarr_format: int, attributes: Mapping[str, Any]) -> ArrayGroup:
         """Return the key space; ManifestError, which says why, if it would have no arrays."""

@@ -14,11 +14,11 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, Spaced, fill_of
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, Given, fill_of
 from refshard_fs.core.format import OpenOptions, Probe, xml
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Steps
+from refshard_fs.core.model import Entry, Inline, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.images import NATIVE, PRIVATE, SUB_IFDS, Page, TileChunks, contiguous, page_of
@@ -35,6 +35,7 @@ _RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # keys
 _IS_POINT, _USER_DEFINED = 2, 32767  # their values
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
+_KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -111,6 +112,33 @@ class _Group(ArrayGroupBuilder):
             self._add_image(join(group, str(level)), planes, pages[there[0]][0], image, None)
         self.add_pyramids(group, [(image.name, list(map(str, levels)))])
 
+    def add_coordinate(
+        self, path: str, shape: tuple[int, ...], dtype: str, chunks: Chunks, attributes: Mapping[str, Any]
+    ) -> None:
+        """Add a coordinate, a scalar or along the dimension of its own name, unless there is one of that path."""
+        if path in self.arrays:
+            return
+        cut = (chunks.chunk,) if isinstance(chunks, Spaced) else shape
+        names = [parent(path)[1] for _ in shape]
+        self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), names, attributes), chunks)
+
+    def add_pyramids(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """Describe pyramids of arrays of ``group`` as OME-NGFF 0.4 does.
+
+        Each has a title and the names of its arrays, the one of full resolution first.
+        """
+        found = []
+        for title, names in pyramids:
+            full, datasets = self.arrays[join(group, names[0])], []
+            for name in names:
+                shape = self.arrays[join(group, name)].shape
+                scale = [most / extent for most, extent in zip(full.shape, shape, strict=True)]
+                datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
+            bare = [axis.partition("_")[0] for axis in full.dimensions]
+            axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
+            found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
+        self.groups[group] = {"multiscales": found} if found else {}
+
     def _add_image(
         self, path: str, pages: Sequence[Page | None], ifd: Ifd, image: OmeImage, place: Placed | None
     ) -> None:
@@ -142,6 +170,20 @@ class _Group(ArrayGroupBuilder):
 # Where an image lies, and what its bands are, by GeoTIFF and GDAL.
 
 
+class Spaced(Chunks):
+    """A coordinate ``first + step * number`` of 64-bit floats, in chunks of 512 KiB, made when they are read."""
+
+    def __init__(self, first: float, step: float, count: int) -> None:
+        self._first = first
+        self._step = step
+        self.chunk = min(count, 1 << 16)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
+        return Inline((self._first + self._step * numbers).astype("<f8").tobytes())
+
+
 class Placed(NamedTuple):
     """Where the image ``full`` lies, and its overviews: GDAL's transform, and what is said of the CRS."""
 
@@ -149,7 +191,7 @@ class Placed(NamedTuple):
     transform: tuple[float, ...]
     crs: dict[str, Any]
 
-    def add(self, to: ArrayGroupBuilder, group: str, page: Page, names: Mapping[str, str]) -> dict[str, Any]:
+    def add(self, to: _Group, group: str, page: Page, names: Mapping[str, str]) -> dict[str, Any]:
         """Add the coordinates of ``page``, an overview or the image; return the attributes that name them.
 
         Rows have one y, and columns one x, unless the image is turned.
