@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Any, Final
-from xml.etree.ElementTree import Element, TreeBuilder
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import msgspec
 import numpy as np
@@ -92,44 +91,33 @@ class _Builder(TreeBuilder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_dataset = False
         self._depth = 0
 
     def start(self, tag: str, attrs: dict[str, str]) -> Element:
-        space, _, name = tag.rpartition(" ")
+        space, _, name = tag.rpartition("}")
+        if not self._depth and not (name == "Dataset" and space.endswith(DAP)):
+            raise ValueError("its root is no Dataset of DAP4")
         self._depth += 1
         if self._depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} elements lie within one another")
-        if self._depth == 1:
-            self.is_dataset = name == "Dataset" and space.endswith(DAP)
         return super().start("dmrpp:" + name if space.endswith(DMRPP) else name, attrs)
 
     def end(self, tag: str) -> Element:
         self._depth -= 1
         return super().end(tag)
 
-    def refuse(self, *declared: Any) -> None:
-        """Refuse a document type or an entity."""
+    def doctype(self, *declared: object) -> None:
+        """Refuse a document type, and with it entities: none can be declared elsewhere."""
         raise ValueError("it declares a document type or an entity, which no DMR++ needs: they are refused")
 
 
 def parse_document(data: bytes, where: str) -> Document:
     """Return what a document says; ManifestError, which begins with ``where``, where it is damaged."""
-    builder = _Builder()
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.buffer_text = True
-    parser.StartElementHandler = builder.start
-    parser.EndElementHandler = builder.end
-    parser.CharacterDataHandler = builder.data
-    parser.StartDoctypeDeclHandler = builder.refuse
-    parser.EntityDeclHandler = builder.refuse
-    parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
+    parser = XMLParser(target=_Builder())  # noqa: S314  # document types, and so entities, are refused
     try:
-        parser.Parse(data, True)
-        if not builder.is_dataset:
-            raise ValueError("its root is no Dataset of DAP4")
-        return _Reader(builder.close()).document
-    except (expat.ExpatError, UnicodeDecodeError, LookupError) as e:
+        parser.feed(data)
+        return _Reader(parser.close()).document
+    except (ParseError, UnicodeDecodeError, LookupError) as e:
         raise ManifestError(f"{where} is no XML, or cut short: {e}") from None
     except ValueError as e:
         raise ManifestError(f"{where}: {e}") from None
@@ -139,7 +127,7 @@ class _Reader:
     """Reads the tree of a document."""
 
     def __init__(self, root: Element) -> None:
-        href = next((value for key, value in root.items() if key.rpartition(" ")[2] == "href"), None)
+        href = next((value for key, value in root.items() if key.rpartition("}")[2] == "href"), None)
         self.document = Document(href, {"": {}})
         self._repeated = 0  # bytes, as `REPEATED` counts them
         self._group(root, "")

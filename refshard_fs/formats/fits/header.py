@@ -52,12 +52,10 @@ class Header(msgspec.Struct, frozen=True):
 
     def number(self, keyword: str, default: float) -> float:
         """Return a number."""
-        match self.cards.get(keyword, default):
-            case bool():
-                pass
-            case int() | float() as number:
-                return number
-        raise ManifestError(f"{self.where}: its {keyword} is {self.cards[keyword]!r}, no number")
+        value = self.cards.get(keyword, default)
+        if type(value) not in (int, float):
+            raise ManifestError(f"{self.where}: its {keyword} is {value!r}, no number")
+        return value
 
     def axes(self, prefix: str = "") -> tuple[int, ...]:
         """Return the lengths of the axes, the slowest first, as numpy has them; ``prefix`` is Z for compressed ones."""

@@ -213,12 +213,13 @@ class _Reader:
     def tree(self) -> Tree:
         """Return the objects by all paths that lead to them, through soft links as well."""
         objects: dict[str, HDF5Object] = {}
+        aliases: dict[str, HDF5Object] = {}  # the same objects, by paths through soft links
         reports: dict[str, str] = {}
-        pending: list[tuple[str, tuple[int, ...]]] = [("", (self._superblock.root,))]  # and the objects on the way
+        pending: list[tuple[str, tuple[int, ...], bool]] = [("", (self._superblock.root,), False)]
         while pending:
-            path, way = pending.pop()
-            objects[path] = msgspec.structs.replace(self._found[way[-1]], path=path)
-            if len(objects) + len(pending) > self._most:
+            path, way, is_alias = pending.pop()  # with the addresses of all objects on the path
+            (aliases if is_alias else objects)[path] = msgspec.structs.replace(self._found[way[-1]], path=path)
+            if len(objects) + len(aliases) + len(pending) > self._most:
                 raise ManifestError(f"its links make more than {self._most} paths")
             for link in self._links[way[-1]].values():
                 below = join(path, link.name)
@@ -237,8 +238,8 @@ class _Reader:
                 elif address in way:
                     reports[below] = f"it is a {'soft ' * is_soft}link back to a group that it lies in"
                 else:
-                    pending.append((below, (*way, address)))
-        return objects, reports
+                    pending.append((below, (*way, address), is_alias or is_soft))
+        return aliases | objects, reports  # the last path of a scale is the name of its dimension
 
     def _target(self, link: Link, group: int, hops: int) -> int | None:
         """Return the address of the object that a link of a ``group`` leads to; None where there is none."""

@@ -17,6 +17,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import compress, islice
 from operator import eq
 from typing import Any, Final, NamedTuple
@@ -199,7 +200,7 @@ _ENTRY.names = (
     *("signature", "versions", "flags", "method", "time", "crc", "stored", "size"),
     *("name", "extra", "comment", "disk", "attributes", "local"),
 )
-_LENGTHS = struct.Struct("<3H")
+_LENGTHS, _FIELD = struct.Struct("<3H"), struct.Struct("<2H")
 _SIGNATURE = b"PK\1\2"
 _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1, 8, 0x800
 _STRONG = 0x40 | 0x2000
@@ -338,7 +339,7 @@ def fields_of(extra: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield kind and content of each field of an extra field; what is left over, or cut short, has the kind -1."""
     at = 0
     while at < len(extra):
-        kind, length = struct.unpack_from("<2H", extra, at) if at + 4 <= len(extra) else (-1, 0)
+        kind, length = _FIELD.unpack_from(extra, at) if at + 4 <= len(extra) else (-1, 0)
         stop = at + 4 + length
         if stop > len(extra):
             kind, at = -1, at - 4
@@ -395,7 +396,8 @@ def _check_sizes(members: npt.NDArray[np.void]) -> None:
         raise ValueError(f"member {i + 1} of its directory cannot have {size[i]} bytes, stored in {stored[i]}")
 
 
-def _local_extra(extra: bytes, is_wide: bool) -> int:  # of many at once
+@lru_cache(1 << 10)  # members that were written within a second have the same extra field
+def _local_extra(extra: bytes, is_wide: bool) -> int:
     """Return how long the extra field of a local header is, as the directory's ``extra`` tells; -1 where it cannot.
 
     Info-ZIP's fields: of times (the local one has all that its flags name), and of owners (the same

@@ -12,9 +12,10 @@ import struct
 
 import msgspec
 
+from refshard_fs.core.array_group import made
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Parsed, Span, Steps
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.zip import MEMBER
 from refshard_fs.formats.zip.directory import (
@@ -131,23 +132,13 @@ class ZipKeySpace(KeySpace):
         room = limit - start - HEADER - len(name) - stored
         header = LocalHeader(method, stored, size, crc, name if key.isascii() else b"", max(room, 0))
         if method != STORED:
-            return self._inflated(key, start, min(limit, start + HEADER + _LONGEST + stored), header)
+            longest = min(limit - start, HEADER + _LONGEST + stored)
+            return made(self._source.part(start, longest), Inflated(header), size, self.url)
         if not head:
             head = yield Load(self._source.part(start, header.length), header)
             if start + head + stored > limit:
                 raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
         return self._source.part(start + head, stored)
-
-    def _inflated(self, key: str, start: int, stop: int, header: LocalHeader) -> Entry:
-        recipe = Inflated(header)
-        match self._source:
-            case Span(url=url, pin=pin):
-                return Packed(Span(url, start, stop, pin=pin), recipe, header.size)
-            case Inline(data):
-                try:
-                    return Inline(recipe.make(data[start:stop]))
-                except ValueError as e:
-                    raise ReferenceNotReachable(key, self.url, str(e)) from e
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         yield from ()

@@ -206,6 +206,18 @@ def test_links_are_followed_within_the_file_and_others_are_reported(
     assert "outside: it is not shown: it is an external link" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["a", "z"])  # before and after the scale's own
+def test_a_dimension_is_not_called_as_a_soft_link_to_its_scale(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["m"], file["v"] = np.arange(3.0), np.arange(3)
+        file["m"].make_scale("m")
+        file["v"].dims[0].attach_scale(file["m"])
+        file[name] = h5py.SoftLink("/m")
+    attributes = json.loads(RefShardFileSystem(str(path)).cat_file("v/.zattrs"))
+    assert attributes["_ARRAY_DIMENSIONS"] == ["m"]  # as h5netcdf has it
+
+
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: str, tmp_path: Path) -> None:
     cases: dict[str, tuple[tuple[int, ...], tuple[int | None, ...], tuple[int, ...]]] = {
