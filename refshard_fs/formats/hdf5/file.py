@@ -244,7 +244,13 @@ class MetadataFile:
             self._count(sum(load.entry.size or 0 for load in needs))
             spans = [load.entry for load in needs if isinstance(load.entry, Span)]
             yield from self._fetch([(span.start, span.stop or 0) for span in spans])
-            answers = tuple([load.index.decode(self._data(load.entry)) for load in needs])
+            parsed: dict[Load, Any] = {}  # many objects need one collection of texts in the same round
+            for load in needs:
+                if isinstance(load.index, Parsed) and load not in parsed:
+                    parsed[load] = load.index.decode(self._data(load.entry))
+            answers = tuple(
+                [parsed[load] if isinstance(load.index, Parsed) else self._data(load.entry) for load in needs]
+            )
             answer = answers if isinstance(need, tuple) else answers[0]
 
     def _count(self, length: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.core.zarrmeta import zarr_major
+from refshard_fs.formats.hdf5 import heaps
 from refshard_fs.session.collect import collected
 from tests.formats.files_of_arrays import check_commands
 from tests.servers.http import RangeServer
@@ -204,6 +205,25 @@ def test_links_are_followed_within_the_file_and_others_are_reported(
     assert "/x in other.h5" in reports["outside"]
     assert main(["check", str(path)]) == 0
     assert "outside: it is not shown: it is an external link" in capsys.readouterr().out
+
+
+def test_texts_that_the_attributes_of_many_objects_share_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(50):
+            file.create_dataset(f"v{number}", data=[number]).attrs["units"] = "m"
+    parsed: list[int] = []
+
+    def counted(data: bytes, sizes: Any) -> Any:
+        parsed.append(len(data))
+        return parse_collection(data, sizes)
+
+    parse_collection = heaps.parse_collection
+    monkeypatch.setattr(heaps, "parse_collection", counted)
+    Files.of(path).open()
+    assert 0 < len(parsed) < 10
 
 
 @pytest.mark.parametrize("name", ["a", "z"])  # before and after the scale's own
