@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-import numcodecs
 import numpy as np
 
-from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, made, pieces
+from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, encoded, made, pieces
 from refshard_fs.core.compression import by_imagecodecs, decompressed, unpacked, zstd
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
@@ -37,7 +36,7 @@ _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64
 
 
 # Codecs that zarr has, by the value of Compression, as version 2 names them.
-NATIVE: Final[Mapping[int, Any]] = {1: None, 8: {"id": "zlib", "level": 1}, 50000: {"id": "zstd", "level": 1}}
+NATIVE: Final[Mapping[int, Any]] = {1: [], 8: [{"id": "zlib", "level": 1}], 50000: [{"id": "zstd", "level": 1}]}
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -77,9 +76,7 @@ class Decoded(msgspec.Struct, frozen=True):
 
     def finished(self, data: bytes) -> bytes:
         """Return the chunk whose plain bytes are ``data``."""
-        if not self.encoded or NATIVE[self.compression] is None:
-            return data
-        return bytes(numcodecs.get_codec(NATIVE[self.compression]).encode(data))
+        return encoded(data, NATIVE[self.compression]) if self.encoded else data
 
     def _image(self, raw: bytes) -> bytes:
         """Return the stored rows of an image: decoders refuse to make one of another shape or type."""

@@ -157,8 +157,7 @@ class _Group(ArrayGroupBuilder):
         fill = fill_of(_number(ifd.text(NODATA).strip()), page.dtype)
         found = None if image.axes else contiguous(self._tiff, page, where)
         chunks = (*(1 for _ in image.extents), *(page.chunks if found is None else found[0]))
-        codec = NATIVE[page.recipe.compression] if page.recipe.encoded else None
-        codecs = [] if codec is None else [codec]
+        codecs = NATIVE[page.recipe.compression] if page.recipe.encoded else []
         array = ArrayDescription(
             where, shape, chunks, page.dtype, [*names.values()], attributes, codecs, fill, is_masked=True
         )

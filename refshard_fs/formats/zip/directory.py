@@ -284,11 +284,11 @@ def _members(data: bytes, end: End) -> Members:
     _check_sizes(members)
     proven = slack == 0
     wide = (rows["stored"] == 0xFFFFFFFF) | (rows["size"] == 0xFFFFFFFF)
-    told = np.flatnonzero((slack > 0) & (rows["extra"] > 0))  # of the rest, the local header has to be read
-    stops = entries[told].astype(np.int64) + SMALLEST_ENTRY + rows["name"][told] + rows["extra"][told]
-    starts = stops - rows["extra"][told]
+    has_extra = np.flatnonzero((slack > 0) & (rows["extra"] > 0))  # of the others, the local header has to be read
+    starts = entries[has_extra].astype(np.int64) + SMALLEST_ENTRY + rows["name"][has_extra]
+    stops = starts + rows["extra"][has_extra]
     extras = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    proven[told] = slack[told] == list(map(_local_extra, extras, wide[told].tolist()))
+    proven[has_extra] = slack[has_extra] == list(map(_local_extra, extras, wide[has_extra].tolist()))
     proven &= (rows["flags"] & _DESCRIPTOR) == 0
     if not end.shift:  # what stands before the archive may as well have been put into it
         members["head"] = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0)
