@@ -53,7 +53,7 @@ class Header(msgspec.Struct, frozen=True):
     def number(self, keyword: str, default: float) -> float:
         """Return a number."""
         value = self.cards.get(keyword, default)
-        if type(value) not in (int, float):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ManifestError(f"{self.where}: its {keyword} is {value!r}, no number")
         return value
 
