@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers.http import RangeServer
 
-HEAVY = (
+HEAVY = (  # and aiohttp, before anything is read over HTTP
     "pandas",
     "pyarrow",
     "zarr",
@@ -48,7 +48,12 @@ def _loaded(code: str) -> frozenset[str]:
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
-    assert _loaded(code).isdisjoint(HEAVY)
+    assert _loaded(code).isdisjoint([*HEAVY, "aiohttp"])
+
+
+def test_the_help_of_the_command_needs_no_filesystem() -> None:
+    loaded = _loaded("from refshard_fs.cli.program import parser\nparser().format_help()")
+    assert loaded.isdisjoint([*HEAVY, "aiohttp", "numpy", "refshard_fs.fs"])
 
 
 def test_importing_the_package_alone_imports_little_but_what_fsspec_does() -> None:

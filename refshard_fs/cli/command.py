@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+import refshard_fs
 from refshard_fs.core.stats import bytes_text
 from refshard_fs.core.zarrmeta import object_in
 from refshard_fs.errors import ManifestError, printable
-from refshard_fs.fs import RefShardFileSystem
 
 
 class Argument(NamedTuple):
@@ -106,9 +106,9 @@ def _add_opening_options(parser: ArgumentParser) -> None:
     )
 
 
-def open_source(arguments: Namespace, name: str = "SOURCE", **defaults: Any) -> RefShardFileSystem:
+def open_source(arguments: Namespace, name: str = "SOURCE", **defaults: Any) -> refshard_fs.RefShardFileSystem:
     """Return the filesystem of the source of that name; ``defaults`` are arguments that ``--option`` overrides."""
-    return RefShardFileSystem(fo=getattr(arguments, name.lower()), **opening_options(arguments, **defaults))
+    return refshard_fs.RefShardFileSystem(fo=getattr(arguments, name.lower()), **opening_options(arguments, **defaults))
 
 
 def opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:

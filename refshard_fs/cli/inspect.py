@@ -8,7 +8,9 @@ import tempfile
 from argparse import Namespace
 from collections import Counter
 from operator import itemgetter
+from typing import Literal
 
+import refshard_fs
 from refshard_fs.cli.command import (
     Style,
     argument,
@@ -23,15 +25,13 @@ from refshard_fs.cli.command import (
 from refshard_fs.core.keys import normalise, relative
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, redacted
-from refshard_fs.tools.check import CheckMode, check
-from refshard_fs.tools.diff import compare
-from refshard_fs.tools.info import ArraySummary, Node, summarise, tree
-from refshard_fs.tools.views import progress
 
 
 @command("refs.json", json=True)
 def _info(arguments: Namespace) -> None:
     """Show format, groups, arrays and targets, and how many chunks exist."""
+    from refshard_fs.tools.info import summarise
+
     found = summarise(open_source(arguments))
     source = redacted(arguments.source)
     if arguments.json:
@@ -71,7 +71,7 @@ def _info(arguments: Namespace) -> None:
         print_line(f"warning: {warning}", "yellow")
 
 
-def _array_row(array: ArraySummary) -> list[str]:
+def _array_row(array: refshard_fs.ArraySummary) -> list[str]:
     present = "not listable" if array.present is None else f"{array.present:,}"
     possible = "?" if array.possible is None else f"{array.possible:,}"
     stray = f" (+{array.stray:,} outside)" if array.stray else ""
@@ -116,6 +116,8 @@ def _ls(arguments: Namespace) -> None:
 )
 def _tree(arguments: Namespace) -> None:
     """Show groups and arrays, with shapes and dtypes."""
+    from refshard_fs.tools.info import tree
+
     found = tree(open_source(arguments), arguments.path, arguments.depth)
     if arguments.json:
         print_json(found)
@@ -124,7 +126,7 @@ def _tree(arguments: Namespace) -> None:
         _print_below(found, "")
 
 
-def _print_below(node: Node, indent: str) -> None:
+def _print_below(node: refshard_fs.Node, indent: str) -> None:
     for child in node.children:
         last = child is node.children[-1]
         name = child.path.rpartition("/")[2]
@@ -132,7 +134,7 @@ def _print_below(node: Node, indent: str) -> None:
         _print_below(child, indent + ("    " if last else "│   "))
 
 
-def _label(node: Node, name: str) -> str:
+def _label(node: refshard_fs.Node, name: str) -> str:
     if node.kind == "array":
         return f"{name} ({shape_text(node.shape or (), node.dimensions)}) {node.dtype}"
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")
@@ -148,8 +150,8 @@ def _label(node: Node, name: str) -> str:
 def _check(arguments: Namespace) -> int:
     """Find what is wrong with metadata, ranges, targets and data."""
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
-    mode: CheckMode = "full" if arguments.full else "read" if arguments.read else "head"
-    report = check(fs, mode, sample=arguments.read or 1)
+    mode: Literal["full", "read", "head"] = "full" if arguments.full else "read" if arguments.read else "head"
+    report = refshard_fs.check(fs, mode, sample=arguments.read or 1)
     source = redacted(arguments.source)
     status = 2 if "source" in report.counts else int(report.has_errors)
     if arguments.json:
@@ -180,6 +182,8 @@ def _check(arguments: Namespace) -> int:
 @command("refs.json newer.json", sources=("A", "B"), json=True)
 def _diff(arguments: Namespace) -> int:
     """Show arrays, metadata and references that differ."""
+    from refshard_fs.tools.diff import compare
+
     found = compare(open_source(arguments, "A"), open_source(arguments, "B"))
     if arguments.json:
         print_json(found, same=found.is_empty)
@@ -242,6 +246,8 @@ def _cat(arguments: Namespace) -> None:
 )
 def _get(arguments: Namespace) -> None:
     """Copy a key, or all keys below a path, to files."""
+    from refshard_fs.tools.views import progress
+
     fs, key = open_source(arguments), normalise(arguments.key)
     above, _, name = key.rpartition("/")
     destination = directory = arguments.destination or name or "."

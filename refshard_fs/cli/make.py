@@ -6,8 +6,7 @@ import math
 from argparse import Namespace
 from typing import Any
 
-import numpy as np
-
+import refshard_fs
 from refshard_fs.cli.command import (
     argument,
     command,
@@ -19,10 +18,6 @@ from refshard_fs.cli.command import (
     print_written,
 )
 from refshard_fs.core.stats import count_text
-from refshard_fs.session.options import RECORD_SIZE
-from refshard_fs.sets.append import append
-from refshard_fs.sets.concat import LazySet, concat
-from refshard_fs.sets.rebase import INLINE, MadeSet, rebase, snapshot
 
 _WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
@@ -33,7 +28,7 @@ _MANY: Any = {"action": "append", "default": []}
     "file.nc refs.parquet",
     _DESTINATION,
     argument("--format", "default: by the name of DESTINATION", choices="parquet json chunk-manifest", default=None),
-    argument("--record-size", "references per parquet file (%(default)s)", "N", type=int, default=RECORD_SIZE),
+    argument("--record-size", "references per parquet file (%(default)s)", "N", type=int, default=10_000),
     argument("--overwrite", "replace a parquet set or a hierarchy that is there"),
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
 )
@@ -63,14 +58,18 @@ def _rebase(arguments: Namespace) -> None:
     if len(arguments.old) != len(arguments.new):
         raise ValueError("each --from PREFIX needs its --to PREFIX")
     prefixes = dict(zip(arguments.old, arguments.new, strict=True))
-    made = rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
+    made = refshard_fs.rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
     _save(arguments, made, arguments.destination)
 
 
-def _save(arguments: Namespace, made: MadeSet | LazySet, destination: str, *format: Any) -> None:
+def _save(
+    arguments: Namespace, made: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
+) -> None:
     """Write a set, and print what was written."""
     remark = made.save(destination, *format)
-    print_written(arguments, destination, [count_text(len(made), "key" if isinstance(made, MadeSet) else "part")])
+    print_written(
+        arguments, destination, [count_text(len(made), "key" if isinstance(made, refshard_fs.MadeSet) else "part")]
+    )
     if remark:
         print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
 
@@ -114,7 +113,7 @@ def _concat(arguments: Namespace) -> None:
             options["on_error"] = arguments.on_error
         else:
             sources = _grid(arguments.sources, options["dims"], arguments.counts)
-    _save(arguments, concat(sources, **options), arguments.output)
+    _save(arguments, refshard_fs.concat(sources, **options), arguments.output)
 
 
 def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
@@ -129,7 +128,10 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
         raise ValueError(
             f"--counts gives how many sets there are along each of {', '.join(dims)}: their product is {len(sources)}"
         )
-    return np.reshape(np.array(sources, object), counts).tolist()
+    grid: list[Any] = sources
+    for count in counts[:0:-1]:
+        grid = [grid[start : start + count] for start in range(0, len(grid), count)]
+    return grid
 
 
 @command(
@@ -147,7 +149,7 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
 def _append(arguments: Namespace) -> None:
     """Add another set to a reference set, in place."""
     options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order")
-    added = append(arguments.target, arguments.source, arguments.dim, **options)
+    added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
     what = f"{arguments.dim}: {added:+,}" if is_changed else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")
@@ -157,14 +159,14 @@ def _append(arguments: Namespace) -> None:
     "s3://bucket/store.zarr refs.json",
     argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),
     argument("--shards", "what references are to", choices="whole inner"),
-    argument("--inline", "metadata kept in it (%(default)s)", "BYTES", type=int, default=INLINE),
+    argument("--inline", "metadata kept in it (%(default)s)", "BYTES", type=int, default=65_536),
 )
 def _snapshot(arguments: Namespace) -> None:
     """Write references that are pinned to what a store holds now."""
     options = opening_options(arguments, index_cache=False)
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
     format = "chunk-manifest" if arguments.destination.endswith(".zarr") else "json"
-    _save(arguments, snapshot(arguments.source, **options), arguments.destination, format)
+    _save(arguments, refshard_fs.snapshot(arguments.source, **options), arguments.destination, format)
 
 
 COMMANDS = (_convert, _rebase, _concat, _append, _snapshot)

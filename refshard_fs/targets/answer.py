@@ -8,13 +8,15 @@ import re
 import time
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import msgspec
 
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.failures import EXPIRED, Denied, HttpStatus, Incomplete, TooLarge, Unfit
+
+if TYPE_CHECKING:
+    import aiohttp
 
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
@@ -297,6 +299,8 @@ async def _body(response: aiohttp.ClientResponse, limit: int, *, is_plain: bool 
 
 
 async def _error_text(response: aiohttp.ClientResponse) -> bytes:
+    import aiohttp
+
     try:
         return await _body(response, _ERROR_TEXT, is_plain=False)
     except aiohttp.ClientError:

@@ -6,14 +6,14 @@ for an empty chunk, nor anything of a request's headers, which may hold credenti
 
 from __future__ import annotations
 
+import contextlib
 import http
 import random
 import socket
+from collections.abc import Iterator
 from typing import Any, Final
 
-import aiohttp
 import msgspec
-from aiohttp.http_exceptions import HttpProcessingError
 
 from refshard_fs.errors import TargetNotAllowed, told, told_cause
 
@@ -83,6 +83,9 @@ def _phrase(status: int) -> str:
 
 def as_failure(error: Exception) -> OSError:
     """Return ``error`` as an OSError of this module, or as it is where it is one already."""
+    import aiohttp  # slow to import, and no command needs it for local files
+    from aiohttp.http_exceptions import HttpProcessingError
+
     match error:
         case aiohttp.ClientConnectorError(os_error=TargetNotAllowed() as refusal):
             return refusal
@@ -162,3 +165,28 @@ def transient(failure: OSError) -> bool:
             return True
         case _:
             return False
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a client of S3 raises, said as all other filesystems do: an OSError, so that whoever expects one sees it.
+
+
+_CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
+
+
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """Let whatever the client of S3 raises be an OSError; decorates functions, too."""
+    try:
+        yield
+    except Exception as e:
+        if not type(e).__module__.startswith(_CLIENTS):
+            raise
+        raise as_os_error(e) from e
+
+
+def as_os_error(error: Exception) -> OSError:
+    """Return ``error``, which a client of S3 raised, as an OSError."""
+    from s3fs.errors import translate_boto_error  # it is there: its filesystem is what failed
+
+    return as_failure(translate_boto_error(error))

@@ -24,7 +24,6 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
-from refshard_fs.targets.connections import close_connections, close_with
 from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
 
 K = TypeVar("K")
@@ -116,6 +115,8 @@ class FsspecTarget(Target):
         self._owned = owned
         self._asked: dict[str, tuple[float, asyncio.Task[Facts]]] = {}
         if owned:
+            from refshard_fs.targets.connections import close_with  # it imports aiohttp, which is slow
+
             close_with(self, fs)
 
     async def read(
@@ -237,6 +238,8 @@ class FsspecTarget(Target):
 
     async def close(self) -> None:
         if self._owned:
+            from refshard_fs.targets.connections import close_connections
+
             close_connections(self.fs)
 
     async def _call(self, name: str, path: str, **given: Any) -> Any:
@@ -340,3 +343,8 @@ def parts_of_chain(url: str) -> tuple[str, str]:
     if first in _TRANSPARENT and "?" not in second:
         return f"{first}::{second.partition('://')[0]}::{tail}", second
     return url, second
+
+
+def is_s3fs(fs: AbstractFileSystem) -> bool:
+    """Whether ``fs`` is s3fs's own; asked this way since importing it takes long."""
+    return (type(fs).__module__, type(fs).__name__) == ("s3fs.core", "S3FileSystem")

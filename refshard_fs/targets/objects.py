@@ -32,10 +32,10 @@ from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator, protocol_of
-from refshard_fs.targets.generic import protocols_of, version_in
+from refshard_fs.targets.failures import as_os_error, os_errors
+from refshard_fs.targets.generic import is_s3fs, protocols_of, version_in
 from refshard_fs.targets.local import draft_of, facts_of, is_draft, locked, replacing, sync_file
 from refshard_fs.targets.pool import IMMEDIATE, Given, portable
-from refshard_fs.targets.s3 import as_os_error, is_s3fs, os_errors
 
 Buffer = bytes | memoryview
 

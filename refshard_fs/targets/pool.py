@@ -14,7 +14,6 @@ import msgspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.data import DataFileSystem
-from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -25,13 +24,12 @@ from refshard_fs.security import policy
 from refshard_fs.security.admission import ANONYMOUS, WEB, Access, Admission
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import WITHOUT, Retry
-from refshard_fs.targets.generic import FsspecTarget, has_coroutines, opens_chain, parts_of_chain
-from refshard_fs.targets.http import AsyncHttp, HttpTarget, Judge
+from refshard_fs.targets.generic import FsspecTarget, has_coroutines, is_s3fs, opens_chain, parts_of_chain
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
-from refshard_fs.targets.s3 import S3Target, has_own_hooks, is_s3fs
 from refshard_fs.targets.versioned import VersionedObject, Versions
 
 if TYPE_CHECKING:
+    from refshard_fs.targets.http import Judge
     from refshard_fs.targets.zip import InflatedMembers
 
 # These belong to no event loop: the process shares them.
@@ -272,6 +270,10 @@ class Pool:
         """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
         if not has_coroutines(fs):
             return FsspecTarget(fs)
+        from fsspec.implementations.http import HTTPFileSystem  # slow to import, as are all that import aiohttp
+
+        from refshard_fs.targets.s3 import has_own_hooks
+
         fast = self._options.fast_s3 and is_s3fs(fs) and (fs._s3 is None or not has_own_hooks(fs._s3))
         if type(fs) is not HTTPFileSystem and not fast:
             if not fs.asynchronous:
@@ -284,6 +286,11 @@ class Pool:
 
     def _target(self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool) -> Target:
         """Return the target of an asynchronous instance on this loop."""
+        from fsspec.implementations.http import HTTPFileSystem
+
+        from refshard_fs.targets.http import AsyncHttp, HttpTarget
+        from refshard_fs.targets.s3 import S3Target
+
         if type(fs) in (AsyncHttp, HTTPFileSystem):
             return HttpTarget(fs, judge, access)
         if owned and is_s3fs(fs):
@@ -349,6 +356,10 @@ def _made(
     Unless it ``is_configured``, without what fsspec's configuration holds for its protocol: that may be what gives
     access.
     """
+    from fsspec.implementations.http import HTTPFileSystem
+
+    from refshard_fs.targets.http import AsyncHttp
+
     cls = AsyncHttp if cls is HTTPFileSystem else cls
     shared: dict[str, Any] = {}
     if issubclass(cls, AsyncFileSystem) and cls.async_impl:

@@ -8,12 +8,11 @@ of the user's) is left to s3fs, for that bucket or altogether.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
 
@@ -24,7 +23,7 @@ from yarl import URL
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
 from refshard_fs.targets.connections import in_context, open_session
-from refshard_fs.targets.failures import HttpStatus, as_failure
+from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
@@ -47,11 +46,6 @@ _DETOURS = frozenset(
 )
 _TOKEN = "X-Amz-Security-Token"
 _STALE = frozenset(["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"])
-
-
-def is_s3fs(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` is s3fs's own; asked this way since importing it takes long."""
-    return (type(fs).__module__, type(fs).__name__) == ("s3fs.core", "S3FileSystem")
 
 
 # What botocore tells of a GET of an object, and what may change it.
@@ -298,28 +292,3 @@ def _absent(error: FileNotFoundError) -> OSError:
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What a client of S3 raises, said as all other filesystems do: an OSError, so that whoever expects one sees it.
-
-
-_CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
-
-
-@contextlib.contextmanager
-def os_errors() -> Iterator[None]:
-    """Let whatever the client of S3 raises be an OSError; decorates functions, too."""
-    try:
-        yield
-    except Exception as e:
-        if not type(e).__module__.startswith(_CLIENTS):
-            raise
-        raise as_os_error(e) from e
-
-
-def as_os_error(error: Exception) -> OSError:
-    """Return ``error``, which a client of S3 raised, as an OSError."""
-    from s3fs.errors import translate_boto_error  # it is there: its filesystem is what failed
-
-    return as_failure(translate_boto_error(error))

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Final
 
-import numcodecs
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
@@ -66,7 +65,9 @@ def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
     elif suffix in ("zst", "zstd"):
         plain = io.BytesIO()
         yield plain
-        file.write(numcodecs.Zstd(level=3).encode(plain.getvalue()))
+        from numcodecs import Zstd  # slow to import, and few sets are compressed so
+
+        file.write(Zstd(level=3).encode(plain.getvalue()))
     else:
         yield file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import shlex
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from refshard_fs import __version__
+import refshard_fs
+from refshard_fs import RefShardFileSystem, __version__
 from refshard_fs.cli import main
 from refshard_fs.cli.program import parser
 from tests.cli.sets import ARRAY, Refs
@@ -276,3 +278,10 @@ def test_what_convert_writes_info_does_not_warn_of(
     assert told["warnings"] == []
     assert [array["stray"] for array in told["arrays"]] == [0]
     assert (told["targets"]["count"], told["targets"]["references"]) == (1, 1)
+
+
+def test_defaults_of_options_are_those_of_python() -> None:
+    convert, snapshot = (parser().parse_args([name, "a", "b"]) for name in ("convert", "snapshot"))
+    defaults = [inspect.signature(made).parameters for made in (RefShardFileSystem.save, refshard_fs.snapshot)]
+    assert convert.record_size == defaults[0]["record_size"].default
+    assert snapshot.inline == defaults[1]["inline_threshold"].default
