@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -144,10 +145,9 @@ def pair(text: str) -> tuple[str, Any]:
 
 def positive(text: str) -> int:
     """Return a number that is at least 1."""
-    number = int(text)
-    if number < 1:
-        raise ArgumentTypeError(f"{text} is less than 1")
-    return number
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -229,3 +229,52 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
     size = [bytes_text(sum(file.stat().st_size for file in found))] if found else []
     took = f"written in {time.monotonic() - arguments.began:.1f} s"
     print_line(f"{destination}: {', '.join([*what, *size, took])}")
+
+
+# ----------------------------------------------------------------------------------------------------
+# What errors say of Python's arguments, said as options of the command line.
+
+
+_OPTIONS: Final = (
+    *("any_order", "chunks", "dim", "dims", "freq", "grid", "join", "lazy", "missing", "on_duplicate", "on_error"),
+    *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sort", "subchunks"),
+)
+_OTHERS: Final = (  # arguments that --option takes
+    *("allow", "base_url", "format", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
+    *("account_name", "endpoint_url", "target_protocol", "template_overrides"),
+)
+# Between words, and nowhere in a URL; a text in quotes, a word, a number, or nothing.
+_ARGUMENT: Final = re.compile(
+    rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w.-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.?)]|$))"
+)
+# A dict to paste: the options of one URL prefix, or of all targets.
+_DICT: Final = re.compile(r"(?<![^\s(])(options|remote_options)=(\{'[^'\s]*': (?:\.\.\.|\{[^{}]*(?:\{\.\.\.\})?\})\})")
+
+
+def as_options(text: str) -> str:
+    """Return the text of an error with the options that take the place of the arguments it names.
+
+    >>> as_options("it is not empty; overwrite=True replaces a set. Add 's3://b/' to allow= if you trust it")
+    "it is not empty; --overwrite replaces a set. Add 's3://b/' to --option allow=[...] if you trust it"
+    >>> print(as_options("if it is public: options={'s3://b/': {'anon': True}}"))
+    if it is public: --option 'options={"s3://b/": {"anon": true}}'
+    """
+    return _ARGUMENT.sub(_option, _DICT.sub(_as_json, text))
+
+
+def _as_json(match: re.Match[str]) -> str:
+    spelled = match[2].replace("'", '"').replace("True", "true").replace("False", "false")
+    return f"--option 'options={spelled}'" if match[1] == "options" else f"--remote-options '{spelled}'"
+
+
+def _option(match: re.Match[str]) -> str:
+    name, value = match[1], match[2].strip("'")
+    if name == "format" and value in ("parquet", "json", "chunk-manifest"):
+        return f"--format {value}"
+    if name in ("account_name", "endpoint_url"):  # of the source's filesystem
+        return f"--fo-option {name}=..."
+    if name in _OPTIONS:
+        option = f"--{name.replace('_', '-')}"
+        return option if value in ("", "True") else f"{option} {value}"
+    given = {"": "[...]" if name == "allow" else "...", "True": "true", "False": "false"}.get(value, value)
+    return f"--option {name}={given}"

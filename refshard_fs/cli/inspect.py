@@ -14,6 +14,7 @@ import refshard_fs
 from refshard_fs.cli.command import (
     Style,
     argument,
+    as_options,
     command,
     open_source,
     positive,
@@ -68,7 +69,7 @@ def _info(arguments: Namespace) -> None:
     if found.warnings:
         print_line()
     for warning in found.warnings:
-        print_line(f"warning: {warning}", "yellow")
+        print_line(f"warning: {as_options(warning)}", "yellow")
 
 
 def _array_row(array: refshard_fs.ArraySummary) -> list[str]:
@@ -167,7 +168,7 @@ def _check(arguments: Namespace) -> int:
         print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, {decoded}")
     for finding in report.findings:
         where = [part for part in (finding.key, finding.url) if part]
-        print_line(": ".join([finding.severity, finding.kind, *where, finding.text]))
+        print_line(": ".join([finding.severity, finding.kind, *where, as_options(finding.text)]))
     left = Counter(report.counts)
     left.subtract(finding.kind for finding in report.findings)
     for kind in sorted(+left):

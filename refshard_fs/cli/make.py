@@ -14,6 +14,7 @@ from refshard_fs.cli.command import (
     open_source,
     opening_options,
     pair,
+    positive,
     print_line,
     print_written,
 )
@@ -28,7 +29,7 @@ _MANY: Any = {"action": "append", "default": []}
     "file.nc refs.parquet",
     _DESTINATION,
     argument("--format", "default: by the name of DESTINATION", choices="parquet json chunk-manifest", default=None),
-    argument("--record-size", "references per parquet file (%(default)s)", "N", type=int, default=10_000),
+    argument("--record-size", "references per parquet file (%(default)s)", "N", type=positive, default=10_000),
     argument("--overwrite", "replace a parquet set or a hierarchy that is there"),
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
 )

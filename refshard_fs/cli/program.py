@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import sys
 import time
 import warnings
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from refshard_fs import __version__
 from refshard_fs.cli import inspect, make
-from refshard_fs.cli.command import Command, argument, command
+from refshard_fs.cli.command import Command, argument, as_options, command
 from refshard_fs.errors import RefShardError, redacted, told
 
 
@@ -87,60 +86,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    print(f"refshard: warning: {told(str(message))}", file=sys.stderr)
+    print(f"refshard: warning: {told(as_options(str(message)))}", file=sys.stderr)
 
 
 def _fail(reason: str) -> int:
     print(f"refshard: {told(' '.join(as_options(redacted(reason)).split()))}", file=sys.stderr)
     return FAILED
-
-
-# ----------------------------------------------------------------------------------------------------
-# What errors say of Python's arguments, said as options of the command line.
-
-
-_OPTIONS: Final = (
-    *("any_order", "chunks", "dim", "dims", "freq", "grid", "join", "lazy", "missing", "on_duplicate", "on_error"),
-    *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sort", "subchunks"),
-)
-_OTHERS: Final = (  # arguments that --option takes
-    *("allow", "base_url", "format", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
-    *("account_name", "endpoint_url", "target_protocol", "template_overrides"),
-)
-# Between words, and nowhere in a URL; a text in quotes, a word, a number, or nothing.
-_ARGUMENT: Final = re.compile(
-    rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w.-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.)]|$))"
-)
-
-
-# The options of one URL prefix, as errors say what to paste.
-_PREFIXED: Final = re.compile(r"(?<![^\s(])options=(\{'[^'\s]*': \{[^{}]*(?:\{\.\.\.\})?\}\})")
-
-
-def as_options(text: str) -> str:
-    """Return the text of an error with the options that take the place of the arguments it names.
-
-    >>> as_options("it is not empty; overwrite=True replaces a set. Add 's3://b/' to allow= if you trust it")
-    "it is not empty; --overwrite replaces a set. Add 's3://b/' to --option allow=[...] if you trust it"
-    >>> print(as_options("if it is public: options={'s3://b/': {'anon': True}}"))
-    if it is public: --option 'options={"s3://b/": {"anon": true}}'
-    """
-    return _ARGUMENT.sub(_option, _PREFIXED.sub(_as_json, text))
-
-
-def _as_json(match: re.Match[str]) -> str:
-    spelled = match[1].replace("'", '"').replace("True", "true").replace("False", "false")
-    return f"--option 'options={spelled}'"
-
-
-def _option(match: re.Match[str]) -> str:
-    name, value = match[1], match[2].strip("'")
-    if name == "format" and value in ("parquet", "json", "chunk-manifest"):
-        return f"--format {value}"
-    if name in ("account_name", "endpoint_url"):  # of the source's filesystem
-        return f"--fo-option {name}=..."
-    if name in _OPTIONS:
-        option = f"--{name.replace('_', '-')}"
-        return option if value in ("", "True") else f"{option} {value}"
-    given = {"": "[...]" if name == "allow" else "...", "True": "true", "False": "false"}.get(value, value)
-    return f"--option {name}={given}"

@@ -204,9 +204,7 @@ class _Joined(NamedTuple):
         """Return what the set of ``fs``, at ``url``, is to be with ``fo``; None where that has nothing new."""
         before = fs._collect()
         if not len(before):
-            raise NoSuchSource(
-                f"there is no set at {url} that could go on: fs.save(url) or concat(...).save(url) writes one"
-            )
+            raise NoSuchSource(f"there is no set at {url} that could go on: concat writes one")
         name = f"the set at {url}"
         held = Named(name, before, VariableReader().read(before, name), fo=fs)
         old = fs._session.run("", lambda: with_coordinates(held))

@@ -276,7 +276,9 @@ class Ranges:
 
 
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
-TOGETHER: Final = 1024  # chunks that are read at a time
+TOGETHER: Final = (
+    1 << 14
+)  # chunks that are read at a time: a process that decodes them takes as long to start as for 1,000
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, as far as their sizes are known
 
 

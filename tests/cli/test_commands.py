@@ -181,7 +181,7 @@ def test_a_warning_is_one_line_too(refs: Refs, capsys: pytest.CaptureFixture[str
         assert main(["ls", refs(), "--option", "remote_protokol=s3"]) == 0
     assert (
         capsys.readouterr().err
-        == "refshard: warning: refshard has no argument remote_protokol=: did you mean remote_protocol=?\n"
+        == "refshard: warning: refshard has no argument remote_protokol=: did you mean --remote-protocol?\n"
     )
 
 

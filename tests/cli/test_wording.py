@@ -38,6 +38,11 @@ from refshard_fs.cli.program import as_options
             "options={'https://h/': {'headers': {...}}}",
             '--option \'options={"https://h/": {"headers": {...}}}\'',
         ),
+        (
+            "argument bogus=: it has no effect here. It goes into remote_options={'bogus': ...}",
+            "argument bogus=: it has no effect here. It goes into --remote-options '{\"bogus\": ...}'",
+        ),
+        ("did you mean allow=?", "did you mean --option allow=[...]?"),
         ("another store (endpoint_url=)", "another store (--fo-option endpoint_url=...)"),
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
     ],
@@ -63,3 +68,19 @@ def test_check_of_what_cannot_be_opened_has_a_status_of_its_own(
         (tmp_path / "refs.json").write_text(text)
     assert main(["check", str(tmp_path / "refs.json")]) == 2
     assert "error: source: " in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_and_findings_name_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
+    assert main(["check", str(tmp_path / "refs.json"), "--option", "bogus=1"]) == 1
+    shown = capsys.readouterr()
+    assert "a: a reference without a URL needs --option target=..., the URL" in shown.out
+    assert "goes into --remote-options '{\"bogus\": ...}'" in shown.err
+
+
+@pytest.mark.parametrize("text", ["0", "x", "-1"])
+def test_numbers_are_at_least_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "a", "b", f"--record-size={text}"])
+    assert f"--record-size: {text!r} is no number of at least 1" in capsys.readouterr().err
