@@ -32,7 +32,7 @@ class Argument(NamedTuple):
 
 
 def argument(names: str, help: str, metavar: str = "", choices: str = "", group: str = "", **more: Any) -> Argument:
-    """Return an argument; an option without ``metavar`` and ``choices``, the first of which counts, is a flag."""
+    """Return an argument. The first of ``choices`` is the default; without them and ``metavar``, it is a flag."""
     if metavar:
         more["metavar"] = metavar
     if choices:
@@ -82,7 +82,7 @@ class Command(msgspec.Struct, frozen=True):
 def command(
     example: str, *arguments: Argument, sources: Sequence[str] = ("SOURCE",), json: bool = False
 ) -> Callable[[Run], Command]:
-    """Return what makes a `Command` of a function: its docstring is the help, and its name that of the command."""
+    """Return a decorator that makes a `Command` of a function; its docstring is the help text."""
 
     def made(run: Run) -> Command:
         text = (run.__doc__ or "").removesuffix(".")
@@ -176,8 +176,8 @@ def print_line(text: str = "", style: Style = "") -> None:
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print ``rows`` in columns below their ``heading``; text of the columns named ``right`` stands on the right.
 
-    It is as wide as the terminal, or 80 columns: cells go on in further lines, broken at spaces. A first cell that is
-    too long even so has a line of its own. Nothing is cut.
+    The table is as wide as the terminal, or 80 columns. Long cells are wrapped at spaces. A first cell that is still
+    too long has a line of its own. Nothing is cut.
     """
     table = [heading, *([printable(cell) for cell in row] for row in rows)]
     widths = _widths(table, shutil.get_terminal_size().columns)
@@ -197,7 +197,7 @@ _WHOLE_WORDS: Final[Any] = {"break_long_words": False, "break_on_hyphens": False
 
 
 def _widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
-    """Return how wide columns are that together take up ``most``, as far as their words let them."""
+    """Return the widths of columns that together take ``most`` characters, or as few as their longest words allow."""
     columns = list(zip(*table, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]

@@ -200,7 +200,7 @@ def _compare(name: str, document: Mapping[str, Any], others: Mapping[str, Mappin
 
 
 def _meaning(document: Mapping[str, Any], where: str) -> object:
-    """Return what decides how an array is read: its document may be spelled in several ways."""
+    """Return what of a document decides how its array is read: the same can be spelled in several ways."""
     meta = zarrmeta.array_meta(document, repr(where))
     if meta is None:
         return None
@@ -209,7 +209,7 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The byte ranges of all keys, compared with each other and with the sizes of their targets.
+# The byte ranges of all keys, compared with each other and with the sizes of the objects.
 
 
 STAT_TOGETHER: Final = 1024  # targets that are asked at a time
@@ -259,9 +259,9 @@ class Ranges:
         return np.flatnonzero(over & (size != _END))
 
     def shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
-        """Return the rows of the range of another row, and those that begin within another; each with that other row.
+        """Return the rows that repeat another row's range, and those that begin within one; each with the other row.
 
-        Of rows that begin within several others, the one that begins last before counts.
+        A row that begins within several others comes with the nearest one before it.
         """
         stops = np.where(self.stops == _END, sizes[self.targets], self.stops)
         known = np.flatnonzero((stops != _END) & (stops > self.starts))
@@ -481,7 +481,7 @@ class _Check:
 
 
 def _wanted(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tuple[Extents, Sequence[int]]]:
-    """Return the chunks to be read of each array, by their position."""
+    """Return each array with the positions of its chunks that are to be read."""
     if mode == "head":
         return []
     if mode == "full":

@@ -126,7 +126,7 @@ def _fields(a: bytes, b: bytes) -> tuple[str, ...]:
 
 
 def _emptied(extents: Extents | None) -> Extents:
-    """Return the array without chunks, to compare with an array that only one source has."""
+    """Return the array without its chunks: what the source has that lacks the array."""
     assert extents is not None
     return msgspec.structs.replace(extents, chunks=Chunks.of_places(()))
 
@@ -148,7 +148,7 @@ def _changes(path: str | None, a: Extents, b: Extents, targets: Positions, diffe
 
 
 def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:
-    """Return the chunks' numbers in a grid as large as both; None if the two arrays spell chunk keys differently."""
+    """Return the numbers of both arrays' chunks in a grid that holds both; None if their chunk keys differ in form."""
     one, other = a.meta.grid, b.meta.grid
     if one is None and other is None:
         known = {name: number for number, name in enumerate(dict.fromkeys([*a.names, *b.names]))}

@@ -34,9 +34,9 @@ GRID_HEIGHT: Final = 320.0  # lengths are in units of the picture
 LARGEST: Final = 56.0  # side of a cell
 BAR: Final = 14.0  # height of a strip
 POINTED: Final = 600  # cells up to which each has a text of its own to show
-SHADES: Final = 24  # of the ramp, and of a file's colour
+SHADES: Final = 24  # in the ramp of colours, and of one file's colour
 LEVELS: Final = 4  # of how full a cell is
-ARRAYS: Final = 12  # of a set that are named
+ARRAYS: Final = 12  # arrays of a set that are named
 SHOWN: Final = 6  # files that have a strip of their own
 FINE: Final = 240  # pieces that a strip is drawn in, at most
 FEW: Final = len(HUES)  # files, or arrays of a set, that have a colour of their own
@@ -47,7 +47,7 @@ FEW: Final = len(HUES)  # files, or arrays of a set, that have a colour of their
 # columns; a long line is folded. Where there are more chunks than can be seen, a cell stands for a box of them.
 
 
-NOTHING: Final = -1  # the chunk of a cell where none exists
+NO_CHUNK: Final = -1  # of a cell none of whose chunks exists
 MOST_DIMENSIONS: Final = 64  # of an array, as numpy has it
 MOST_ROWS: Final = 56
 MOST_COLUMNS: Final = 72
@@ -57,8 +57,8 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
     """Cells of ``shape`` (rows, columns), each a box of ``step`` (rows, columns) chunks; a row has ``width`` chunks.
 
     ``split`` dimensions lead and make the rows; None where a single line is folded to fit. ``room`` is how many chunks
-    a cell has room for, ``present`` how many exist, ``asked`` how many are selected; ``first`` is the first of those
-    that exist, as a place among them, or `NOTHING`.
+    a cell stands for, ``present`` how many of them exist, ``selected`` how many are selected; ``first`` is the first
+    one that exists, as an index into all existing chunks, or `NO_CHUNK`.
     """
 
     width: int
@@ -67,7 +67,7 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
     step: tuple[int, int]
     room: Positions
     present: Positions
-    asked: Positions
+    selected: Positions
     first: Positions
 
 
@@ -85,8 +85,8 @@ def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
     return min(forms, key=lambda form: abs(math.log(form[1] / form[0] * MOST_ROWS / MOST_COLUMNS)))
 
 
-def plane_of(counts: Sequence[int], numbers: UInt64s, asked: Positions | None) -> Plane:
-    """Return the plane of a grid in which chunks ``numbers`` exist, and ``asked`` are selected."""
+def plane_of(counts: Sequence[int], numbers: UInt64s, selected: Positions | None) -> Plane:
+    """Return the plane of a grid in which chunks ``numbers`` exist, and ``selected`` are selected."""
     rows, width, split = _layout(counts)
     step = (-(-rows // MOST_ROWS) or 1, -(-width // MOST_COLUMNS) or 1)
     shape = (-(-rows // step[0]), -(-width // step[1]))
@@ -98,8 +98,8 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, asked: Positions | None) -
         return found
 
     at = cells(numbers)
-    chosen = np.zeros(count, np.int64) if asked is None else np.bincount(cells(asked), minlength=count)
-    first = np.full(count, NOTHING, np.int64)
+    chosen = np.zeros(count, np.int64) if selected is None else np.bincount(cells(selected), minlength=count)
+    first = np.full(count, NO_CHUNK, np.int64)
     first[at[::-1]] = np.arange(len(at))[::-1]  # what is written last is the first one
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
     begins = np.arange(shape[1]) * step[1]
@@ -130,10 +130,10 @@ def _shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) -> P
 class Strip(msgspec.Struct, frozen=True, eq=False):
     """One file, up to its ``end``, which is the last byte that its chunks or requests take.
 
-    ``pieces`` are columns: the start and the stop of bytes, and the chunk that takes them, as a place among those that
-    exist. ``requests`` are starts and stops. ``is_whole``: chunks reach to the end of the file, wherever that is.
-    ``file`` is None for all files, one after the other: bytes are counted from the start of the first, or in files
-    where sizes are not known.
+    ``pieces`` are columns: the start and the stop of a piece, and the index of its chunk among those that exist.
+    ``requests`` are starts and stops. ``is_whole``: chunks reach to the end of the file, wherever that is.
+    ``file`` is the index of the file; None for all files, one after the other, whose bytes are counted from the start
+    of the first one. Where sizes are not known, each file counts as one byte there.
     """
 
     file: int | None
@@ -147,9 +147,9 @@ class Strip(msgspec.Struct, frozen=True, eq=False):
 
 
 class Files(msgspec.Struct, frozen=True, eq=False):
-    """Where chunks lie: the file of each, as a place in ``names``, or `INLINE`; ``strips`` are some of the files.
+    """Where chunks lie: the file of each, as an index into ``names``, or `INLINE`; ``strips`` are some of the files.
 
-    URLs have nothing in them that gives access; ``base`` is the directory that all files lie below.
+    URLs are without credentials; ``base`` is the directory that all files lie below.
     """
 
     file_of: Positions
@@ -219,10 +219,10 @@ def _strips(chunks: Chunks, file_of: Positions, names: Sequence[str], requests: 
         )
 
     read = np.unique(requests.files)
-    shown = _spaced(read, SHOWN)
-    shown += _spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(shown))
+    chosen = _spaced(read, SHOWN)
+    chosen += _spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(chosen))
     all_files = [None] if len(names) > SHOWN else []  # each chunk has its place there, whatever its file
-    return [strip(file) for file in (*all_files, *sorted(shown))]
+    return [strip(file) for file in (*all_files, *sorted(chosen))]
 
 
 def _spaced(places: Positions, most: int) -> list[int]:
@@ -250,7 +250,7 @@ def _pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tup
 # All that is drawn.
 
 
-class Asked(msgspec.Struct, frozen=True, eq=False):
+class Selection(msgspec.Struct, frozen=True, eq=False):
     """A selection: the numbers of its chunks, how many of these exist, and the requests that reading them makes."""
 
     text: str
@@ -274,7 +274,7 @@ class Map(msgspec.Struct, frozen=True, eq=False):
     colours: npt.NDArray[np.str_]
     plane: Plane | None = None
     shard_of: Positions | None = None
-    asked: Asked | None = None
+    selection: Selection | None = None
 
 
 def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Picture:
@@ -299,18 +299,18 @@ def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Pi
         raise FileNotFoundError(f"there is no array in {source}")
     ordered = sorted(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)), reverse=True)
     if array is None and select is None and len(ordered) > 1:
-        return drawn(map_of_set(source, ordered, found.urls))
+        return as_picture(map_of_set(source, ordered, found.urls))
     extents = ordered[0] if array is None else found.arrays[normalise(array)]
     if not extents.listed:
         raise NotListable(
             f"the chunks of {extents.path or '/'!r} in {source} cannot be listed, as over plain HTTP, so there "
             "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
         )
-    asked = None if select is None else _asked(fs, extents, select, text)
-    return drawn(map_of_array(source, extents, found.urls, asked))
+    selection = None if select is None else _selection_of(fs, extents, select, text)
+    return as_picture(map_of_array(source, extents, found.urls, selection))
 
 
-def map_of_array(source: str, extents: Extents, urls: Sequence[str], asked: Asked | None = None) -> Map:
+def map_of_array(source: str, extents: Extents, urls: Sequence[str], selection: Selection | None = None) -> Map:
     """Return what a picture of one array says; ValueError where its chunks form no grid."""
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
@@ -319,10 +319,10 @@ def map_of_array(source: str, extents: Extents, urls: Sequence[str], asked: Aske
         raise ManifestError(
             f"{extents.path!r} has {len(grid.counts)} dimensions; arrays have {MOST_DIMENSIONS} at most"
         )
-    plane = plane_of(grid.counts, chunks.numbers, None if asked is None else asked.numbers)
+    plane = plane_of(grid.counts, chunks.numbers, None if selection is None else selection.numbers)
     shard_of = _shards(grid.counts, extents.shards, plane)
-    files = _files(chunks, urls, [] if asked is None else asked.requests)
-    return Map(redacted(source), (extents,), files, _colours_by_file(files), plane, shard_of, asked)
+    files = _files(chunks, urls, [] if selection is None else selection.requests)
+    return Map(redacted(source), (extents,), files, _colours_by_file(files), plane, shard_of, selection)
 
 
 def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
@@ -364,7 +364,7 @@ def _lighter(colour: str, rank: float) -> str:
     return mixed(colour, "#ffffff", 0.6 * (1 - rank))
 
 
-def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:
+def _selection_of(fs: Surveyed, extents: Extents, select: Any, text: str) -> Selection:
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
@@ -374,7 +374,7 @@ def _asked(fs: Surveyed, extents: Extents, select: Any, text: str) -> Asked:
     size_of = dict(zip(keys, extents.sizes[rows].tolist(), strict=True))
     requests = fs.plan(keys)
     fetched = sum(sum(map(size_of.__getitem__, r.keys)) if r.stop is None else r.stop - r.start for r in requests)
-    return Asked(text, numbers, len(rows), requests, sum(size_of.values()), fetched)
+    return Selection(text, numbers, len(rows), requests, sum(size_of.values()), fetched)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -430,23 +430,23 @@ def _spelled(part: Any) -> str:
 # The picture: what it is of, the chunk grid or the arrays, and the files.
 
 
-def drawn(shown: Map) -> Picture:
-    """Return the picture of ``shown``."""
-    page, files = Page(), count_text(len(shown.files.names), "file")
-    if shown.plane is None:
-        name, said = shown.source, f"{count_text(len(shown.arrays), 'array')} in {files}"
-        _draw_arrays(page, shown, files)
+def as_picture(content: Map) -> Picture:
+    """Return the picture that says all of ``content``."""
+    page, files = Page(), count_text(len(content.files.names), "file")
+    if content.plane is None:
+        name, summary = content.source, f"{count_text(len(content.arrays), 'array')} in {files}"
+        _draw_arrays(page, content, files)
     else:
-        name, said = _draw_array(page, shown, shown.plane, files)
-    _draw_files(page, shown)
-    return Picture(shown, page.scene(f"Where the bytes of {printable(name or '/')} lie", said))
+        name, summary = _draw_array(page, content, content.plane, files)
+    _draw_files(page, content)
+    return Picture(content, page.scene(f"Where the bytes of {printable(name or '/')} lie", summary))
 
 
-def _draw_array(page: Page, shown: Map, plane: Plane, files: str) -> tuple[str, str]:
+def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str, str]:
     """Draw all of an array but its files; return its name, and what the picture says in words."""
-    (extents,), asked, meta = shown.arrays, shown.asked, shown.arrays[0].meta
-    title = extents.path or shown.source.rstrip("/").rpartition("/")[2]
-    page.heading(title or "root array", "" if title == shown.source else shown.source)
+    (extents,), selection, meta = content.arrays, content.selection, content.arrays[0].meta
+    title = extents.path or content.source.rstrip("/").rpartition("/")[2]
+    page.heading(title or "root array", "" if title == content.source else content.source)
     what = [f"{shape_text(meta.shape, extents.dimensions)} {meta.dtype}"]
     if meta.chunks is not None:
         what.append(f"chunks of {shape_text(meta.chunks)}")
@@ -456,47 +456,47 @@ def _draw_array(page: Page, shown: Map, plane: Plane, files: str) -> tuple[str, 
     present = f"{len(extents):,} of {count_text(extents.possible or 0, 'chunk')}"
     size = int(extents.sizes.sum())
     page.parts([present, *([bytes_text(size)] if size or not extents.unsized else []), files])
-    said = f"{present} in {files}"
+    summary = f"{present} in {files}"
     missing = 0
-    if asked is not None:
-        reading = _reading(asked)
-        said += f"; {reading}"
-        missing = len(asked.numbers) - asked.present
+    if selection is not None:
+        reading = _reading(selection)
+        summary += f"; {reading}"
+        missing = len(selection.numbers) - selection.present
         page.y += 6
         page.add("", [Box(MARGIN + 1, page.y + 5, 9, 9)], stroke="asked", line=2, radius=2)
         page.y += 19
-        page.text(MARGIN + 18, page.y - 5, asked.text, ROOM - 18, bold=True)
+        page.text(MARGIN + 18, page.y - 5, selection.text, ROOM - 18, bold=True)
         page.parts(reading.split(": ", 1), "ink")
-        if extents.shards and asked.requests:
+        if extents.shards and selection.requests:
             page.line("once the shards' indexes are read")
-    _draw_grid(page, shown, plane)
-    page.legend(_meanings(shown))
+    _draw_grid(page, content, plane)
+    page.legend(_meanings(content))
     if missing:
         page.line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
-    return title, said
+    return title, summary
 
 
-def _reading(asked: Asked) -> str:
-    """Say what reading a selection takes."""
-    if not len(asked.numbers):
+def _reading(selection: Selection) -> str:
+    """Return, in words, what reading the selection takes."""
+    if not len(selection.numbers):
         return "is empty: nothing is read"
-    said = f"reads {count_text(len(asked.numbers), 'chunk')} in {count_text(len(asked.requests), 'request')}"
-    if len(asked.requests) > 1:
-        said += f" to {count_text(len({request.url for request in asked.requests}), 'file')}"
-    if asked.requests and asked.fetched:
-        said += f": {bytes_text(asked.fetched)}"
-        if bytes_text(asked.fetched) != bytes_text(asked.wanted):
-            said += f", of which {bytes_text(asked.wanted)} wanted"
-    return said
+    summary = f"reads {count_text(len(selection.numbers), 'chunk')} in {count_text(len(selection.requests), 'request')}"
+    if len(selection.requests) > 1:
+        summary += f" to {count_text(len({request.url for request in selection.requests}), 'file')}"
+    if selection.requests and selection.fetched:
+        summary += f": {bytes_text(selection.fetched)}"
+        if bytes_text(selection.fetched) != bytes_text(selection.wanted):
+            summary += f", of which {bytes_text(selection.wanted)} wanted"
+    return summary
 
 
-def _draw_arrays(page: Page, shown: Map, files: str) -> None:
+def _draw_arrays(page: Page, content: Map, files: str) -> None:
     """Draw the arrays of a set, each with a bar of its bytes."""
-    sizes = [int(extents.sizes.sum()) for extents in shown.arrays]
-    page.heading(shown.source, "")
+    sizes = [int(extents.sizes.sum()) for extents in content.arrays]
+    page.heading(content.source, "")
     page.parts([count_text(len(sizes), "array"), files, bytes_text(sum(sizes))])
     page.section("Arrays", "bytes of each")
-    for i, (extents, size) in enumerate(zip(shown.arrays[:ARRAYS], sizes, strict=False)):
+    for i, (extents, size) in enumerate(zip(content.arrays[:ARRAYS], sizes, strict=False)):
         possible = "" if extents.possible is None else f"{extents.possible:,} "
         figures = [f"{len(extents):,} of {possible}chunks", bytes_text(size)]
         page.name(_hue(i), extents.path or "/", figures if extents.listed else ["chunks cannot be listed"])
@@ -508,9 +508,9 @@ def _draw_arrays(page: Page, shown: Map, files: str) -> None:
         page.line(f"and {count_text(len(sizes) - ARRAYS, 'more array')}")
 
 
-def _draw_grid(page: Page, shown: Map, plane: Plane) -> None:
+def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     rows, columns = plane.shape
-    page.section("Chunk grid", _axes(shown.arrays[0], plane.split))
+    page.section("Chunk grid", _axes(content.arrays[0], plane.split))
     if plane.step != (1, 1):
         page.line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
     if not rows or not columns:
@@ -523,18 +523,18 @@ def _draw_grid(page: Page, shown: Map, plane: Plane) -> None:
     cells = np.nonzero(plane.room)
     boxes = boxes_at(MARGIN + cells[1] * wide, top + cells[0] * high, wide - gap, high - gap)
     first, full = plane.first[cells], np.ceil(LEVELS * plane.present[cells] / plane.room[cells]) / LEVELS
-    fills = np.append(shown.colours, "faint")[first]  # the last one for `NOTHING`
-    opacities = np.where((full >= 1) | (first == NOTHING), 1, 0.3 + 0.6 * full)
+    fills = np.append(content.colours, "faint")[first]  # the last one for `NO_CHUNK`
+    opacities = np.where((full >= 1) | (first == NO_CHUNK), 1, 0.3 + 0.6 * full)
     is_pointed = len(boxes) <= POINTED
-    titles = [_title(shown, plane, *cell) if is_pointed else "" for cell in np.transpose(cells).tolist()]
+    titles = [_title(content, plane, *cell) if is_pointed else "" for cell in np.transpose(cells).tolist()]
     page.add("faint", [boxes[i] for i in np.flatnonzero(opacities < 1)])  # which shows through
     looks = zip(fills.tolist(), opacities.tolist(), titles, strict=True)
     page.paint(boxes, looks, radius=2 if smaller >= 10 and is_pointed else 0)
     corner = Box(MARGIN - gap / 2, top - gap / 2, wide, high)
-    if shown.shard_of is not None:
-        _outline(page, np.pad(shown.shard_of, 1, constant_values=NOTHING), corner, "ink", 1.6, 3.6)
-    if shown.asked is not None:
-        _outline(page, np.pad(plane.asked > 0, 1), corner, "asked", 2.6, 5)
+    if content.shard_of is not None:
+        _outline(page, np.pad(content.shard_of, 1, constant_values=NO_CHUNK), corner, "ink", 1.6, 3.6)
+    if content.selection is not None:
+        _outline(page, np.pad(plane.selected > 0, 1), corner, "asked", 2.6, 5)
     page.y = top + rows * high
 
 
@@ -548,31 +548,31 @@ def _axes(extents: Extents, split: int | None) -> str:
     return "   ".join([f"↓ {down}"] * bool(down) + [f"→ {across}"] * bool(across)) or "one chunk"
 
 
-def _title(shown: Map, plane: Plane, row: int, column: int) -> str:
+def _title(content: Map, plane: Plane, row: int, column: int) -> str:
     """Return what a cell stands for: its chunks, and where the bytes of the first one lie."""
-    extents, first = shown.arrays[0], int(plane.first[row, column])
+    extents, first = content.arrays[0], int(plane.first[row, column])
     if plane.step == (1, 1):
         coords = np.unravel_index(row * plane.width + column, extents.counts) if extents.counts else ()
-        said = f"chunk {', '.join(map(str, coords))}".rstrip()
-        if first == NOTHING:
-            return f"{said}: missing"
+        summary = f"chunk {', '.join(map(str, coords))}".rstrip()
+        if first == NO_CHUNK:
+            return f"{summary}: missing"
     else:
-        said = f"{plane.present[row, column]:,} of {count_text(int(plane.room[row, column]), 'chunk')}"
-        if first == NOTHING:
-            return said
-        said += ", the first"
-    file = int(shown.files.file_of[first])
+        summary = f"{plane.present[row, column]:,} of {count_text(int(plane.room[row, column]), 'chunk')}"
+        if first == NO_CHUNK:
+            return summary
+        summary += ", the first"
+    file = int(content.files.file_of[first])
     if file == INLINE:
-        return f"{said}: inline"
+        return f"{summary}: inline"
     start, stop = int(extents.chunks.starts[first]), int(extents.chunks.stops[first])
     where = "" if stop == WHOLE and not start else f", bytes {start:,} to {'the end' if stop == WHOLE else f'{stop:,}'}"
-    return f"{said}: {printable(shown.files.names[file].rstrip('/').rpartition('/')[2])}{where}"
+    return f"{summary}: {printable(content.files.names[file].rstrip('/').rpartition('/')[2])}{where}"
 
 
 def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float, border: float) -> None:
-    """Draw the sides between cells of different ``labels``, around which are those of what lies outside.
+    """Draw the borders between cells whose ``labels`` differ; these have a further row and column on each side.
 
-    They are as wide as ``line``, on a border of paper.
+    The borders are as wide as ``line``, and stand on a wider one in the colour of the paper.
     """
     x, y, wide, high = corner
     level = np.nonzero(labels[:-1, 1:-1] != labels[1:, 1:-1])
@@ -583,10 +583,10 @@ def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str
         page.add(colour, boxes + boxes_at(left + upright[1] * wide, top + upright[0] * high, width, high + width))
 
 
-def _meanings(shown: Map) -> Iterator[tuple[str, list[Swatch]]]:
+def _meanings(content: Map) -> Iterator[tuple[str, list[Swatch]]]:
     """Yield texts, each with the fills and strokes that it explains."""
-    files, strips, (extents,) = len(shown.files.names), shown.files.strips, shown.arrays
-    if _has_few(shown.files):
+    files, strips, (extents,) = len(content.files.names), content.files.strips, content.arrays
+    if _has_few(content.files):
         yield "a colour for each file", [(colour, "") for colour in HUES[:files]]
         if any(strip.chunks > 1 for strip in strips):
             yield "its first to last chunk", [(_lighter("#59636e", i / 3), "") for i in range(4)]
@@ -598,33 +598,33 @@ def _meanings(shown: Map) -> Iterator[tuple[str, list[Swatch]]]:
         yield "missing; in files: other bytes" if has_gaps else "missing", [("faint", "")]
     elif has_gaps:
         yield "other bytes of the file", [("faint", "")]
-    inline = int((shown.files.file_of == INLINE).sum())
+    inline = int((content.files.file_of == INLINE).sum())
     if inline:
         yield f"inline ({inline:,})", [("inline", "")]
-    if shown.shard_of is not None:
+    if content.shard_of is not None:
         yield "shards", [("", "ink")]
-    if shown.asked is not None:
+    if content.selection is not None:
         yield "selected, and requested", [("", "asked")]
 
 
-def _draw_files(page: Page, shown: Map) -> None:
+def _draw_files(page: Page, content: Map) -> None:
     """Draw the bytes of files as strips, each with a scale."""
-    files, asked = shown.files, shown.asked
+    files, selection = content.files, content.selection
     page.section("Files", f"below {files.base}" if files.base else "bytes up to the last that is used")
     if not files.strips:
         page.line("every chunk there is lies in the source itself")
     for strip in files.strips:
-        _draw_strip(page, strip, strip.url.removeprefix(files.base), shown)
+        _draw_strip(page, strip, strip.url.removeprefix(files.base), content)
     own = [strip for strip in files.strips if strip.file is not None]
     left = len(files.names) - len(own)
     if left:
-        read = 0 if asked is None else len({request.url for request in asked.requests})
+        read = 0 if selection is None else len({request.url for request in selection.requests})
         hidden = read - sum(len(strip.requests[0]) > 0 for strip in own)
         more = f", of which {hidden:,} are read from" if hidden else ""
         page.line(f"and {count_text(left, 'more file')}{more}")
 
 
-def _draw_strip(page: Page, strip: Strip, name: str, shown: Map) -> None:
+def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
     figures = [count_text(strip.chunks, "chunk"), bytes_text(strip.bytes) if strip.bytes else "whole"]
     requests = len(strip.requests[0])
     page.y += 4
@@ -637,9 +637,9 @@ def _draw_strip(page: Page, strip: Strip, name: str, shown: Map) -> None:
 
     starts, stops, chunks = strip.pieces
     page.add("faint", [Box(MARGIN, page.y, ROOM, BAR)], title=printable(strip.url))
-    page.paint(boxes(starts, stops, BAR), ((fill, 1, "") for fill in shown.colours[chunks].tolist()))
+    page.paint(boxes(starts, stops, BAR), ((fill, 1, "") for fill in content.colours[chunks].tolist()))
     page.y += BAR + 2
-    if shown.asked is not None:
+    if content.selection is not None:
         page.add("asked", boxes(*strip.requests, 5))
         page.y += 6
     if strip.is_whole:

@@ -1,8 +1,8 @@
 """A picture of boxes and lines of text: made from top to bottom, and written as SVG, as a page of HTML, or as PNG.
 
-The picture is one column that a phone can show. Every text is cut to the room that it has, so that none lies over
-another. Whatever keys and URLs hold, it is text in the picture: nothing is loaded and no script is run. Colours follow
-the viewer's day or night.
+The picture is one column, narrow enough for a phone. Every text is cut to its room, so that none overlaps another.
+Keys and URLs are escaped: whatever they hold, nothing is loaded and no script runs. Colours follow the viewer's light
+or dark mode.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from refshard_fs.errors import printable
 from refshard_fs.tools.views import ROLES, colours
 
 # ----------------------------------------------------------------------------------------------------
-# How wide text will be, at most, whatever font a viewer has; and text cut to fit.
+# The greatest width that a text may have, whatever font the viewer has; and texts cut to fit.
 
 
-# Widths of characters as parts of the font size, at most, in sans serifs as wide as DejaVu Sans.
+# Greatest widths of characters, in font sizes, in sans serifs up to the width of DejaVu Sans.
 _WIDTHS: Final = dict.fromkeys(" !'(),-./:;I[\\]fijlrt|·", 0.43) | dict.fromkeys("#%&+<=>@MOQW^mw~", 1.02)
 _BOLD: Final = 1.17
 
@@ -170,11 +170,11 @@ class Page:
         self.y = MARGIN
         self._shapes: list[Boxes | Label] = []
 
-    def scene(self, title: str, said: str) -> Scene:
+    def scene(self, title: str, description: str) -> Scene:
         """Return the picture."""
         height = self.y + MARGIN - 4
         paper = Boxes("paper", [Box(0.5, 0.5, WIDTH - 1, height - 1)], stroke="edge", radius=8)
-        return Scene(WIDTH, height, (paper, *self._shapes), title, said)
+        return Scene(WIDTH, height, (paper, *self._shapes), title, description)
 
     def text(self, x: float, y: float, text: str, room: float = ROOM, *, keep_end: bool = False, **look: Any) -> float:
         """Place one line of text, cut to ``room``, which looks as a `Label` of ``look``; return its width."""
@@ -224,11 +224,11 @@ class Page:
             line = longer
         self.line(line, fill)
 
-    def section(self, title: str, said: str) -> None:
-        """Place the title of what follows, and what is said of it."""
+    def section(self, title: str, note: str) -> None:
+        """Place the title of what follows, and a note beside it."""
         self.y += 34
         width = self.text(MARGIN, self.y - 8, title, size=15, bold=True)
-        self.text(MARGIN + width + 12, self.y - 8, said, ROOM - width - 12, fill="muted", keep_end=True)
+        self.text(MARGIN + width + 12, self.y - 8, note, ROOM - width - 12, fill="muted", keep_end=True)
 
     def name(self, colour: str, name: str, figures: Sequence[str]) -> None:
         """Place a name behind a swatch of its colour, if it has one, and its figures on the right."""
@@ -264,8 +264,8 @@ class Page:
 class Picture:
     """A picture of an array or of a whole set, which notebooks show; ``map`` has what it says, as data."""
 
-    def __init__(self, shown: Any, scene: Scene) -> None:
-        self.map = shown
+    def __init__(self, content: Any, scene: Scene) -> None:
+        self.map = content
         self.scene = scene
 
     def save(self, path: str | Path) -> None:

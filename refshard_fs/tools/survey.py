@@ -113,10 +113,10 @@ class Chunks(NamedTuple):
 class Extents(msgspec.Struct, frozen=True, eq=False):
     """The ``chunks`` of one array that exist, ascending by their number in the grid.
 
-    ``shards`` is the size, in chunks, of the boxes that lie together. ``stray`` keys below the array are no chunks
-    of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
-    ``dimensions`` are names, empty where the metadata has none.
-    Of an array that is not ``listed``, because its source cannot list, nothing is known of any chunk.
+    ``shards`` is the shape of a shard, counted in chunks. ``stray`` counts the keys below the array that are none of
+    its chunks. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
+    ``dimensions`` are names, empty where the metadata has none. ``listed`` is False where the source cannot list keys:
+    then no chunk is known.
     """
 
     path: str
@@ -172,7 +172,7 @@ Fault = tuple[str, Exception]  # a key or a directory, and why it could not be s
 
 
 class Survey(msgspec.Struct, frozen=True, eq=False):
-    """What a source contains. ``documents`` are its metadata documents by key; ``urls`` are all targets by number.
+    """What a source contains: its metadata ``documents`` by key, and the ``urls`` of its targets by number.
 
     ``inline_keys`` and ``inline_bytes`` count the keys, metadata included, whose bytes are inline in a reference set.
     ``rest`` are the keys that are neither chunks nor metadata, as if they were chunks of an array without a grid.
@@ -219,7 +219,7 @@ def batches(items: Sequence[T], most: int = BATCH) -> Iterator[Sequence[T]]:
 
 
 def array_of(key: str, arrays: Mapping[str, object]) -> str:
-    """Return the path of the array that ``key`` lies below; that of the root, if none."""
+    """Return the path of the array that ``key`` lies in; the root's, if in none."""
     return nearest(key, arrays) or ""
 
 

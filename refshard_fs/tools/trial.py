@@ -103,7 +103,7 @@ class Trial:
 
 
 def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Problem]:
-    """Return what a new process says of chunks, up to the one that ends it."""
+    """Return why each chunk cannot be decoded, as a new process finds out, up to the chunk that ends the process."""
     done = subprocess.run(  # noqa: S603  # our own code, by this interpreter
         [sys.executable, "-P", "-c", f"from {__name__} import work; work({PATIENCE}, {MEMORY})"],
         input=msgspec.msgpack.encode((json.dumps(dict(meta.raw)), chunks)),
@@ -113,7 +113,7 @@ def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Prob
     )
     _, *answers = done.stdout.split(b"\n")  # the first line says that it is open, the last one is not complete
     if not answers:
-        raise ValueError("opening its array ends the process that decodes it")
+        raise ValueError("the process that decodes them ends when it opens the array")
     found: list[Problem] = []
     for kind, text in map(msgspec.json.decode, answers[:-1]):
         found.append(None if not kind else NotDecoded(text) if kind == "left out" else ValueError(text))
@@ -124,7 +124,7 @@ def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Prob
 
 
 def work(patience: float, memory: int) -> None:
-    """Decode the chunks that come by standard input, in a process of their own, with answers to standard output."""
+    """Decode the chunks on standard input and write an answer for each to standard output: what the process runs."""
     answers, watchdog = os.fdopen(os.dup(1), "wb"), os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for shown in (1, 2):  # whatever a codec prints is no answer, and no text for a terminal
@@ -149,7 +149,7 @@ def work(patience: float, memory: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """Have allocations fail beyond ``memory`` bytes over what there is, where the system can do that."""
+    """Let allocations fail beyond ``memory`` bytes more than are in use, where the system can do that."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         resource = importlib.import_module("resource")
         with open("/proc/self/statm", encoding="ascii") as statm:

@@ -1,7 +1,7 @@
 """HTML views for notebooks, counters and plans that print as tables, and progress bars.
 
 Colours of views follow the notebook's theme (JupyterLab, VS Code, Sphinx and mkdocs say it on the page), and without
-one the system's day or night. Text that is not ours is escaped, and shown without what gives access.
+one the system's day or night. Text from a source is escaped, and shown without credentials.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from refshard_fs.errors import ManifestError, told
 from refshard_fs.reading.plan import Planned
 from refshard_fs.session.session import Session
 
-# Colours by what they are for: by day and by night, and the theme's own name for it where there is one.
+# The colour of each role: by day, by night, and the variable of JupyterLab's theme for it, if there is one.
 ROLES: Final = {
     "paper": ("#ffffff", "#14181d", "--jp-layout-color0"),
     "edge": ("#d8dee4", "#2c333b", "--jp-border-color2"),
@@ -40,7 +40,7 @@ ROLES: Final = {
 
 _DAY: Final = ('[data-jp-theme-light="true"]', '[data-theme="light"]', '[data-md-color-scheme="default"]')
 _NIGHT: Final = ('[data-jp-theme-light="false"]', '[data-theme="dark"]', '[data-md-color-scheme="slate"]')
-# Of cells, twice the class: JupyterLab's own style of tables, and that of saved pages, would win over one.
+# Cells need the class twice: with it once, JupyterLab's own style of tables, and that of saved pages, would win.
 _LAYOUT: Final = """\
 .rs-view{color:var(--rs-ink);font-family:system-ui,sans-serif;font-size:13px;line-height:1.5}
 .rs-view h4{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
@@ -59,7 +59,7 @@ border-bottom:1px solid var(--rs-edge);white-space:nowrap;max-width:40em;overflo
 
 
 def colours() -> str:
-    """Return the style that gives every role its colour, as a variable that elements in ``.rs`` take."""
+    """Return the CSS that defines the colour of each role as a variable, for elements in ``.rs``."""
 
     def roles(night: int) -> str:
         named = ((role, both[night], both[2]) for role, both in ROLES.items())
@@ -74,14 +74,14 @@ def colours() -> str:
     )
 
 
-def view(title: str, said: str, *parts: str) -> str:
-    """Return one view: a title, what is said of it, and ``parts`` that are HTML."""
-    heading = f"<h4>{text(title)}{f' <small>{text(said)}</small>' if said else ''}</h4>"
+def view(title: str, subtitle: str, *parts: str) -> str:
+    """Return one view: a title, a subtitle, and ``parts`` that are HTML."""
+    heading = f"<h4>{text(title)}{f' <small>{text(subtitle)}</small>' if subtitle else ''}</h4>"
     return f'<div class="rs rs-view"><style>{colours()}{_LAYOUT}</style>{heading}{"".join(parts)}</div>'
 
 
 def text(value: object) -> str:
-    """Return ``value`` as text in HTML, without what gives access."""
+    """Return ``value`` escaped for HTML, without credentials."""
     return escape(told(str(value)))
 
 
@@ -91,7 +91,7 @@ def paragraph(value: str) -> str:
 
 
 def folded(summary: str, *parts: str) -> str:
-    """Return ``parts`` that show when their summary is clicked; nothing where there are none."""
+    """Return ``parts`` folded under a ``summary`` to click on; nothing where there are none."""
     body = "".join(parts)
     return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
 
@@ -99,7 +99,7 @@ def folded(summary: str, *parts: str) -> str:
 def table(
     heading: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), most: int = 30, total: int = 0
 ) -> str:
-    """Return a table of the first rows, without columns that are empty in all; ``total`` rows there are.
+    """Return a table of the first ``most`` of ``total`` rows, without columns that are empty in all of them.
 
     Columns named ``right`` are numbers; a column named "text" may have several lines.
     """
@@ -176,7 +176,7 @@ class Plan(list[Planned]):
     def __repr__(self) -> str:
         rows = [_request(request) for request in self[:REQUESTS]]
         wide = [max((len(row[place]) for row in rows), default=0) for place in (1, 2)]
-        lines, before = [self._said()], ""
+        lines, before = [self._summary()], ""
         for target, span, size, keys in rows:
             if target != before:
                 lines.append(target)
@@ -188,11 +188,11 @@ class Plan(list[Planned]):
         heading = ("target", "bytes", "size", "keys")
         return view(
             "What would be read",
-            self._said(),
+            self._summary(),
             table(heading, map(_request, self[:REQUESTS]), right=heading[1:3], total=len(self)),
         )
 
-    def _said(self) -> str:
+    def _summary(self) -> str:
         """Return in one line how much is requested."""
         if not self:
             return "no request: the source itself has it all"
@@ -227,7 +227,7 @@ TARGETS: Final = 10
 
 
 def html_of(session: Session) -> str:
-    """Return what a notebook shows of the filesystem that reads through ``session``."""
+    """Return the HTML that a notebook shows for the filesystem of ``session``."""
     source = session.options.source
     title = source if isinstance(source, str) else "references in memory"
     keyspace = session.opened()
@@ -249,14 +249,14 @@ def _arrays(keyspace: KeySpace) -> str:
         if not grids:
             return paragraph("no array is known yet")
     except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
-        return paragraph(f"its arrays cannot be told: {e}")
+        return paragraph(f"its arrays cannot be listed: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
     rows = (_figures(keyspace, path, grids[path]) for path in sorted(grids)[:ARRAYS])
     return table(heading, rows, right=["chunks"], total=len(grids))
 
 
 def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]:
-    """Return a row of the table of arrays; metadata tell of one if it takes no reading to know them."""
+    """Return a row of the table of arrays; shape and dtype are empty where the metadata would have to be fetched."""
     texts: dict[str, bytes] = {}
     meta = None
     for name in (*ARRAY_DOCUMENTS, ".zattrs"):
@@ -296,7 +296,7 @@ def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callb
 
 
 def _is_watched() -> bool:
-    """Whether what is written to stderr is seen as it comes: in a terminal, or in a kernel's notebook."""
+    """Whether somebody sees stderr as it is written: in a terminal, or in a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel") or (sys.stderr is not None and sys.stderr.isatty())
 

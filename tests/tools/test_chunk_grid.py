@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NOTHING, plane_of
+from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NO_CHUNK, plane_of
 
 
 @given(st.lists(st.integers(0, 300), max_size=4), st.randoms(use_true_random=False))
@@ -24,10 +24,10 @@ def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], rand
     assert plane.shape[1] <= MOST_COLUMNS
     assert plane.room.sum() == size
     assert plane.present.sum() == len(numbers)
-    assert plane.asked.sum() == len(asked)
+    assert plane.selected.sum() == len(asked)
     assert (plane.present <= plane.room).all()
-    assert (plane.asked <= plane.room).all()
-    assert ((plane.first == NOTHING) == (plane.present == 0)).all()
+    assert (plane.selected <= plane.room).all()
+    assert ((plane.first == NO_CHUNK) == (plane.present == 0)).all()
 
 
 def test_a_cell_knows_the_first_of_its_chunks() -> None:

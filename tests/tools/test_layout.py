@@ -14,7 +14,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.columns import ChunkTable, Ranges
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.tools.map import FINE, drawn, map_of_array
+from refshard_fs.tools.map import FINE, as_picture, map_of_array
 from refshard_fs.tools.picture import Box, Boxes, Label, Picture
 from refshard_fs.tools.survey import Chunks, Extents
 from tests.tools.sources import in_files, many, source
@@ -173,7 +173,7 @@ def test_a_million_chunks_become_few_shapes() -> None:
     table = ChunkTable(grid, Ranges(targets, offsets, np.full(10**6, 10, np.uint64)))
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
     extents = Extents("v", meta, Chunks.of_table(table, int))
-    scene = drawn(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
+    scene = as_picture(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
     cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
     assert cells < 8000
     said = [label.text for label in scene.labels]

@@ -212,7 +212,7 @@ def test_damaged_metadata_among_many_arrays_are_told_where_arrays_are_listed() -
     refs = {f"v{i}/.zarray": json.dumps(meta) for i in range(1000)}
     fs = RefShardFileSystem({**refs, "v7/.zarray": json.dumps(meta | {"shape": [-1]})})
     assert len(fs.ls("")) == 1000
-    assert "its arrays cannot be told: &#x27;v7/.zarray&#x27;" in fs._repr_html_()
+    assert "its arrays cannot be listed: &#x27;v7/.zarray&#x27;" in fs._repr_html_()
 
 
 def test_counters_are_a_dict_that_prints_as_a_table() -> None:
@@ -234,7 +234,7 @@ def test_visualize_makes_a_picture_that_saves_itself(tmp_path: Path) -> None:
         made.save(tmp_path / name)
         assert "reads 1 chunk in 1 request" in (tmp_path / name).read_text()
     well_formed(made._repr_html_())
-    assert fs.visualize(select="a[1:]").map.asked is not None
+    assert fs.visualize(select="a[1:]").map.selection is not None
     with pytest.raises(ValueError, match=r"\.gif"):
         made.save(tmp_path / "a.gif")
 

@@ -24,8 +24,8 @@ def sent(server: RangeServer) -> list[tuple[str, int, int]]:
 
 
 def drawn(made: Picture, server: RangeServer) -> list[tuple[str, int, int]]:
-    assert made.map.asked is not None
-    return sorted((r.url.removeprefix(server.url.rstrip("/")), r.start, r.stop) for r in made.map.asked.requests)  # type: ignore[misc]  # ends are known
+    assert made.map.selection is not None
+    return sorted((r.url.removeprefix(server.url.rstrip("/")), r.start, r.stop) for r in made.map.selection.requests)  # type: ignore[misc]  # ends are known
 
 
 @pytest.mark.parametrize("how", ["cat", "prefetch"])
