@@ -75,7 +75,7 @@ def test_warnings_and_findings_name_options_too(tmp_path: Path, capsys: pytest.C
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
     assert main(["check", str(tmp_path / "refs.json"), "--option", "bogus=1"]) == 1
     shown = capsys.readouterr()
-    assert "a: a reference without a URL needs --option target=..., the URL" in shown.out
+    assert "a reference without a URL needs --option target=..., the URL" in shown.out
     assert "goes into --remote-options '{\"bogus\": ...}'" in shown.err
 
 
