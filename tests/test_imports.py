@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,12 @@ def _loaded(code: str) -> frozenset[str]:
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
     assert _loaded(code).isdisjoint([*HEAVY, "aiohttp"])
+
+
+def test_a_hierarchy_on_this_machine_needs_no_aiohttp(tmp_path: Path) -> None:
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    code = f"from refshard_fs import RefShardFileSystem as FS\nfs = FS({str(tmp_path)!r})"
+    assert "aiohttp" not in _loaded(f"{code}\nassert fs.cat(['.zgroup', 'a/0'], on_error='omit')")
 
 
 def test_the_help_of_the_command_needs_no_filesystem() -> None:

@@ -83,7 +83,9 @@ def _phrase(status: int) -> str:
 
 def as_failure(error: Exception) -> OSError:
     """Return ``error`` as an OSError of this module, or as it is where it is one already."""
-    import aiohttp  # slow to import, and no command needs it for local files
+    if isinstance(error, ABSENT) and not _is_empty_to_zarr(error):
+        return type(error)(told(str(error)))
+    import aiohttp  # slow to import, and not needed for local files
     from aiohttp.http_exceptions import HttpProcessingError
 
     match error:
@@ -102,7 +104,7 @@ def as_failure(error: Exception) -> OSError:
         case aiohttp.ClientConnectionError():
             failure = ConnectionLost(str(error) or type(error).__name__)
         case OSError() if not _is_empty_to_zarr(error):
-            return type(error)(told(str(error))) if isinstance(error, ABSENT) else told_cause(error)
+            return told_cause(error)
         case _:
             failure = Unreadable(f"{type(error).__name__}: {error}".rstrip(": ").replace("not satisfiable", "outside"))
     failure.__cause__ = told_cause(error)
