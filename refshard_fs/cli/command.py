@@ -240,8 +240,8 @@ _OPTIONS: Final = (
     *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sort", "subchunks"),
 )
 _OTHERS: Final = (  # arguments that --option takes
-    *("allow", "base_url", "format", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
-    *("account_name", "endpoint_url", "target_protocol", "template_overrides"),
+    *("allow", "base_url", "format", "head", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
+    *("account_name", "endpoint_url", "target_protocol", "template_overrides", "zarr_format"),
 )
 # Between words, and nowhere in a URL; a text in quotes, a word, a number, or nothing.
 _ARGUMENT: Final = re.compile(

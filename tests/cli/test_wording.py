@@ -42,6 +42,7 @@ from refshard_fs.cli.program import as_options
             "argument bogus=: it has no effect here. It goes into remote_options={'bogus': ...}",
             "argument bogus=: it has no effect here. It goes into --remote-options '{\"bogus\": ...}'",
         ),
+        ("3 bytes; zarr_format=2 shows it", "3 bytes; --option zarr_format=2 shows it"),
         ("did you mean allow=?", "did you mean --option allow=[...]?"),
         ("another store (endpoint_url=)", "another store (--fo-option endpoint_url=...)"),
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
