@@ -1,7 +1,8 @@
-"""Reference manifests and shard indexes as plain zarr chunks, for any fsspec-aware tool.
+"""Reference sets, NetCDF and other files of arrays, archives and shards as plain zarr chunks.
 
-The filesystem is imported at its first use: who merely has this package installed, or catches its errors, waits for
-nothing.
+`RefShardFileSystem` is an fsspec filesystem, ``engine="refshard"`` opens sources in xarray, and `concat`, `append`,
+`snapshot`, `rebase` and `check` make and check sets. Names are imported at their first use, so that having this package
+installed, or catching its errors, costs no time.
 """
 
 import importlib

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
-    """A manifest, archive or zarr hierarchy as zarr keys, each of them a range of bytes of some other file.
+    """A reference set, a file of arrays, an archive or a zarr hierarchy as zarr keys.
 
     Parameters
     ----------
@@ -97,14 +97,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Where decoded manifests are kept, so that other processes open them at once: a directory, True for this
         platform's directory of caches, False for nowhere. By default, large ones are kept as with True.
     max_manifest_bytes:
-        Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB. No more is
+        Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB. No more are
         fetched where a server does not tell the length. A compressed document that grows more than 500 times
         is refused once it has 64 MiB.
     head:
         Bytes of a source that its first request reads, by default 64 KiB: more where a file's metadata lie together
         at its start, as those of HDF5 files that were written with pages or repacked.
     max_gap:
-        Ranges of one target are merged over gaps up to that many bytes (negative: never).
+        Ranges of one target are merged over gaps of up to that many bytes (negative: never).
     max_block:
         Ranges are merged into requests of up to that many bytes. From servers that are known to be slow, a few
         megabytes come in up to 16 requests of at least 512 KiB.
