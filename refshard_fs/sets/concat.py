@@ -264,9 +264,6 @@ def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:
 def length_along(part: Named, dim: str) -> int:
     """Return how long a set is along ``dim``; ManifestError where its variables do not agree."""
     found = {path: v.meta.shape[v.dims.index(dim)] for path, v in part.variables.items() if dim in v.dims}
-    if not found:
-        dims = sorted({name for v in part.variables.values() for name in v.dims if name})
-        raise ManifestError(f"{part.name} has no variable along {dim!r}: its dimensions are {', '.join(dims)}")
     if len(set(found.values())) != 1:
         raise ManifestError(f"{part.name} has variables of several lengths along {dim!r}: {found}")
     return next(iter(found.values()))

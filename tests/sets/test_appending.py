@@ -231,9 +231,3 @@ def test_whatever_the_sets_it_grows_into_their_concatenation(
     keys = [key for key in expected.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))]
     assert [key for key in found.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))] == keys
     assert found.cat(keys) == expected.cat(keys)
-
-
-def test_a_dimension_that_a_set_has_not_is_named_with_those_that_it_has(tmp_path: Path) -> None:
-    url = target(tmp_path, "json", [day(0, 4)])
-    with pytest.raises(ManifestError, match=r"has no variable along 'nosuch': its dimensions are .*time"):
-        refshard_fs.append(url, day(4, 4), "nosuch")
