@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fsspec.implementations.dirfs import DirFileSystem
 from zarr.abc.codec import CodecPipeline
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 SETTING: Final = "codec_pipeline.path"
 OURS: Final = f"{__name__}.RefShardCodecPipeline"
-KNOWN: Final = 128  # pipelines that are kept
 
 _Fused: Any = getattr(codec_pipeline, "FusedCodecPipeline", None)  # since zarr 3.4
 _decode_and_scatter: Any = getattr(codec_pipeline, "decode_and_scatter_chunk", None)
@@ -57,32 +56,10 @@ _to_make: ContextVar[Any] = ContextVar("_to_make", default=None)
 class RefShardCodecPipeline(CodecPipeline):
     """What zarr asks for pipelines: it makes ours for our arrays, and zarr's own for all others."""
 
-    _known: ClassVar[dict[str, Any]] = {}  # pipelines of format 2, by their codecs
-
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Any:
         """Return the pipeline of one array."""
-        if _filesystem(store) is None:
-            return cls._made(_of_zarr(), array_metadata)
-        if array_metadata.zarr_format != 2:
-            return cls._made(SelectionPipeline, array_metadata)
-        # In format 2 nothing but its codecs makes a pipeline: those of 500 arrays alike take 15 ms of opening them.
-        # Only numcodecs' own codecs say all that they are: others may keep from `get_config` what they decode with.
-        codecs = [codec for codec in (*(array_metadata.filters or ()), array_metadata.compressor) if codec is not None]
-        if not all(type(codec).__module__.startswith("numcodecs.") for codec in codecs):
-            return cls._made(SelectionPipeline, array_metadata)
-        key = str([array_metadata.compressor is None, *(codec.get_config() for codec in codecs)])
-        pipeline = cls._known.get(key)
-        if pipeline is None:
-            if len(cls._known) >= KNOWN:
-                cls._known.clear()  # other threads may be here, too
-            pipeline = cls._known[key] = cls._made(SelectionPipeline, array_metadata)
-        return pipeline
-
-    @classmethod
-    def _made(cls, pipeline: Any, array_metadata: ArrayMetadata) -> Any:
-        """Have zarr make a ``pipeline``, with what it knows of codecs and of its own settings."""
-        token = _to_make.set(pipeline)
+        token = _to_make.set(_of_zarr() if _filesystem(store) is None else SelectionPipeline)
         try:
             return create_codec_pipeline(array_metadata)  # which comes back to `from_codecs`
         finally:

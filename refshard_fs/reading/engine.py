@@ -97,31 +97,27 @@ class Engine(Lookups):
 
     # ------------------------------------------------------------------ reading keys
 
-    def read(
-        self, keyspace: KeySpace, request: Request, entry: Entry | None = None, *, guess: bool = True
-    ) -> asyncio.Future[bytes]:
-        """Return a future of the bytes of ``request``, read with whatever else is asked in this tick.
-
-        ``entry`` tells where they are, if that is known; ``guess`` whether it may tell what will be asked next.
-
-        Its exception is FileNotFoundError for a key that does not exist, and that alone.
-        """
-        (future,) = self._ask(keyspace, (request,), (entry,), guess=guess)
+    def read(self, keyspace: KeySpace, request: Request, entry: Entry | None = None) -> asyncio.Future[bytes]:
+        """Return a future of the bytes of ``request``, as `read_many` does. What follows it may be guessed."""
+        (future,) = self.read_many(keyspace, (request,), (entry,), guess=True)
         return future
 
     def read_many(
-        self, keyspace: KeySpace, requests: Sequence[Request], entries: Sequence[Entry | None]
+        self,
+        keyspace: KeySpace,
+        requests: Sequence[Request],
+        entries: Sequence[Entry | None],
+        *,
+        guess: bool = False,
     ) -> list[asyncio.Future[bytes]]:
-        """Return a future for each of ``requests`` of one selection, as `read` does; nothing is guessed from them.
+        """Return a future of the bytes of each of ``requests``, read with whatever else is asked for in this tick.
 
-        ``entries`` tell where they are, None where that is to be looked up. No more than the budget's memory is under
-        way at once, but all results may wait for whoever takes them: who cannot have that asks for fewer at a time.
+        ``entries`` are where they lie; None is looked up. ``guess``: the requests may tell what is asked for next. A
+        future's exception is FileNotFoundError for a key that does not exist, and for no other reason.
+
+        No more than the budget's memory is under way at once. Results that nobody has taken do not count: a caller
+        who cannot have all of them in memory asks for fewer at a time.
         """
-        return self._ask(keyspace, requests, entries, guess=False)
-
-    def _ask(
-        self, keyspace: KeySpace, requests: Sequence[Request], entries: Sequence[Entry | None], *, guess: bool
-    ) -> list[asyncio.Future[bytes]]:
         loop = asyncio.get_running_loop()
         if not self._batch and requests:
             loop.call_soon(self._depart)

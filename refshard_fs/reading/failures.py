@@ -16,7 +16,16 @@ from refshard_fs.errors import (
 )
 from refshard_fs.security.admission import ANONYMOUS
 from refshard_fs.security.policy import place_of, protocol_of
-from refshard_fs.targets.failures import EXPIRED, WITHOUT, ConnectionLost, Denied, HttpStatus, TooLarge, Unfit
+from refshard_fs.targets.failures import (
+    ABSENT,
+    EXPIRED,
+    WITHOUT,
+    ConnectionLost,
+    Denied,
+    HttpStatus,
+    TooLarge,
+    Unfit,
+)
 
 # ----------------------------------------------------------------------------------------------------
 # What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
@@ -89,9 +98,6 @@ def _credentials(where: str, reason: str) -> str:
     advice = f"Credentials go into options={{{place!r}: {{...}}}}"
     without = ANONYMOUS.get(protocol_of(place) or "")
     return f"{advice}; if it is public: options={{{place!r}: {without}}}" if without else advice
-
-
-ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def describe(entry: Entry) -> str:

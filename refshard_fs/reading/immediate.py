@@ -15,10 +15,11 @@ from refshard_fs.core.model import Entry, Inline, Load, Need, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, told_cause
 from refshard_fs.reading.engine import DOCUMENTS, Request
-from refshard_fs.reading.failures import ABSENT, blame, fail
+from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
+from refshard_fs.targets.failures import ABSENT
 
 SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
 TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near

@@ -15,10 +15,11 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
-from refshard_fs.reading.failures import ABSENT, blame, note
+from refshard_fs.reading.failures import blame, note
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Answers, Found, advance, load, naming, sized
 from refshard_fs.targets import Pool, check_size
+from refshard_fs.targets.failures import ABSENT
 from refshard_fs.targets.versioned import VersionedObject
 
 T = TypeVar("T")

@@ -510,7 +510,8 @@ class Session(Engines):
             return out
         engine = self.engine()
         guess = len(requests) == 1  # several at once are all that the caller wants
-        futures = [engine.read(keyspace, requests[number], entries.get(number), guess=guess) for number in late]
+        some, places = [requests[number] for number in late], [entries.get(number) for number in late]
+        futures = engine.read_many(keyspace, some, places, guess=guess)
         if tell is not None:
             for future in futures:
                 future.add_done_callback(lambda _: tell(1))

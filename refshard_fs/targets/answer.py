@@ -217,17 +217,12 @@ def _wait(after: str, now: float) -> float | None:
         return float(after)
     try:
         return max(email.utils.parsedate_to_datetime(after).timestamp() - now, 0.0)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter of a year of twenty digits
         return None
 
 
 def _placed(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
     """Return the length of a partial answer and the object's size, if told; Unfit if it is not the range asked for."""
-    just = f"bytes {start}-{(stop or 0) - 1}/"
-    if text.startswith(just) and sent == (stop or 0) - start:  # as nearly all are
-        size = text[len(just) :]
-        if size.isascii() and size.isdigit() and len(size) < 20 and int(size) >= (stop or 0):
-            return sent, int(size)
     match = _CONTENT_RANGE.match(text)
     if match is None:
         raise Unfit(f"a partial answer without a valid Content-Range ({text!r})")

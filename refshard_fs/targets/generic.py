@@ -137,7 +137,7 @@ class FsspecTarget(Target):
             if isinstance(self.fs, ArrowFSWrapper):
                 given["seekable"] = True  # else it gives no ranges
         elif most is not None:
-            facts = await self._facts(path)
+            facts = await self.facts(path)
             check_size(facts.size, most)
             if facts.size is None:
                 given = {"start": 0, "end": most + 1}  # no more than shows that it has too many bytes
@@ -155,14 +155,8 @@ class FsspecTarget(Target):
         if stop is None:
             check_size(len(data), most)
             if facts is not None and facts.size != len(data):  # as a listing of earlier told, maybe
-                facts = await self._current_facts(path)
+                facts = await self.current_facts(path)
         return Answer(data, facts or UNKNOWN)
-
-    async def facts(self, path: str) -> Facts:
-        return await self._facts(await self._ready(path))
-
-    async def current_facts(self, path: str) -> Facts:
-        return await self._current_facts(await self._ready(path))
 
     async def _ready(self, path: str) -> str:
         """Open the filesystem, if that is left to do, and return the path there."""
@@ -172,7 +166,8 @@ class FsspecTarget(Target):
         self.fs = await once(self._opening, "", lambda: in_thread(open_))
         return str(self.fs._strip_protocol(path))
 
-    async def _facts(self, path: str) -> Facts:
+    async def facts(self, path: str) -> Facts:
+        path = await self._ready(path)
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
@@ -193,10 +188,11 @@ class FsspecTarget(Target):
 
         return await in_thread(size)
 
-    async def _current_facts(self, path: str) -> Facts:
+    async def current_facts(self, path: str) -> Facts:
+        path = await self._ready(path)
         for listed in (path, self.fs._parent(path)):  # some keep a listing by its own path, some by those below it
             self.fs.invalidate_cache(listed)
-        return await self._facts(path)
+        return await self.facts(path)
 
     async def _recent(self, path: str) -> Facts:
         """Return the facts of an object that is being read, asked for once by all who read it within `RECENT`."""
@@ -205,7 +201,7 @@ class FsspecTarget(Target):
         if task is None or (task.done() and (asked + RECENT < now or task.cancelled() or task.exception())):
             for other in [other for other, (when, _) in self._asked.items() if when + RECENT < now]:
                 del self._asked[other]
-            task = asyncio.get_running_loop().create_task(self._facts(path))
+            task = asyncio.get_running_loop().create_task(self.facts(path))
             self._asked[path] = now, task
         return await asyncio.shield(task)
 
@@ -213,7 +209,7 @@ class FsspecTarget(Target):
         """Return the facts of an object that ends before ``start``, if that may be what the error says."""
         if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
             return None
-        facts = await self._facts(path)
+        facts = await self.facts(path)
         return facts if facts.size is not None and facts.size <= start else None
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:

@@ -264,6 +264,7 @@ def test_retry_after_is_honoured(http_server: RangeServer) -> None:
         ("", None),
         ("soon", None),
         ("Thu, 01 Jan 1970 00:01:40 GMT", 40),
+        ("Thu, 01 Jan 99999999999999999999 00:01:40 GMT", None),
     ],
 )
 def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> None:
