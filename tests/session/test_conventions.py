@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import pickle
+import weakref
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -297,3 +299,30 @@ def test_an_asynchronous_filesystem_answers_synchronous_calls_too(source: str) -
 def test_a_directory_is_no_file(source: str) -> None:
     with pytest.raises(IsADirectoryError, match=r"ls\(\)"):
         RefShardFileSystem(source).open("")
+
+
+def test_a_filesystem_that_nobody_has_any_more_is_freed_at_once(source: str) -> None:
+    """dask unpickles one for each task, and garbage may not be collected for a while."""
+    gc.collect()
+    gc.disable()
+    try:
+        fs = pickle.loads(pickle.dumps(RefShardFileSystem(source)))
+        assert fs.ls("", detail=False)
+        gone = weakref.ref(fs)
+        del fs
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_blocking_methods_call_the_coroutines_of_a_subclass(source: str) -> None:
+    class Counting(RefShardFileSystem):
+        calls = 0
+
+        async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+            self.calls += 1
+            return await super()._ls(path, detail=detail, **kwargs)
+
+    fs = Counting(source)
+    assert fs.ls("", detail=False) == RefShardFileSystem(source).ls("", detail=False)
+    assert fs.calls == 1
