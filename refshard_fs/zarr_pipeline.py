@@ -156,10 +156,10 @@ class SelectionPipeline(_Base):
             while first < len(batch):
                 step = share.take(repeat(2 * size, len(batch) - first))  # the bytes of each, and its values
                 some, names = batch[first : first + step], keys[first : first + step]
-                held: list[bytes | None] = [None] * step
+                chunks: list[bytes | None] = [None] * step
                 memory: SharedMemory = SharedMemory(2 * step * size)  # which is ours until all is decoded
-                await fs._read_selection(names, held.__setitem__, chunk_size=size, threads=False, memory=memory)
-                read = [(_Held(data), *info) for data, (_, *info) in zip(held, some, strict=True)]
+                await fs._read_selection(names, chunks.__setitem__, chunk_size=size, threads=False, memory=memory)
+                read = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, some, strict=True)]
                 try:
                     results += await super().read(read, out, drop_axes) or ()
                 except Exception as e:
@@ -177,8 +177,8 @@ class SelectionPipeline(_Base):
         return bool(self.bytes_bytes_codecs) or getattr(self.array_bytes_codec, "compressor", None) is not None
 
 
-class _Held:
-    """The bytes of a chunk, as zarr's pipelines ask for them."""
+class _InMemory:
+    """A chunk that was read, in the place of the store that zarr's pipelines ask for it."""
 
     def __init__(self, data: bytes | None) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""The queue of requests: those that readers wait for go first, within bounds of number (a host) and of memory."""
+"""The queue of requests: those that readers wait for go first. Their number is bounded by host, their bytes in all."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("refshard_fs")
 
-FEW = 10  # requests under way to a host, until it is seen that answers take time: connections cost more than they bring
-PATIENCE = 0.003  # seconds without an answer that show it
-SLOW = 0.006  # seconds that all of the last answers took, which shows it, too
-UNSIZED_AT_ONCE = 8  # whole objects under way at once, until answers of their host have told how large such are
+FEW = 10  # requests to a host at a time, until its answers are seen to take longer than opening connections does:
+PATIENCE = 0.003  # none came for so many seconds,
+SLOW = 0.006  # or each of the last ones took longer than this
+UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until some of the host have arrived
 QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
 
 
@@ -62,10 +62,10 @@ class SharedMemory:
 
 
 class Share:
-    """What one reader, on the running event loop, holds of a `SharedMemory`, of which it leaves ``spare`` to others.
+    """The bytes of a `SharedMemory` that one reader on the running event loop has reserved; ``spare`` is for others.
 
-    It asks before it holds more, and may always hold one thing: so none waits for one that stopped while it had bytes
-    in its hands. It counts until its loop is closed, or nobody knows it any more.
+    A reader reserves before it reads. One that has nothing may always reserve, so nobody waits for a reader that has
+    stopped. A share counts until its loop is closed or it is collected.
     """
 
     def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
@@ -77,12 +77,12 @@ class Share:
             memory._shares = [weakref.ref(each) for each in (*memory._alive(memory._shares), self)]
 
     def lacks(self, size: int, most: int) -> bool:
-        """Whether ``size`` bytes more would be over ``most``, and something is held that will make room."""
+        """Whether ``size`` bytes more would exceed ``most``, and this reader has some that it will give back."""
         with self._memory._lock:
             return bool(self.used) and self._memory._used() + size > most
 
     def take(self, sizes: Iterable[int]) -> int:
-        """Hold as many of ``sizes`` as there is room for, the first ones, and return how many."""
+        """Reserve as many of ``sizes`` as there is room for, the first ones, and return how many."""
         taken = 0
         with self._memory._lock:
             used = self._memory._used()
@@ -95,7 +95,7 @@ class Share:
         return taken
 
     def give_back(self, size: int) -> None:
-        """Hold ``size`` bytes no longer."""
+        """Give ``size`` bytes back."""
         with self._memory._lock:
             self.used -= size
 
@@ -141,10 +141,10 @@ class SharedBudget(SharedMemory):
 
 
 class Block:
-    """One request for bytes of one target: who waits for them, what of them will be read, and they once they are here.
+    """A request for a range of one target, and its bytes once they have arrived.
 
-    It is kept while somebody waits, while something of it is expected to be read (range → bytes unread), and while
-    somebody looks up what to read of it (``begun``). One that is ``spare`` was expected, and is kept if there is room.
+    It is kept while ``readers`` wait for it, while reads of it are ``expected`` (range → bytes unread), and while
+    somebody looks up what to read of it (``begun``). A ``spare`` one was expected before, and is kept if there is room.
     """
 
     __slots__ = ("begun", "data", "expected", "host", "readers", "reserved", "shared", "span", "spare", "state", "task")
@@ -154,7 +154,7 @@ class Block:
         self.host = host
         self.shared = shared  # other readers may join it
         self.state = QUEUED
-        self.reserved = 0  # bytes of the budget
+        self.reserved = 0  # bytes of memory
         self.readers: list[tuple[Reader, int, int]] = []  # and the range that each takes
         self.expected: dict[tuple[int, int], int] = {}
         self.begun = 0
@@ -192,8 +192,7 @@ class Block:
 class Host:
     """The requests to one host: those that readers wait for go first.
 
-    Few are begun at once, since connections cost more than they bring where answers come
-    at once: `limit` grows where they do not.
+    `limit` of them are under way at once. It is small as long as answers come faster than connections are opened.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -277,7 +276,7 @@ class Dispatch(Share):
                     host.patience = self.loop.call_at(due, self._widen, host, host.answered, due)
 
     def _widen(self, host: Host, answered: int, due: float) -> None:
-        """Let more requests to ``host`` be under way, if none was answered while this loop had nothing else to do."""
+        """Raise the limit of ``host``, if it answered no request while this loop had nothing else to do."""
         host.patience = None
         is_busy = self.loop.time() > due + PATIENCE / 3  # then answers may be waiting for us
         if host.answered == answered and host.active and not is_busy:
@@ -301,7 +300,7 @@ class Dispatch(Share):
         return None
 
     def _size(self, block: Block) -> int:
-        """Return the bytes to set aside for ``block``: as many as the last objects had where its end is not known."""
+        """Return the bytes to reserve for ``block``; where its end is not known, as many as the last objects had."""
         start, stop = block.span.start, block.span.stop
         if stop is not None:
             return stop - start

@@ -48,7 +48,7 @@ _BUCKET: Final = "Are the names of the bucket and of its store (endpoint_url=) r
 _PROTOCOL: Final = "Is the package installed that adds this protocol to fsspec?"
 
 
-def said(error: BaseException, where: str = "", *, of_source: bool = False) -> str:
+def explain(error: BaseException, where: str = "", *, of_source: bool = False) -> str:
     """Return what happened at ``where``, and what to do, as one line; ``of_source``: to the source, no target of it."""
     is_ours = type(error).__module__.startswith("refshard_fs.")  # its name says no more than its text
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
@@ -88,7 +88,7 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
 
 def _credentials(where: str, reason: str) -> str:
     """Return the option that would help, to be pasted, with the bucket or server in it."""
-    if WITHOUT in reason:  # that it is asked for anonymously has been said
+    if WITHOUT in reason:  # the hint says so already
         return ""
     place = place_of(where.partition(" [")[0]) if where else "s3://BUCKET/"
     if place is None:  # a local file
@@ -140,7 +140,7 @@ def blame(key: str, error: Exception) -> Exception:
 
 def source_failed(source: object, error: Exception) -> SourceNotReachable:
     """Return what it means that ``source``, a URL or one in memory, cannot be opened."""
-    reason = said(error, source if isinstance(source, str) else "", of_source=True)
+    reason = explain(error, source if isinstance(source, str) else "", of_source=True)
     return SourceNotReachable(f"{source} cannot be opened: {reason}")
 
 
@@ -160,6 +160,6 @@ def too_large(where: str, most: int) -> str:
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
-    named = ReferenceNotReachable(key, where, said(error, where))
+    named = ReferenceNotReachable(key, where, explain(error, where))
     named.__cause__ = told_cause(error)
     return named

@@ -32,9 +32,9 @@ NEAREST = 4  # of the blocks that begin before a range, those that are looked at
 
 
 class Reader(msgspec.Struct, eq=False):
-    """Somebody who waits for ``span``; errors name ``key``, or are set as they are where it is None.
+    """A future of the bytes of ``span``. Errors name ``key``; if that is None, they are set as they are.
 
-    Of an object whose length is not known they take ``most`` bytes, if that is given: more is an error.
+    If the object's length is not known, more than ``most`` bytes of it are an error.
     """
 
     key: str | None
@@ -92,7 +92,7 @@ class Fetcher:
         self.requests.pump()
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
-        """Fetch the first bytes of ``spans`` before it is known what will be read, and keep them until `release`."""
+        """Fetch the first bytes of ``spans`` before it is known which are read, and keep them until `release`."""
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
@@ -123,9 +123,9 @@ class Fetcher:
         return any(block is not None and block.data is None for _, _, block in self._known.cover(span))
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Expect no read of ``spans`` any more, and do not begin to fetch them; with ``stop``, break off what is.
+        """Expect no read of ``spans`` any more, and begin no request for them.
 
-        Else that runs to its end, for nobody: a request that is broken off costs its connection.
+        Requests under way are broken off only with ``stop``: one that is broken off costs its connection.
         """
         for span in spans:
             for first, last, block in self._known.cover(span):
@@ -143,7 +143,7 @@ class Fetcher:
         self.requests.pump()
 
     def drop_unread(self) -> None:
-        """Let go of everything that nobody waits for, fetched or not."""
+        """Forget everything that no reader waits for, fetched or not."""
         for block in [block for block in self._known if not block.begun]:
             self._waste(block)
             if not block.readers:
@@ -169,7 +169,7 @@ class Fetcher:
     # ------------------------------------------------------------------ readers
 
     def _begin_reader(self, reader: Reader) -> list[tuple[Span, Reader | None]]:
-        """Have ``reader`` wait for what is known of its range; return the rest, which is to be fetched."""
+        """Have ``reader`` wait for the blocks that have parts of its range; return the parts that are to be fetched."""
         span = reader.span
         if (span.size or 0) > LARGE:
             try:
@@ -201,7 +201,7 @@ class Fetcher:
             self._give(reader, block, start, stop)
             self._settle(block)
             return
-        if not block.readers and block.state == QUEUED:  # what was for later is urgent now
+        if not block.readers and block.state == QUEUED:  # it was queued for later, and is urgent now
             block.host.urgent.append(block)
         reader.blocks.append(block)
         block.readers.append((reader, start, stop))
@@ -337,7 +337,7 @@ class Fetcher:
         self._settle(block)
 
     def _measure(self, block: Block, size: int) -> None:
-        """Set the end of ``block``, which was not known; who reads beyond it gets a request of his own."""
+        """Set the end of ``block``, which was not known; ask again for what readers expected beyond it."""
         end = block.span.start + size
         block.span = _part(block.span, block.span.start, end)
         self._ask_again([reader for reader, _, stop in block.readers if stop > end])
@@ -345,7 +345,7 @@ class Fetcher:
             del block.expected[piece]
 
     def _ask_again(self, readers: Iterable[Reader]) -> None:
-        """Request what ``readers`` wait for, of each by itself."""
+        """Request the ranges of ``readers``, each by itself."""
         alone: dict[Span, list[Reader]] = {}
         for reader in readers:
             self._leave(reader)
@@ -358,7 +358,7 @@ class Fetcher:
             self._fetch([(span, reader) for reader in some])
 
     def failed(self, block: Block, error: Exception) -> None:
-        """Tell those who wait for ``block``; or ask again, if it may be the fault of what they do not want."""
+        """Tell the readers of ``block``; or ask again, if bytes that they do not want may have been the reason."""
         readers = [reader for reader, _, _ in block.readers]
         is_merged = {(start, stop) for _, start, stop in block.readers} != {(block.span.start, block.span.stop)}
         is_more_than_wanted = block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
@@ -373,7 +373,7 @@ class Fetcher:
 
 
 class BlockIndex:
-    """The blocks that readers may join, found by what they have."""
+    """The blocks that readers may join, found by their ranges."""
 
     def __init__(self) -> None:
         self._blocks: dict[Hashable, list[Block]] = {}  # ascending, of each object
@@ -387,11 +387,11 @@ class BlockIndex:
         blocks.insert(bisect_right(blocks, block.span.start, key=_START), block)
 
     def take(self, block: Block) -> None:
-        of = _object(block.span)
-        blocks = self._blocks[of]
+        which = _object(block.span)
+        blocks = self._blocks[which]
         del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
-            del self._blocks[of]
+            del self._blocks[which]
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
         """Yield the parts of ``span``, each with a block that has it, or None; the nearest blocks alone are tried."""
@@ -417,7 +417,7 @@ _STOP: Callable[[Block], Any] = attrgetter("span.stop")
 
 
 def _object(span: Span) -> Hashable:
-    """Return what tells the object of ``span``: ranges of different versions of one are never one request."""
+    """Return the object of ``span`` and its version: ranges of different versions are never one request."""
     return span.url, span.pin, span.origin
 
 

@@ -1,8 +1,7 @@
-"""Loads that are worth care: decoded off the event loop, piece by piece, and found again in the index cache.
+"""Loads indexes: large ones are decoded in threads, piece by piece, and kept in the index cache.
 
-An index of any kind is decoded in a thread if its bytes are many. One that has a `Decoder` is moreover read piece by
-piece, so that its source is never whole in memory. One that can be packed is looked for in the `IndexCache` first, and
-put there afterwards.
+An index with a `Decoder` is read piece by piece, so that its source is never whole in memory. One that can be packed is
+looked for in the `IndexCache` first, and put there afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from refshard_fs.reading.failures import describe, too_large
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, TooLarge
 
-MANY: Final = 1 << 20  # bytes that take too long to decode on an event loop
+MANY: Final = 1 << 20  # bytes; more take too long to decode on an event loop
 PIECE: Final = 1 << 21  # bytes of a local source at a time,
 REMOTE_PIECE: Final = 1 << 26  # and of others, where each request has its price
 WORTH_A_LOOK: Final = 1 << 18  # bytes of a source that may be in the cache,
@@ -220,8 +219,8 @@ class Answers:
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the answer to ``need``; None if it is not known, or its object is another one by now.
 
-        Where that cannot be told without a request, the object is held to be the one it was: if it is not, the next
-        read of it is `TargetChanged`. A document that is read as a whole has no next read: it is `doubtful`.
+        Where only a request could tell, the object is taken to be unchanged: if it is not, the next read of it is
+        `TargetChanged`. A document that is read as a whole has no next read: it is `doubtful`.
         """
         if isinstance(need, Stat) and need.fresh:
             return None

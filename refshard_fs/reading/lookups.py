@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
@@ -156,9 +157,8 @@ class Lookups:
                             return known.value
                 try:
                     with naming(entry):
-                        value, weight = await load(
-                            need, self._document, self._answers.keep, lambda of: sized(of, self.pool)
-                        )
+                        size = partial(sized, pool=self.pool)
+                        value, weight = await load(need, self._document, self._answers.keep, size)
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None

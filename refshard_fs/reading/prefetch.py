@@ -67,7 +67,7 @@ class Ahead:
         self._watch: asyncio.TimerHandle | None = None
 
     async def _find(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Span | None]:
-        """Return where ``keys`` lie; None where there is nothing to fetch: errors are for those who read the key."""
+        """Return where ``keys`` lie; None where there is nothing to fetch. Whoever reads a key meets its error."""
         entries = await self._lookups.find_all(keyspace, keys)
         return [e if isinstance(e, Span) and e.size and not self._near(e) else None for e in entries]
 
@@ -79,10 +79,10 @@ class Ahead:
         """
         begun: list[Block] = []
         if len(keys) >= MANY:
-            (found,) = await self._lookups.run_all([keyspace.full_shards(keys)])
-            if not isinstance(found, Exception):  # an error is told to whoever reads the key
-                shared = Counter(span.url for span in found)
-                begun = self._fetcher.begin(span for span in found if shared[span.url] == 1 and not self._near(span))
+            (shards,) = await self._lookups.run_all([keyspace.full_shards(keys)])
+            if not isinstance(shards, Exception):  # whoever reads the key meets the error again
+                shared = Counter(span.url for span in shards)
+                begun = self._fetcher.begin(span for span in shards if shared[span.url] == 1 and not self._near(span))
         try:
             yield
         finally:
@@ -113,7 +113,7 @@ class Ahead:
                 self._follow(array, numbers, late=array in late)
 
     def give_up(self) -> None:
-        """Stop all guesses under way: whoever was reading reads no more."""
+        """Stop all guesses under way: the reader has stopped."""
         for array in self._arrays.values():
             array.policy.forget()
             self._fetcher.drop(filter(None, array.issued.values()), stop=True)
@@ -243,7 +243,7 @@ class Ahead:
         self._fetcher.drop_unread()
 
 
-def _drop_unread(of: weakref.ref[Ahead], progress: int) -> None:
-    ahead = of()
+def _drop_unread(ahead_ref: weakref.ref[Ahead], progress: int) -> None:
+    ahead = ahead_ref()
     if ahead is not None:
         ahead.drop_unread(progress)

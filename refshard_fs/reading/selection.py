@@ -1,8 +1,8 @@
-"""A whole selection of chunks read at once: each is handed on as its bytes come, within bounds of memory.
+"""Reads all chunks of a selection at once, within a bound of memory, and passes each on as soon as its bytes come.
 
-All keys are given to the engine together, so that they are looked up in rounds and fetched in few requests. What needs
-no event loop (local files, memory, inline data) is read in threads. The caller decodes: on the event loop, where that
-is Python's own work, or in threads beside the receiving, where a codec lets go of the interpreter's lock.
+The engine is given all keys together, so that they are looked up in rounds and fetched in few requests. What needs no
+event loop (local files, memory, inline data) is read in threads. The caller decodes: on the event loop, or, where a
+codec releases the GIL, in threads while other chunks arrive.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ Take = Callable[[int, bytes | None], object]
 
 WORKERS: Final = os.cpu_count() or 1  # threads that decode at a time
 KEYS: Final = 4096  # look-ups in memory between two turns of the event loop: some ten milliseconds
-ANSWER: Final = 2 * MIB  # an answer is in memory twice while it is joined of its parts, and cut into its chunks
-SHARE: Final = 4  # a quarter of the memory has to be free before more is asked for, so that requests stay large
+ANSWER: Final = 2 * MIB  # an answer is in memory twice while its parts are joined, and while it is cut into chunks
+SHARE: Final = 4  # more is asked for when a quarter of the memory is free: then requests are large
 
 
 class Together:
-    """Selections that are read together: as many at a time as have room for all of their chunks, at least one.
+    """Lets as many selections of one `load` be read at a time as have room for all of their chunks; at least one.
 
-    Else each of them would have a chunk in memory, however little there is. On one event loop.
+    A selection may have one chunk in memory however little there is, so without this thirty would have thirty. Belongs
+    to one event loop.
     """
 
     def __init__(self) -> None:
@@ -43,14 +44,14 @@ class Together:
 
     @contextlib.asynccontextmanager
     async def room(self, memory: SharedMemory, size: int) -> AsyncGenerator[None, None]:
-        """Wait until there is room for ``size`` bytes in ``memory``, and have it."""
+        """Wait until there is room for ``size`` bytes in ``memory``, and reserve it."""
         size = min(size, memory.memory)
         while self._used[memory] + size > memory.memory:
             await self._changed.wait()
         self._used[memory] += size
         try:
             yield
-        finally:  # without a wait: a second cancellation must not keep the others asleep
+        finally:  # nothing is awaited here: a second cancellation could leave the others waiting
             self._used[memory] -= size
             self._changed.set()
             self._changed.clear()
@@ -60,7 +61,7 @@ TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # 
 
 
 def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
-    """Hand on one chunk; what goes wrong with it names its key."""
+    """Pass one chunk to ``take``; an error names its key."""
     try:
         take(number, data)
     except Exception as e:
@@ -74,17 +75,17 @@ class _Chunk(NamedTuple):
     number: int
     request: Request
     entry: Entry | None
-    weight: int  # bytes that it takes in memory until it is decoded
-    is_near: bool = False  # it needs no event loop: the thread that decodes it reads it, too
+    weight: int  # bytes of memory to reserve until it is decoded
+    is_near: bool = False  # it needs no event loop: the thread that decodes it reads it as well
 
 
 class SelectionRead:
-    """One selection that is read: ``take(number, data)`` is called once for each key, in the order of their arrival.
+    """Reads one selection: ``take(number, data)`` is called once for each key, in the order of their arrival.
 
-    ``chunk_size`` is what a chunk is taken to need where its size is not known, in bytes. What is under way, or waits
-    to be decoded, is within the ``memory`` of all selections; one chunk may always be. With ``threads``, ``take`` is
-    called in threads, for several chunks at a time. The first error ends the read, and what is under way for it; it
-    names its key.
+    ``chunk_size`` is the size, in bytes, of chunks whose own size is not known. Chunks that are under way or wait to be
+    decoded are within the ``memory`` of all selections, but for one chunk, which is always read. With ``threads``,
+    ``take`` is called in threads, for several chunks at a time. The first error, which names its key, ends the read and
+    its requests.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class SelectionRead:
         self._far: deque[_Chunk] = deque()  # not asked for yet
         self._asked: dict[asyncio.Future[bytes], _Chunk] = {}
         self._ready: deque[tuple[_Chunk, bytes | None]] = deque()  # for threads
-        self._arrived = self._ready if threads else deque()
+        self._arrived = self._ready if threads else deque()  # for whoever decodes
         self._jobs: set[asyncio.Future[None]] = set()  # in threads
         self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
         self._error: BaseException | None = None  # the first one
@@ -115,7 +116,7 @@ class SelectionRead:
         self._woken = asyncio.Event()
 
     async def run(self, keys: Sequence[str]) -> None:
-        """Read and decode ``keys``: near chunks are ready for a thread at once, far ones when their bytes have come."""
+        """Read and decode ``keys``."""
         for number, key in enumerate(keys):
             if number % KEYS == KEYS - 1:
                 await asyncio.sleep(0)
@@ -149,7 +150,7 @@ class SelectionRead:
             self._far.append(chunk)
 
     def _go_on(self) -> None:
-        """Decode what the event loop is to decode, ask for as much as there is memory for, and start threads."""
+        """Decode what threads do not, ask for as many chunks as there is memory for, and start threads."""
         if self._error is not None:
             raise self._error
         while self._arrived and not self._threads:
@@ -180,13 +181,13 @@ class SelectionRead:
         self._stop(None if job.cancelled() else job.exception())  # asyncio logs errors that nobody asks for
 
     def _stop(self, error: BaseException | None) -> None:
-        """Wake the reader; an error is the end."""
+        """Have `run` go on; after an error, end it."""
         self._error = self._error or error
         self._is_over = self._is_over or error is not None
         self._woken.set()
 
     def _work(self) -> None:
-        """Read near chunks and decode, in a thread, until nothing is ready or it is time to make room for more."""
+        """Read near chunks and decode, in a thread, until none is ready or a share of memory can be given back."""
         done = 0
         while done <= self._share.most // SHARE and not self._is_over:
             try:
@@ -197,9 +198,9 @@ class SelectionRead:
         self._decoded.append(done)
 
     def _finish(self, chunk: _Chunk, data: bytes | None) -> int:
-        """Hand on one chunk, and return how many bytes of the memory it took until then."""
+        """Pass one chunk to ``take``, and return how many bytes of memory were reserved for it."""
         if chunk.is_near and chunk.entry is not None:
-            with contextlib.suppress(FileNotFoundError):  # the object would be the key, and is not there
+            with contextlib.suppress(FileNotFoundError):  # of a hierarchy: the key does not exist
                 data = self._immediate.take(chunk.request, chunk.entry)
                 if data is None:  # it took an event loop after all
                     self._loop.call_soon_threadsafe(self._far.append, chunk._replace(is_near=False))

@@ -172,12 +172,13 @@ async def read_answer(
     """
     headers, status = response.headers, response.status
     encoding = headers.get("content-encoding", "")
-    told = ", ".join(dict.fromkeys(headers.getall("content-range", ())))
+    content_range = ", ".join(dict.fromkeys(headers.getall("content-range", ())))
     unasked = 0
-    if status == 206 or (status == 200 and told and not _is_whole(told, response.content_length)):
+    is_part = content_range and not _is_whole(content_range, response.content_length)
+    if status == 206 or (status == 200 and is_part):
         if encoding not in _IDENTITY:
             raise Unfit("the answer is a range of the compressed object, though the plain one was asked for")
-        length, total = _placed(told, response.content_length, start, stop)
+        length, total = _placed(content_range, response.content_length, start, stop)
         check_size(length, most)
         data = await _body(response, length + 1)  # of a longer one, hardly more than that is read
         if len(data) > length:

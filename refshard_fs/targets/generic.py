@@ -32,7 +32,7 @@ T = TypeVar("T")
 THREADS = 16
 RECENT = 1.0  # seconds for which an object's size is taken as told: a shard's end and its start are read together
 
-# One connection, one file position or one cache of theirs serves all callers: two threads at once would mix them up.
+# These have one connection, one file position or one cache for all callers: two threads at once would mix them up.
 _ONE_AT_A_TIME = frozenset(
     ["ftp", "sftp", "ssh", "smb", "git", "cached", "blockcache", "filecache"]
 )  # and archives: handles of one ZipFile mix up their positions in Python 3.12.0-3.12.8 and 3.13.0-3.13.1 (gh-127847)
@@ -40,7 +40,7 @@ _ONE_PER_FILE = "simplecache"  # a second reader would take the file that the fi
 
 
 def turn(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
-    """Return what is to be held while ``fs`` serves ``path``: a lock, if it bears one caller only."""
+    """Return the lock to hold while ``fs`` serves ``path``; none, if it can serve several callers at a time."""
     fs = _innermost(fs)
     per_file = _ONE_PER_FILE in protocols_of(fs)
     if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _bears_one(below):
@@ -49,9 +49,9 @@ def turn(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager
         return contextlib.nullcontext()
     # In the instance itself: those made with equal arguments are equal, and each has a connection of its own.
     # By process: a forked child would wait for threads that it does not have.
-    held = object.__getattribute__(fs, "__dict__")  # fsspec's caches give that of the filesystem below
+    attributes = object.__getattribute__(fs, "__dict__")  # fsspec's caches give that of the filesystem below
     new = [threading.Lock() for _ in range(THREADS if per_file else 1)]
-    locks: list[threading.Lock] = held.setdefault(f"_refshard_locks_{os.getpid()}", new)
+    locks: list[threading.Lock] = attributes.setdefault(f"_refshard_locks_{os.getpid()}", new)
     return locks[hash(path) % len(locks)]
 
 
@@ -67,7 +67,7 @@ def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
 
 
 def _bears_one(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` bears one caller only."""
+    """Whether ``fs`` can serve only one caller at a time."""
     return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
 
 

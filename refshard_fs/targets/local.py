@@ -89,8 +89,8 @@ def sync_file(path: str) -> None:
 OPEN_FILES = 64
 
 
-def _identity(of: os.stat_result) -> tuple[int, int, int]:
-    return of.st_ino, of.st_mtime_ns, of.st_size
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def facts_of(found: os.stat_result) -> Facts:
@@ -269,7 +269,7 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Who holds the lock of a local directory keeps all others out who ask for it.
+# The lock of a local directory, for commits.
 #
 # An advisory lock belongs to an open file, which a forked process has as well: it is given up, not only closed, and the
 # child closes its own at once. So a child that lives on holds no lock of a commit that ended, or of a parent that died.

@@ -182,7 +182,7 @@ class Pool:
         options = portable(given)
         if others := policy.links(url)[1:]:
             given_of = {_protocol_in_chain(link): self._options.given(link) for link in others}
-            joined = options | {name: portable(of) for name, of in given_of.items() if of and name not in options}
+            joined = options | {name: portable(own) for name, own in given_of.items() if own and name not in options}
             if protocol == "zip":
                 return self._member(url, (*token, repr(given_of)), options, joined, rules)
             return self._chain((*token, repr(given_of)), joined, url)
@@ -212,11 +212,11 @@ class Pool:
             return self._chain(token, joined, url)
 
         def opened(_: asyncio.AbstractEventLoop) -> Target:
-            of, given = self._options.named(outer)
-            own = options if len(others) > 1 else options.get(of[-1])
+            which, given = self._options.named(outer)
+            own = options if len(others) > 1 else options.get(which[-1])
             if own:
-                of, given = ("in a chain", repr(own), of[-1]), own
-            place = self._object(outer, _followed(outer, rules), Access.OWN, rules, of, given)
+                which, given = ("in a chain", repr(own), which[-1]), own
+            place = self._object(outer, _followed(outer, rules), Access.OWN, rules, which, given)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()

@@ -35,7 +35,7 @@ from refshard_fs.errors import (
     TargetNotAllowed,
     told,
 )
-from refshard_fs.reading.failures import said
+from refshard_fs.reading.failures import explain
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets import IGNORES_RANGES, Versions
@@ -133,7 +133,7 @@ class Findings:
             case ManifestError():
                 kind, text = "metadata" if kind == "metadata" else "reference", str(error)
             case _:
-                text = said(error, url)
+                text = explain(error, url)
         self.add("error", kind, key, url, text)
 
     def add(self, severity: Severity, kind: str, key: str = "", url: str = "", text: str = "") -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
-from refshard_fs.reading.failures import said
+from refshard_fs.reading.failures import explain
 from refshard_fs.targets import answer
 from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denied, HttpStatus, Incomplete, Unreadable
 from tests.servers.http import RangeServer
@@ -63,17 +63,17 @@ def test_a_protocol_that_nobody_knows() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_to_do_is_said(error: Exception, words: str) -> None:
-    assert words in said(error)
+    assert words in explain(error)
 
 
 def test_where_there_is_nothing_to_do_only_the_reason_is_said() -> None:
-    assert said(HttpStatus(500)) == "HTTP 500 Internal Server Error"
-    assert said(Incomplete("the answer ended")) == "the answer ended"
-    assert said(KeyError("x")) == "KeyError: 'x'"
+    assert explain(HttpStatus(500)) == "HTTP 500 Internal Server Error"
+    assert explain(Incomplete("the answer ended")) == "the answer ended"
+    assert explain(KeyError("x")) == "KeyError: 'x'"
 
 
 def test_the_line_to_paste_is_the_same_for_the_source_and_for_its_targets() -> None:
-    assert said(Denied(403), "s3://b/x", of_source=True) == said(Denied(403), "s3://b/x")
+    assert explain(Denied(403), "s3://b/x", of_source=True) == explain(Denied(403), "s3://b/x")
 
 
 def test_a_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path) -> None:
@@ -110,24 +110,24 @@ def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: py
 
 
 def test_a_refused_access_says_the_line_to_paste() -> None:
-    assert "options={'s3://pub/': {'anon': True}}" in said(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
-    assert "options={'https://h:8/': {'headers': {...}}}" in said(Denied(401), "https://h:8/a/x")
-    assert "options={'s3://b/': {'anon': True}}" in said(Denied(403), "zip://a::s3://b/x.zip")
-    assert "options={'s3://pub/': {'anon': True}}" in said(Denied(403), "s3://pub/refs.json", of_source=True)
-    assert "`ls -l`" in said(PermissionError("no"), "/data/x [0:1]")
+    assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
+    assert "options={'https://h:8/': {'headers': {...}}}" in explain(Denied(401), "https://h:8/a/x")
+    assert "options={'s3://b/': {'anon': True}}" in explain(Denied(403), "zip://a::s3://b/x.zip")
+    assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403), "s3://pub/refs.json", of_source=True)
+    assert "`ls -l`" in explain(PermissionError("no"), "/data/x [0:1]")
 
 
 def test_who_asked_without_credentials_is_not_told_to() -> None:
     error = Denied(403, "AccessDenied")
     error.add_note(f"it was asked for {WITHOUT}, as its options say")
-    assert "'anon'" not in said(error, "s3://pub/a/x")
+    assert "'anon'" not in explain(error, "s3://pub/a/x")
 
 
 def test_what_is_public_is_opened_as_its_protocol_says() -> None:
-    assert "options={'gs://b/': {'token': 'anon'}}" in said(Denied(403), "gs://b/x")
-    assert said(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
+    assert "options={'gs://b/': {'token': 'anon'}}" in explain(Denied(403), "gs://b/x")
+    assert explain(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
 
 
 def test_an_expired_signature_is_said_to_be_one() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
-    assert "signed for a time that is over" in said(answer._failure(403, {}, text), "https://h/x")
+    assert "signed for a time that is over" in explain(answer._failure(403, {}, text), "https://h/x")
