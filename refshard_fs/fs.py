@@ -106,8 +106,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     max_gap:
         Ranges of one target are merged over gaps of up to that many bytes (negative: never).
     max_block:
-        Ranges are merged into requests of up to that many bytes. From servers that are known to be slow, a few
-        megabytes come in up to 16 requests of at least 512 KiB.
+        Ranges are merged into requests of up to that many bytes. A longer range is read in several requests of about
+        that size, but of a mebibyte at least.
     retries:
         Further tries of a request that fails for a passing reason.
     timeout:
@@ -120,6 +120,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
         filesystem in a process (pickles, zarr's asynchronous one) together, whatever event loops they read on. The
         chunks of selections that zarr reads, from being asked for until they are decoded, have as much for themselves.
+        A whole object of unknown size is read whatever its size is; over HTTP and from S3, up to 8 GiB.
     concurrency:
         Requests that these may have under way to one host at a time; fewer are where answers come at once.
     block_cache:

@@ -69,15 +69,10 @@ class Immediate:
             self._stats.add_read(len(data))
         return data
 
-    def blocks(self, entry: Entry) -> bool:
-        """Whether `take` would keep an event loop from its other work: then a thread is to call it."""
-        if isinstance(entry, Inline) or not (self._slow_reads > 1 or (entry.size or 0) > LARGE):
-            return False
-        return self.has(entry)
-
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
-        """Return the same as `take`, from a thread where that would block."""
-        if self.blocks(entry):
+        """Return the same as `take`, from a thread where that would keep the event loop from its other work."""
+        is_slow = self._slow_reads > 1 or (entry.size or 0) > LARGE
+        if is_slow and not isinstance(entry, Inline) and self.has(entry):
             return await asyncio.to_thread(self.take, request, entry)
         return self.take(request, entry)
 

@@ -30,7 +30,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 THREADS = 16
-RECENT = 1.0  # seconds for which an object's size is taken as told: a shard's end and its start are read together
+RECENT = 1.0  # seconds for which the size of an object is remembered: a shard's end and start are read together
 
 # These have one connection, one file position or one cache for all callers: two threads at once would mix them up.
 _ONE_AT_A_TIME = frozenset(

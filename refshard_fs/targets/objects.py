@@ -171,7 +171,7 @@ class Objects:
                     head = fs.call_s3("head_object", Bucket=bucket, Key=key)
                     return Facts(head["ContentLength"], head.get("ETag"))
             fs.invalidate_cache()
-            return _told(fs.info(path))
+            return _facts_in(fs.info(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -183,10 +183,10 @@ class Objects:
             if is_s3fs(fs):
                 data, facts = sync(fs.loop, _fetch_s3, fs, path)
             else:
-                told = self.facts(name)
-                if told is None:
+                found = self.facts(name)
+                if found is None:
                     return None
-                data, facts = _fetch(fs, path, told), told
+                data, facts = _fetch(fs, path, found), found
         except (FileNotFoundError, NotADirectoryError):
             return None
         if facts.size is not None and len(data) != facts.size:
@@ -205,8 +205,8 @@ class Objects:
         return {paths[path]: data for path, data in found.items()}
 
     @os_errors()
-    def found(self, below: str) -> dict[str, Facts]:
-        """Return all objects below the directory ``below`` (empty: all there are), by name, as listings tell them.
+    def find(self, below: str) -> dict[str, Facts]:
+        """Return all objects below the directory ``below`` (empty: all there are), by name, as listings describe them.
 
         Drafts of killed writers are not among them.
         """
@@ -218,7 +218,7 @@ class Objects:
             return {}
         stem = len(root) + 1
         objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
-        return {path[stem:]: _told(info) for path, info in sorted(objects) if not is_draft(path)}
+        return {path[stem:]: _facts_in(info) for path, info in sorted(objects) if not is_draft(path)}
 
     def names(self) -> list[str]:
         """Return the names directly below the URL; none where it does not exist. FileExistsError if it is a file."""
@@ -584,7 +584,7 @@ def _status(error: Exception) -> int | None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Filesystems and what they tell.
+# Filesystems and their descriptions of objects.
 
 
 def _opened(url: str, given: Given) -> tuple[AbstractFileSystem, str]:
@@ -601,6 +601,6 @@ def _opened(url: str, given: Given) -> tuple[AbstractFileSystem, str]:
     return fs, path
 
 
-def _told(info: Mapping[str, Any]) -> Facts:
-    """Return what fsspec's description of an object tells of its version."""
+def _facts_in(info: Mapping[str, Any]) -> Facts:
+    """Return the size and version in fsspec's description of an object."""
     return Facts(info.get("size"), *version_in(info))

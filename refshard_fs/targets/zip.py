@@ -8,6 +8,7 @@ are asked for. What is refused here for reasons that do not make it wrong is lef
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from refshard_fs.targets.generic import in_thread, once
 from refshard_fs.targets.versioned import VersionedObject
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
 
 # Bytes of inflated members that an event loop holds for further reads of their parts: without, each read of a part
 # fetches and inflates the whole member again. A member that has more is read by fsspec, as a stream.
@@ -38,15 +40,38 @@ class InflatedMembers:
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[tuple[str, str, int], asyncio.Task[Answer]] = OrderedDict()
+        self._size = 0  # bytes of all of them
 
     def get(self, archive: str, member: str, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
         """Return a member of ``size`` bytes: as it is held, or as ``inflate`` returns it."""
         which = archive, member, size
+        self._size += 0 if which in self._tasks else size
         found = once(self._tasks, which, inflate)
         self._tasks.move_to_end(which)
-        while len(self._tasks) > 1 and sum(size for _, _, size in self._tasks) > MOST_INFLATED:
-            self._tasks.popitem(last=False)
+        while len(self._tasks) > 1 and self._size > MOST_INFLATED:
+            (_, _, dropped), _ = self._tasks.popitem(last=False)
+            self._size -= dropped
         return found
+
+
+def _or_theirs(method: M) -> M:
+    """Have fsspec's filesystem of archives answer, if there is one, where ``method`` refuses an archive or a member."""
+
+    @functools.wraps(method)
+    async def answer(self: ZipTarget, path: str, *given: Any, **named: Any) -> Any:
+        try:
+            return await method(self, path, *given, **named)
+        except ManifestError as refusal:
+            if self._theirs is None:
+                raise
+            try:
+                return await getattr(self._theirs, method.__name__)(_link(path), *given, **named)
+            except ABSENT:
+                raise
+            except Exception:  # noqa: BLE001  # of theirs, which says less than ours
+                raise refusal from None
+
+    return answer  # type: ignore[return-value]  # it takes and returns the same
 
 
 class ZipTarget(Target):
@@ -67,53 +92,24 @@ class ZipTarget(Target):
         self._opened: dict[str, asyncio.Task[tuple[ZipKeySpace, Facts]]] = {}
         self._entries: dict[str, asyncio.Task[Entry | None]] = {}
 
-    async def read(
-        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
-    ) -> Answer:
-        answer: Answer = await self._ours_first("read", path, start, stop, None, most)
-        return answer
-
-    async def facts(self, path: str) -> Facts:
-        facts: Facts = await self._ours_first("facts", path)
-        return facts
-
-    async def current_facts(self, path: str) -> Facts:
-        facts: Facts = await self._ours_first("current_facts", path)
-        return facts
-
-    async def names(self, path: str) -> tuple[Listed, ...] | None:
-        names: tuple[Listed, ...] | None = await self._ours_first("names", path)
-        return names
-
     async def close(self) -> None:
         for task in (*self._opened.values(), *self._entries.values()):
             task.cancel()
         if self._theirs is not None:
             await self._theirs.close()
 
-    async def _ours_first(self, name: str, path: str, *given: Any) -> Any:
-        """Return what our own method returns; where the archive, or the member, is refused, what fsspec's does."""
-        try:
-            return await getattr(self, f"_{name}")(path, *given)
-        except ManifestError as refusal:
-            if self._theirs is None:
-                raise
-            try:
-                return await getattr(self._theirs, name)(_link(path), *given)
-            except ABSENT:
-                raise
-            except Exception:  # noqa: BLE001  # of theirs, which says less than ours
-                raise refusal from None
-
-    async def _facts(self, path: str) -> Facts:
+    @_or_theirs
+    async def facts(self, path: str) -> Facts:
         member, _, opened = await self._find(path)
         return _of_member(member, opened)
 
-    async def _current_facts(self, path: str) -> Facts:
+    @_or_theirs
+    async def current_facts(self, path: str) -> Facts:
         member, _, _ = await self._find(path)
         return _of_member(member, await self._archive.target.current_facts(self._path))
 
-    async def _names(self, path: str) -> tuple[Listed, ...]:
+    @_or_theirs
+    async def names(self, path: str) -> tuple[Listed, ...]:
         keyspace, _ = await self._open()
         name = _member_of(path)
         found = await self._run(keyspace.children(name))
@@ -183,7 +179,10 @@ class ZipTarget(Target):
 
     # ------------------------------------------------------------------ the bytes of a member
 
-    async def _read(self, path: str, start: int, stop: int | None, _: str | None, most: int | None) -> Answer:
+    @_or_theirs
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
         member, entry, opened = await self._find(path)
         begin, end = clamp(start, stop, member.size)
         is_whole = end - begin == member.size

@@ -257,7 +257,7 @@ class HierarchyCommit:
         """Remove what is stored where arrays are to grow, and was not put: a commit that was cut short left it."""
         for grown in plan.grown:
             few = grown.added <= LISTED_FROM
-            found = grown.names() if few else filter(grown.has, self._objects.found(grown.path))
+            found = grown.names() if few else filter(grown.has, self._objects.find(grown.path))
             with ThreadPoolExecutor(WORKERS) as pool:
                 list(pool.map(self._objects.remove, [name for name in found if name not in self._put]))
 
@@ -265,9 +265,9 @@ class HierarchyCommit:
         """Return the objects that the commit removes, and their versions as far as listings tell."""
         found: dict[str, Facts | None] = dict.fromkeys(plan.removed)
         for prefix in plan.prefixes:
-            found |= {name: facts for name, facts in self._objects.found(prefix).items() if is_within(name, prefix)}
+            found |= {name: facts for name, facts in self._objects.find(prefix).items() if is_within(name, prefix)}
         for path in plan.replaced:
-            found |= {name: facts for name, facts in self._objects.found(path).items() if not is_metadata(name)}
+            found |= {name: facts for name, facts in self._objects.find(path).items() if not is_metadata(name)}
         put = {*plan.names()}
         return {name: facts for name, facts in found.items() if name not in put}
 

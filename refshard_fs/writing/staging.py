@@ -98,7 +98,7 @@ def clear(overlay: Overlay, store: Objects) -> None:
 
 
 def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
-    for name, facts in store.found(overlay.id).items():
+    for name, facts in store.find(overlay.id).items():
         match = _NAME.fullmatch(name)
         if match is not None:
             writer, seen, number, kind, quoted = match.groups()

@@ -60,9 +60,9 @@ def test_names_that_look_like_patterns_are_names(make: Make) -> None:
         objects.put(name, [name.encode()])
     assert objects.read(["T [K]/0", "T K/1"]) == {"T [K]/0": b"T [K]/0", "T K/1": b"T K/1"}
     objects.remove_all(["T [K]/0", "T [K]/none", "T K/1"])
-    assert sorted(objects.found("")) == ["T K/0", "T [K]/1"]
+    assert sorted(objects.find("")) == ["T K/0", "T [K]/1"]
     objects.remove_all(["T [K]/0"])
-    assert sorted(objects.found("")) == ["T K/0", "T [K]/1"]
+    assert sorted(objects.find("")) == ["T K/0", "T [K]/1"]
 
 
 def test_parts_are_put_one_after_the_other(make: Make) -> None:
@@ -72,8 +72,8 @@ def test_parts_are_put_one_after_the_other(make: Make) -> None:
     objects.put("a/c/0", [b"anew"])
     assert held(make(), "a/c/0") == b"anew"
     assert held(objects, "a/c/1") is None
-    assert list(objects.found("")) == list(objects.found("a")) == ["a/c/0"]
-    assert objects.found("b") == {}
+    assert list(objects.find("")) == list(objects.find("a")) == ["a/c/0"]
+    assert objects.find("b") == {}
 
 
 def test_large_objects_are_whole(make: Make) -> None:
@@ -137,7 +137,7 @@ def test_directories_are_no_objects(make: Make) -> None:
     objects = make()
     objects.put("a/c/0", [b"first"])
     objects.remove("a/c/0")
-    assert objects.found("a") == objects.found("a/c") == {}
+    assert objects.find("a") == objects.find("a/c") == {}
 
 
 def lock_at_once(path: Path) -> None:
