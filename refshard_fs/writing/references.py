@@ -12,6 +12,8 @@ from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.references.values import decode, from_base64, spelled
 
+_NO_EDITS: Final = Edits()
+
 
 class WritableReferences(MutableMapping[str, Any]):
     """Key → text, bytes or ``[url, offset, length]``: the references of a filesystem, with uncommitted writes.
@@ -30,7 +32,7 @@ class WritableReferences(MutableMapping[str, Any]):
 
     def _edits(self) -> Edits:
         overlay = self._fs._session.options.overlay
-        return Edits() if overlay is None else overlay.edits
+        return _NO_EDITS if overlay is None else overlay.edits
 
     def __getitem__(self, key: str) -> Any:
         edit = self._edits().get(key)
