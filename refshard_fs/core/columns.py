@@ -220,7 +220,8 @@ class ChunkTable:
 # Many texts: a sequence that costs its bytes and eight more for each.
 
 
-_NONE = np.uint64(1 << 63)  # set in the end of a text that is None
+_NONE = np.uint64(1 << 63)  # set in the end of a text that is None,
+_NO_TEXT = b"\xff"  # which is spelled so, as nothing in UTF-8 is
 
 
 class Texts(Sequence[str | None]):
@@ -235,12 +236,17 @@ class Texts(Sequence[str | None]):
     @classmethod
     def of(cls, texts: Iterable[str | bytes | None]) -> Texts:
         """Return the sequence of ``texts``; bytes are in UTF-8 (half surrogate pairs allowed)."""
-        texts = list(texts)
-        given = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text or b"" for text in texts]
+        spelled = (_NO_TEXT if text is None else text for text in texts)
+        given = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in spelled]
         ends = np.cumsum(np.fromiter(map(len, given), np.uint64, len(given)), dtype=np.uint64)
-        if None in texts:
-            ends[[i for i, text in enumerate(texts) if text is None]] |= _NONE
+        if _NO_TEXT in given:
+            ends[[text == _NO_TEXT for text in given]] |= _NONE
         return cls(np.frombuffer(b"".join(given), np.uint8), ends)
+
+    @classmethod
+    def of_pieces(cls, pieces: bytes, sizes: npt.NDArray[np.int64]) -> Texts:
+        """Return texts of so many bytes each."""
+        return cls(np.frombuffer(pieces, np.uint8), sizes.cumsum().view(np.uint64))
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:
@@ -251,6 +257,20 @@ class Texts(Sequence[str | None]):
             ends.append(part.ends + np.uint64(shift))  # which leaves the mark of None where it is
             shift += len(part.data)
         return cls(np.concatenate([np.zeros(0, np.uint8), *(part.data for part in parts)]), np.concatenate(ends))
+
+    def spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where in ``data`` each text begins and ends."""
+        stops = (self.ends & ~_NONE).view(np.int64)
+        return np.concatenate(([0], stops))[:-1], stops
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Texts:
+        """Return the texts that are ``chosen``."""
+        if chosen.all():
+            return self
+        starts, stops = self.spans()
+        sizes = stops - starts
+        ends = sizes[chosen].cumsum().view(np.uint64) | self.ends[chosen] & _NONE
+        return Texts(self.data[chosen.repeat(sizes)], ends)
 
     @property
     def nbytes(self) -> int:

@@ -18,9 +18,9 @@ from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Ro
 from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normalise
 from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
-from refshard_fs.references.json_scan import Members, Urls, scan
+from refshard_fs.references.json_scan import Members, scan
 from refshard_fs.references.key_table import KeyTable, Value
-from refshard_fs.references.pieces import Positions
+from refshard_fs.references.pieces import PAD, Positions, distinct
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, GridReader
 
@@ -46,7 +46,8 @@ class ReferenceBuilder:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._urls: Urls = {}
+        self._urls: list[Texts] = []  # of one block each: a URL has another number in each block that has it
+        self._url_count = 0
         self._read_grid = GridReader(where).grid
         self._grids: dict[str, ChunkGrid] = {}  # of large arrays
         self._grids_seen = 0  # how often they changed
@@ -67,7 +68,7 @@ class ReferenceBuilder:
         Nor is anything taken where there is one of ``others``, keys with a meaning of their own.
         """
         try:
-            found = scan(block, self._urls)
+            found = scan(block)
         except UnicodeDecodeError:
             return False  # a reader of JSON will say what is wrong
         if found is None or any(map(found.keys.has, others)):
@@ -80,7 +81,7 @@ class ReferenceBuilder:
         items = iter(members.items())
         while batch := dict(islice(items, BATCH)):
             regular = {key: value for key, value in batch.items() if type(key) is str and _is_regular(value)}
-            found = _scanned(regular, self._urls) if len(regular) > FEW else None
+            found = _scanned(regular) if len(regular) > FEW else None
             if found is None:
                 self._add_one_by_one(batch)
             else:
@@ -89,26 +90,24 @@ class ReferenceBuilder:
 
     def expand(self, expand: Callable[[str], str]) -> None:
         """Expand the URLs of all members so far that have ``{{`` in them, once each; ManifestError names the key."""
-        if b"{{" not in b"\0".join(filter(None, self._urls)):  # of a million URLs, the usual case
+        if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # of a million URLs, the usual case
             return
-        known: Urls = {}
+        urls = self._merged_urls()
+        known: dict[str | None, int] = {}
         became = []
-        for number, url in enumerate(self._urls):
-            if url is not None and b"{{" in url:
-                text = url.decode("utf-8", "surrogatepass")
+        for number, url in enumerate(urls):
+            if url is not None and "{{" in url:
                 try:
-                    url = expand(text).encode("utf-8", "surrogatepass")
+                    url = expand(url)
                 except ManifestError as e:
                     kind = DivisionByZero if isinstance(e, DivisionByZero) else ManifestError
-                    raise kind(f"{self._key_of(number)!r} of {self._where}: its URL {text!r}: {e}") from e
+                    raise kind(f"{self._key_of(number)!r} of {self._where}: its URL {urls[number]!r}: {e}") from e
             became.append(known.setdefault(url, len(known)))
-        self._urls, numbers = known, np.array(became, np.uint32)
-        for ranges in self._ranges():
-            there = ranges.targets != ABSENT
-            ranges.targets[there] = numbers[ranges.targets[there]]
+        self._renumber(Texts.of(known), np.array(became))
 
     def finish(self) -> ReferenceSet:
         """Return the reference set; the builder is of no use after that."""
+        urls = self._merged_urls()
         if self._unread and self._is_worth_reading():
             for item in sorted(self._kept, key=attrgetter("order")):
                 documents = item.members.keys_in_rows.named(METADATA)
@@ -134,33 +133,32 @@ class ReferenceBuilder:
         keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
             keys = keys.without_rows(keys.rows_of(replaced))
-        return ReferenceSet(Texts.of(self._urls), chunks, keys, where=self._where)
+        return ReferenceSet(urls, chunks, keys, where=self._where)
 
     # ------------------------------------------------------------------ columns
 
     def _add(self, found: Members) -> None:
         """Take the members of a block."""
-        keys, ranges, texts = found
+        keys, ranges, urls, texts = found
         order, count = self._next(), len(keys.starts)
+        self._add_urls(urls, ranges)
         is_text = ranges.targets == ABSENT
         ranges.offsets[is_text] += np.uint64(len(self._texts))
         self._texts += texts
-        documents = [row for row in keys.named(METADATA).tolist() if is_text[row]]
+        documents = keys.named(METADATA)
+        documents = documents[is_text[documents]]
         if self._reads_metadata(count, len(documents)):
-            for row in documents:
+            for row in documents.tolist():
                 start, stop = int(ranges.offsets[row]), int(ranges.offsets[row] + ranges.lengths[row])
                 self._learn(keys.key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
         left = np.arange(count) if is_text.all() else self._place(order, keys, ranges)
         if not len(left):
             return
-        kept = keys if len(left) == count else keys.take(left)
-        spelled, sizes = kept.spelled(), kept.stops - kept.starts
-        is_odd = _may_be_odd(spelled, sizes)
+        kept = (keys if len(left) == count else keys.take(left)).packed()
+        is_odd = _may_be_odd(kept)
         if is_odd:
-            names = [self._checked_key(key).encode("utf-8", "surrogatepass") for key in kept.names()]
-            sizes = np.fromiter(map(len, names), np.int64, len(names))
-            spelled = b"".join([name + b"\0" for name in names])
-        members = KeyTable.of_rows(spelled, sizes, ranges if kept is keys else ranges.take(left), self._texts)
+            kept = Keys.of_names(map(self._checked_key, kept.names()))
+        members = KeyTable.of_keys(kept, ranges if len(left) == count else ranges.take(left), self._texts)
         self._keep(order, members, is_placed=not is_odd and not is_text.all())
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
@@ -232,6 +230,29 @@ class ReferenceBuilder:
 
     # ------------------------------------------------------------------ URLs
 
+    def _add_urls(self, urls: Texts, ranges: Ranges) -> None:
+        """Add the URLs of a block, which its ``ranges`` number from 0 on."""
+        ranges.targets[ranges.targets != ABSENT] += np.uint32(self._url_count)
+        self._urls.append(urls)
+        self._url_count += len(urls)
+
+    def _merged_urls(self) -> Texts:
+        """Return all URLs, each once; all targets become places in it."""
+        if len(self._urls) != 1:
+            urls = Texts.joined(self._urls)
+            starts, stops = urls.spans()
+            is_first, numbers = distinct(b"".join((urls.data, PAD)), starts, stops)
+            self._renumber(urls.where(is_first), numbers)
+        return self._urls[0]
+
+    def _renumber(self, urls: Texts, numbers: Positions) -> None:
+        """Let the target that had the number ``i`` be ``urls[numbers[i]]``."""
+        if len(urls) < len(numbers):
+            became = np.append(numbers, ABSENT).astype(np.uint32)
+            for ranges in self._ranges():
+                became.take(ranges.targets, out=ranges.targets, mode="clip")  # which leaves ABSENT as it is
+        self._urls, self._url_count = [urls], len(urls)
+
     def _ranges(self) -> Iterator[Ranges]:
         for parts in self._parts.values():
             yield from (part.ranges for _, part in parts)
@@ -254,13 +275,14 @@ class ReferenceBuilder:
         if not members:
             return
         found: dict[str, Value] = {}
+        urls: dict[str | None, int] = {}
         documents = []
         for key, value in members.items():
             if not isinstance(key, str):
                 raise ManifestError(f"{self._where}: the key {key!r} is no string")
             name = self._checked_key(key)
             try:
-                found[name] = read = self._value(value)
+                found[name] = read = _value(value, urls)
             except ManifestError as e:
                 raise type(e)(f"{key!r} of {self._where}: {e}") from e
             if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
@@ -270,6 +292,7 @@ class ReferenceBuilder:
             for name in documents:
                 self._learn(name, found[name])
         columns = KeyTable.of_mapping(found)
+        self._add_urls(Texts.of(urls), columns.ranges)
         self._keep(order, self._without_chunks(order, columns) if self._grids else columns)
 
     def _checked_key(self, key: str) -> str:
@@ -278,29 +301,27 @@ class ReferenceBuilder:
         except ValueError as e:
             raise ManifestError(f"{key[:200]!r} of {self._where}: {e}") from e
 
-    def _value(self, value: Any) -> Value:
-        match value:
-            case str():
-                return value
-            case bytes():  # what kerchunk inlines begins so in bytes too; damage shows when it is read, as in text
-                return value.decode("latin-1") if value.startswith(b"base64:") else value
-            case [str() | None as url]:
-                return Row(self._target_of(url), 0, None)
-            case [str() | None as url, offset, length]:
-                return Row(self._target_of(url), _count(offset, "offset"), _count(length, "length"))
-            case [url] | [url, _, _]:
-                raise ManifestError(f"its URL is {url!r}, neither text nor null")
-            case list() | tuple():
-                elements = f"one element or three, [url] or [url, offset, length], not {len(value)}"
-                raise ManifestError(f"a reference has {elements}")
-            case Mapping():
-                return dict(value)
-            case _:
-                raise ManifestError(f"{value!r} is neither data nor a reference")
 
-    def _target_of(self, url: str | None) -> int:
-        encoded = None if url is None else url.encode("utf-8", "surrogatepass")
-        return self._urls.setdefault(encoded, len(self._urls))
+def _value(value: Any, urls: dict[str | None, int]) -> Value:
+    """Return a member's value; its URL gets a number in ``urls``."""
+    match value:
+        case str():
+            return value
+        case bytes():  # what kerchunk inlines begins so in bytes too; damage shows when it is read, as in text
+            return value.decode("latin-1") if value.startswith(b"base64:") else value
+        case [str() | None as url]:
+            return Row(urls.setdefault(url, len(urls)), 0, None)
+        case [str() | None as url, offset, length]:
+            return Row(urls.setdefault(url, len(urls)), _count(offset, "offset"), _count(length, "length"))
+        case [url] | [url, _, _]:
+            raise ManifestError(f"its URL is {url!r}, neither text nor null")
+        case list() | tuple():
+            elements = f"one element or three, [url] or [url, offset, length], not {len(value)}"
+            raise ManifestError(f"a reference has {elements}")
+        case Mapping():
+            return dict(value)
+        case _:
+            raise ManifestError(f"{value!r} is neither data nor a reference")
 
 
 def _is_regular(value: Any) -> bool:
@@ -309,10 +330,10 @@ def _is_regular(value: Any) -> bool:
     return kind is str or ((kind is list or kind is tuple) and len(value) > 0 and type(value[0]) is str)
 
 
-def _scanned(members: Mapping[str, Any], urls: Urls) -> Members | None:
+def _scanned(members: Mapping[str, Any]) -> Members | None:
     """Return members as columns, by way of their JSON; None where they are not that regular."""
     try:
-        return scan(msgspec.json.encode(members)[1:-1], urls)
+        return scan(msgspec.json.encode(members)[1:-1])
     except (TypeError, ValueError, OverflowError):  # reading them one by one will say what is wrong
         return None
 
@@ -323,11 +344,11 @@ def _key(key: str) -> str:
     return check_key(key)
 
 
-def _may_be_odd(keys: bytes, sizes: Positions) -> bool:
-    """Whether one of ``keys``, each of which has a NUL behind it, may have another normal form, or none."""
-    if int(sizes.max()) >= 2 * MOST_STEPS:  # some may be too long
+def _may_be_odd(keys: Keys) -> bool:
+    """Whether one of ``keys``, which follow one another, may have another normal form, or none."""
+    if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may be too long
         return True
-    steps = (b"\0" + keys).replace(b"/", b"\0")
+    steps = (b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0")
     return any(odd in steps for odd in (b"\0\0", b"\0.\0", b"\0..\0", b"\\"))
 
 

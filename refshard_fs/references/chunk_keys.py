@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from refshard_fs.references.pieces import (
     Buffer,
     Positions,
     begins_with,
+    distinct,
     join_pieces,
     numbers_before,
     runs,
@@ -36,9 +37,20 @@ class Keys(NamedTuple):
         stops = (sizes + 1).cumsum() - 1
         return cls(spelled + PAD, stops - sizes, stops)
 
+    @classmethod
+    def of_names(cls, names: Iterable[str]) -> Keys:
+        """Return keys of texts."""
+        encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return cls.of(b"".join([name + b"\0" for name in encoded]), sizes)
+
     def take(self, rows: Any) -> Keys:
         """Return some of the keys."""
         return Keys(self.text, self.starts[rows], self.stops[rows])
+
+    def packed(self) -> Keys:
+        """Return the same keys, one after the other in a text of their own."""
+        return Keys.of(self.spelled(), self.stops - self.starts)
 
     def key(self, row: int) -> str:
         """Return one key."""
@@ -80,18 +92,13 @@ class Keys(NamedTuple):
         slashes = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord("/"))
         last = np.concatenate(([-1], slashes))[slashes.searchsorted(self.stops)]
         ends = np.maximum(last, self.starts)
-        firsts = runs(self.text, self.starts, ends)  # most keys lie in the same directory as the one before
-        spans = zip(self.starts[firsts].tolist(), ends[firsts].tolist(), strict=True)
-        known: dict[bytes, int] = {}
+        begun = runs(self.text, self.starts, ends)  # most keys lie in the same directory as the one before
+        firsts, kinds = distinct(self.text, self.starts[begun], ends[begun])
+        spans = zip(self.starts[begun[firsts]].tolist(), ends[begun[firsts]].tolist(), strict=True)
+        directories = [bytes(self.text[start:stop]).decode("utf-8", "surrogatepass") for start, stop in spans]
         places: dict[str | None, int] = {}
-        codes = []
-        for directory in [bytes(self.text[start:stop]) for start, stop in spans]:
-            code = known.get(directory)
-            if code is None:
-                name = name_of(directory.decode("utf-8", "surrogatepass"))
-                code = known[directory] = places.setdefault(name, len(places))
-            codes.append(code)
-        groups = np.array(codes).repeat(np.diff(firsts, append=len(self.stops)))
+        codes = np.array([places.setdefault(name_of(directory), len(places)) for directory in directories], np.int64)
+        groups = codes[kinds].repeat(np.diff(begun, append=len(self.stops)))
         order = np.argsort(groups, kind="stable")
         return Groups(places, order, groups[order].searchsorted(np.arange(len(places) + 1)).tolist())
 
@@ -136,13 +143,13 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
     if path is not None:  # most blocks of a set are chunks of one array
         prefix = _prefix(path)
         if begins_with(keys.text, keys.starts, prefix).all():
-            numbers = _numbers(keys, len(prefix), grids[path])
+            numbers = chunk_numbers(keys, len(prefix), grids[path])
             if numbers is not None:
                 yield ChunkKeys(path, np.arange(count), numbers)
                 return
     for path, rows in keys.by_directory(lambda directory: nearest(join(directory, "0"), grids)).items():
         some, skipped, grid = keys.take(rows), len(_prefix(path)), grids[path]
-        numbers = _numbers(some, skipped, grid)
+        numbers = chunk_numbers(some, skipped, grid)
         if numbers is None:
             found = [grid.number(tail) for tail in some.names(skipped)]
             rows = rows[[number is not None for number in found]]
@@ -155,7 +162,7 @@ def _prefix(path: str) -> bytes:
     return path.encode("utf-8", "surrogatepass") + b"/" if path else b""
 
 
-def _numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
+def chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
     """Return the numbers of chunks, without the first ``skipped`` bytes of each key; None if one is no chunk."""
     separator = grid.encoding.separator.encode()
     head = b"c" + separator if grid.encoding.name == "default" else b""

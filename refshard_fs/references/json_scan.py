@@ -15,11 +15,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.columns import WHOLE, Ranges, UInt32s, UInt64s
+from refshard_fs.core.columns import WHOLE, Ranges, Texts, UInt32s, UInt64s
 from refshard_fs.references.chunk_keys import Keys
-from refshard_fs.references.pieces import PAD, Positions, begins_with, join_pieces, numbers_before, runs
-
-Urls = dict[bytes | None, int]  # the number of each URL; None: the default target
+from refshard_fs.references.pieces import (
+    PAD,
+    Buffer,
+    Positions,
+    begins_with,
+    distinct,
+    join_pieces,
+    numbers_before,
+    runs,
+)
 
 # What a letter after a backslash means; 0 where that is no simple escape. The one for a backslash itself is replaced.
 _MEANINGS: Final = np.zeros(256, np.uint8)
@@ -28,24 +35,26 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 class Members(NamedTuple):
-    """The members of a block. One without a target is a text: ``length`` bytes of ``texts`` from ``offset`` on.
+    """The members of a block, whose targets are places in ``urls``.
 
-    The bytes between texts mean nothing.
+    One without a target is a text: ``length`` bytes of ``texts`` from ``offset`` on. The bytes between texts mean
+    nothing.
     """
 
     keys: Keys
     ranges: Ranges
-    texts: bytes
+    urls: Texts
+    texts: Buffer
 
 
-def scan(block: bytes | memoryview, urls: Urls) -> Members | None:
+def scan(block: bytes | memoryview) -> Members | None:
     """Return the members of ``block``, which begins with a quote and ends with a value; None if a JSON reader has to.
 
-    URLs are added to ``urls``. Bytes that are not UTF-8 are a UnicodeDecodeError.
+    Bytes that are not UTF-8 are a UnicodeDecodeError.
     """
     sample = bytes(block[:4096])
     blank = b" " if b'": ["' in sample or b'": "' in sample else b""
-    text = b"".join((block, b",", blank, b'"', PAD))
+    text: bytes | bytearray = b"".join((block, b",", blank, b'"', PAD))
     if not text.isascii():
         text.decode()
     escapes = None
@@ -77,51 +86,55 @@ def scan(block: bytes | memoryview, urls: Urls) -> Members | None:
     found = _ranges(text, values_end[references], following[references], blank)
     if found is None:
         return None
-    marked = characters.copy()
+    text = bytearray(text)
+    marked = np.frombuffer(text, np.uint8)
     if escapes is not None:
         marked[escapes.places] = escapes.meanings
     marked[keys_end] = marked[values_end] = 0
-    text = marked.tobytes()
-    ranges = Ranges(_numbers_of(urls, text, values[references] + 1, values_end[references]), *found)
+    urls, targets = _urls(text, values[references] + 1, values_end[references])
+    ranges = Ranges(targets, *found)
     spelled = Keys(text, keys + 1, keys_end)
     if not len(rows):
-        return Members(spelled, ranges, b"")
+        return Members(spelled, ranges, urls, b"")
     starts, stops = values[rows] + 1, values_end[rows]
     sizes = stops - starts
-    texts = text
+    texts: Buffer = text
     if 2 * int(sizes.sum()) < len(text):  # or else it is faster to keep all of the block
         texts, starts = join_pieces(text, starts, stops), sizes.cumsum() - sizes
-    members = Members(spelled, Ranges.absent(count), texts)
+    members = Members(spelled, Ranges.absent(count), urls, texts)
     members.ranges.put(references, ranges)
     members.ranges.offsets[rows], members.ranges.lengths[rows] = starts, sizes
     return members
 
 
 class _Escapes(NamedTuple):
-    text: bytes  # with another byte in place of each escape
+    text: bytes | bytearray  # with another byte in place of each escape
     places: Positions
     meanings: npt.NDArray[np.uint8]
 
 
-def _without_escapes(text: bytes) -> _Escapes | None:
+def _without_escapes(text: bytes | bytearray) -> _Escapes | None:
     """Return the text without escapes, and what they mean; None if there are other ones than those of one letter."""
     characters = np.frombuffer(text, np.uint8)
     if characters[: -len(PAD)].min() <= 1:
         return None
     places = np.flatnonzero(characters == _BACKSLASH)
-    if (characters[places + 1] == _BACKSLASH).any():
+    letters = characters[places + 1]
+    if (letters == _BACKSLASH).any():
         text = text.replace(b"\\\\", b"\\\1")
         characters = np.frombuffer(text, np.uint8)
         places = np.flatnonzero(characters == _BACKSLASH)
-    meanings = _MEANINGS[characters[places + 1]]
+        letters = characters[places + 1]
+    meanings = _MEANINGS[letters]
     if not meanings.all():
         return None
-    replaced = characters.copy()
-    replaced[places + 1] = 1
-    return _Escapes(replaced.tobytes().replace(b"\\", b""), places - np.arange(len(places)), meanings)
+    replaced = bytearray(text)
+    np.frombuffer(replaced, np.uint8)[places + 1] = 1
+    places -= np.arange(len(places))
+    return _Escapes(replaced.translate(None, b"\\"), places, meanings)
 
 
-def _ranges(text: bytes, values_end: Positions, following: Positions, blank: bytes) -> tuple[UInt64s, UInt64s] | None:
+def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: bytes) -> tuple[UInt64s, UInt64s] | None:
     """Return offsets and lengths, between the end of each URL and the next key; None where one is no such value."""
     step = 1 + len(blank)
     ends = following - step - 1
@@ -152,12 +165,11 @@ def _ranges(text: bytes, values_end: Positions, following: Positions, blank: byt
     return first.values, last.values
 
 
-def _numbers_of(urls: Urls, text: bytes, starts: Positions, stops: Positions) -> UInt32s:
-    """Return the numbers of URLs, each of which a NUL follows. Mostly many in a row are the same."""
-    firsts = runs(text, starts, stops)
-    spelled = join_pieces(text, starts[firsts], stops[firsts] + 1).split(b"\0")[:-1]
-    fresh = [url for url in dict.fromkeys(spelled) if url not in urls]
-    urls.update(zip(fresh, range(len(urls), len(urls) + len(fresh)), strict=True))
-    return np.fromiter(map(urls.__getitem__, spelled), np.uint32, len(spelled)).repeat(
-        np.diff(firsts, append=len(starts))
-    )
+def _urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UInt32s]:
+    """Return all URLs, each once, and which of them each reference has."""
+    begun = runs(text, starts, stops)  # mostly many in a row have the same
+    counts = np.diff(begun, append=len(starts))
+    starts, stops = starts[begun], stops[begun]
+    is_first, numbers = distinct(text, starts, stops)
+    starts, stops = starts[is_first], stops[is_first]
+    return Texts.of_pieces(join_pieces(text, starts, stops), stops - starts), numbers.astype(np.uint32).repeat(counts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -74,15 +75,15 @@ class KeyTable(Mapping[str, Value]):
         return table.without_rows(table._repeated())
 
     @classmethod
-    def of_rows(cls, spelled: bytes, sizes: Positions, ranges: Ranges, data: Buffer) -> KeyTable:
-        """Return members whose keys, all different, have so many bytes each in ``spelled``, and a NUL behind each."""
-        keys = Keys.of(spelled, sizes)
-        return cls(keys.text, keys.stops.view(np.uint64), ranges, data, {})
+    def of_keys(
+        cls, keys: Keys, ranges: Ranges, data: Buffer, objects: Mapping[int, Value] = MappingProxyType({})
+    ) -> KeyTable:
+        """Return members whose ``keys``, all different, follow one another in their text."""
+        return cls(keys.text, keys.stops.view(np.uint64), ranges, data, objects)
 
     @classmethod
     def of_mapping(cls, members: Mapping[str, Value]) -> KeyTable:
         """Return the members of a mapping."""
-        keys = [key.encode("utf-8", "surrogatepass") for key in members]
         rows = list[Row]()
         data, end, objects = list[bytes](), 0, dict[int, Value]()
         for value in members.values():
@@ -97,17 +98,12 @@ class KeyTable(Mapping[str, Value]):
                 case _:
                     objects[len(rows)] = value
                     rows.append(Row(ABSENT, 0, 0))
-        sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-        table = cls.of_rows(b"".join([key + b"\0" for key in keys]), sizes, Ranges.of(rows), b"".join(data))
-        table.objects = objects
-        return table
+        return cls.of_keys(Keys.of_names(members), Ranges.of(rows), b"".join(data), objects)
 
     def take(self, rows: Positions) -> KeyTable:
         """Return some of the members."""
-        keys = self.keys_at(rows)
-        table = self.of_rows(keys.spelled(), keys.stops - keys.starts, self.ranges.take(rows), self.data)
-        table.objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
-        return table
+        objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
+        return self.of_keys(self.keys_at(rows).packed(), self.ranges.take(rows), self.data, objects)
 
     def without_rows(self, rows: Iterable[int]) -> KeyTable:
         """Return the table without some of its rows."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from functools import cache
+from operator import ne
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -46,18 +47,22 @@ def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
 
 
 def runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
-    """Return the places of the pieces that differ from the one before; all of them where some are long."""
+    """Return the places of the pieces that differ from the one before."""
     sizes = stops - starts
-    if not len(sizes) or (longest := int(sizes.max())) > len(PAD):
+    if len(sizes) < 2:
         return np.arange(len(sizes))
-    shortest = int(sizes.min())
-    differs = sizes[1:] != sizes[:-1]
-    words = _words(text, starts, max((longest + 7) // 8, 1))
-    for i in range((longest + 7) // 8):
-        word = words[1:, i] ^ words[:-1, i]
-        if 8 * i + 8 > shortest:
-            word &= _FIRST[np.clip(sizes[1:] - 8 * i, 0, 8)]
-        differs |= word != np.uint64(0)
+    differs: Any = sizes[1:] != sizes[:-1]
+    shortest, longest = int(sizes.min()), int(sizes.max())
+    if longest > len(PAD):
+        pieces = [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        differs = np.fromiter(map(ne, pieces[1:], pieces), np.bool_, len(pieces) - 1)
+    else:
+        words = _words(text, starts, max((longest + 7) // 8, 1))
+        for i in range((longest + 7) // 8):
+            word = words[1:, i] ^ words[:-1, i]
+            if 8 * i + 8 > shortest:
+                word &= _FIRST[np.clip(sizes[1:] - 8 * i, 0, 8)]
+            differs |= word != np.uint64(0)
     return np.concatenate(([0], np.flatnonzero(differs) + 1))
 
 
@@ -171,3 +176,28 @@ def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) 
         word *= multipliers[i >> 3]
         total[left] += word
     return total
+
+
+def distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
+    """Return which pieces equal no earlier one, and for each piece, the number among these of the one it equals.
+
+    Equal pieces may be told apart if others that have the same hash lie between them, as hardly ever happens.
+    """
+    count = len(starts)
+    bits = np.uint64(count.bit_length())
+    by_hash = hashes(text, starts, stops) >> bits << bits | np.arange(count, dtype=np.uint64)
+    by_hash.sort()  # numbers, which takes a fraction of the time of sorting places by them
+    places = (by_hash & (np.uint64(1) << bits) - np.uint64(1)).view(np.int64)
+    by_hash >>= bits
+    is_first = np.ones(count, np.bool_)
+    same = np.flatnonzero(by_hash[1:] == by_hash[:-1])
+    if not len(same):
+        return is_first, np.arange(count)
+    begins = np.ones(count, np.bool_)  # a group of equals, in the order of hashes
+    begins[same + 1] = False
+    doubtful = np.union1d(same, same + 1)
+    begins[doubtful[runs(text, starts[places[doubtful]], stops[places[doubtful]])]] = True
+    is_first[places[~begins]] = False
+    numbers = is_first.cumsum() - 1
+    numbers[places] = numbers[places[begins]].repeat(np.diff(np.flatnonzero(begins), append=count))
+    return is_first, numbers

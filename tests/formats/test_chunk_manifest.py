@@ -105,6 +105,12 @@ def test_an_array_without_dimensions_has_one_key(key: str) -> None:
     assert found.source(0)[:3] == ("x", 0, None)
 
 
+@pytest.mark.parametrize("key", ["", "0\0", "0\0001"])
+def test_an_array_with_a_dimension_has_no_such_key(key: str) -> None:
+    with pytest.raises(ManifestError, match="no chunk key"):
+        parse(spelled({"1": {"path": "x"}, key: {"path": "y"}}), ChunkGrid((4,), GRID.encoding), "m")
+
+
 def test_coordinates_outside_of_the_grid_are_left_out() -> None:
     found = parse(spelled({"4.0": {"path": "x"}, "0.3": {}, "3.2": {"path": "z"}}), GRID, "m")
     assert len(found) == 1

@@ -47,7 +47,7 @@ def test_what_is_found_is_what_looking_for_each_key_finds(encoding: ChunkKeyEnco
     ]
     keys += [f"{path}/{tail}" if path else tail for path in paths for tail in odd]
     block = json.dumps({key: ["u", 1, 2] for key in keys}, separators=(",", ":"))[1:-1].encode()
-    records = scan(block, {})
+    records = scan(block)
     assert records is not None
     names = records.keys.names()
     found = {}

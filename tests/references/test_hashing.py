@@ -6,7 +6,17 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from refshard_fs.references.pieces import HASHED, PAD, Positions, hash_of, hashes, join_pieces, numbers_before, runs
+from refshard_fs.references.pieces import (
+    HASHED,
+    PAD,
+    Positions,
+    distinct,
+    hash_of,
+    hashes,
+    join_pieces,
+    numbers_before,
+    runs,
+)
 
 pieces = st.lists(st.one_of(st.binary(max_size=30), st.binary(min_size=500, max_size=530)), max_size=80)
 
@@ -45,7 +55,11 @@ def test_runs_begin_where_a_piece_is_another_one(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
     expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
     begun = runs(text, starts, stops).tolist()
-    assert begun == expected or (max(map(len, found)) > len(PAD) and begun == list(range(len(found))))
+    assert begun == expected
+    is_first, numbers = distinct(text, starts, stops)
+    different = list(dict.fromkeys(found))
+    assert [piece for piece, first in zip(found, is_first.tolist(), strict=True) if first] == different
+    assert [different[number] for number in numbers.tolist()] == found
 
 
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))

@@ -180,6 +180,13 @@ def test_urls_of_any_length_are_told_apart() -> None:
     assert len(found.urls) == 22
 
 
+def test_a_default_target_is_no_empty_url_and_urls_stand_once_in_their_order() -> None:
+    refs: dict[str, Any] = {f"k{i}": [[None, "", "u", "\0", "v" * 700][i % 5], i, 1] for i in range(200)}
+    found = read(json.dumps(refs))
+    assert shown(found) == refs
+    assert list(found.urls) == [None, "", "u", "\0", "v" * 700]
+
+
 def test_odd_keys_beside_chunks_are_kept_aside() -> None:
     odd = ["a/00.0", "a/0", "a/0.0.0", "a/99.0", "a/0.-1", "a/x.y", "b/0.0", "a.0", "a/0.0/x", "a/1.", "a/.1", "a/1..1"]
     refs = {**sample(6), **{key: ["odd", 1, 2] for key in odd}}
@@ -356,18 +363,18 @@ def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) 
 
 
 def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
-    assert scan(b'"a":["u",1,2]', {}) is not None
-    assert scan(b'"a":["u"],"b":["v"]', {}) is not None
-    assert scan(b'"a":["u"],"b":["v",1,2]', {}) is not None
-    mixed = scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]', {})
+    assert scan(b'"a":["u",1,2]') is not None
+    assert scan(b'"a":["u"],"b":["v"]') is not None
+    assert scan(b'"a":["u"],"b":["v",1,2]') is not None
+    mixed = scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]')
     assert mixed is not None
-    keys, ranges, texts = mixed
+    keys, ranges, _, texts = mixed
     found = zip(keys.names(), ranges.targets.tolist(), ranges.offsets.tolist(), ranges.lengths.tolist(), strict=True)
     assert {key: texts[at : at + size] for key, target, at, size in found if target == ABSENT} == {
         "a": b"x\\",
         "c": b'"',
     }
-    assert scan(b'"a":["u"]]"b":["v"]', {}) is None
+    assert scan(b'"a":["u"]]"b":["v"]') is None
     for block in (
         b'"a":["u",1]',
         b'"a":["u","b",2]',
@@ -379,7 +386,7 @@ def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
         b"",
         b'"',
     ):
-        assert scan(block, {}) is None
+        assert scan(block) is None
 
 
 @pytest.mark.parametrize("end", ["}", "} ", ',"b":"text"}'])

@@ -127,13 +127,15 @@ class Source(NamedTuple):
 def source_of(entry: JsonEntry, key: str, where: str) -> Source | None:
     """Return where the value of ``key`` comes from; None if it is empty, ManifestError where its data is damaged."""
     if entry.path is None:
-        return None if entry.data is None else Source(None, checksum=entry.checksum, data=_data(entry.data, key, where))
+        return (
+            None if entry.data is None else Source(None, checksum=entry.checksum, data=data_of(entry.data, key, where))
+        )
     is_pinned = entry.etag is not None or entry.last_modified is not None
     pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
     return Source(entry.path, entry.offset or 0, entry.length, pin, entry.checksum)
 
 
-def _data(data: str | dict[str, Any], key: str, where: str) -> bytes:
+def data_of(data: str | dict[str, Any], key: str, where: str) -> bytes:
     """Return inline data: text, base64 text, or the JSON of an object."""
     if isinstance(data, dict):
         return zarrmeta.dumps(data)

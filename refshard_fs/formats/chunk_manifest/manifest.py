@@ -8,7 +8,6 @@ are left out.
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,9 @@ from refshard_fs.core.model import Pin
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, Source, entries_in, source_of
+from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, Source, data_of, entries_in
+from refshard_fs.references.chunk_keys import Keys, chunk_numbers
+from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
@@ -111,39 +112,52 @@ def _place(numbers: UInt64s, number: int) -> int | None:
 def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     """Return the manifest in ``data``; ManifestError, which names ``where`` and the chunk key, if it is none."""
     entries = entries_in(data, where)
-    spelled_in = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
-    targets: dict[tuple[str | None, Pin | None], int] = {}
-    numbers, codes, offsets, lengths = (array(kind) for kind in "QIQQ")  # of entries that are not empty
-    empty, inline, sums = array("Q"), bytearray(), dict[int, str]()
-    for key, entry in entries.keys.items():
-        source = source_of(entry, key, where)
-        number = spelled_in.number(key or "0")
-        if number is None:
-            if spelled_in.decode(key) is None:
-                kind = f"{len(grid.counts)} numbers with dots between them are" if grid.counts else "'0' is"
-                raise ManifestError(f"{where}: {key!r} is no chunk key: {kind}")
-            continue  # outside of the grid
-        if entry.checksum is not None:
-            sums[number] = entry.checksum
-        if source is None:
-            empty.append(number)
-            continue
-        numbers.append(number)
-        codes.append(targets.setdefault((source.path, source.pin), len(targets)))
-        offsets.append(len(inline) if source.path is None else source.offset)
-        length = len(source.data) if source.path is None else source.length
-        lengths.append(WHOLE if length is None else length)
-        inline += source.data
+    numbers, inside = _numbers(list(entries.keys), grid, where)
+    keys, given = list(entries.keys), list(entries.keys.values())
+    if len(inside) < len(keys):
+        keys, given = ([column[i] for i in inside.tolist()] for column in (keys, given))
+    count = len(given)
+    targets: dict[tuple[str | None, str | None, str | None], int] = {}
+    named = ((entry.path, entry.etag, entry.last_modified) for entry in given)
+    codes = np.fromiter((targets.setdefault(target, len(targets)) for target in named), np.uint32, count)
+    offsets = np.fromiter((entry.offset or 0 for entry in given), np.uint64, count)
+    lengths = np.fromiter((WHOLE if entry.length is None else entry.length for entry in given), np.uint64, count)
+    inline = bytearray()
+    for i, entry in enumerate(given):
+        if entry.data is not None:
+            found = data_of(entry.data, keys[i], where)
+            offsets[i], lengths[i] = len(inline), len(found)
+            inline += found
+    is_empty = np.fromiter((entry.is_empty for entry in given), np.bool_, count)
+    sums = {n: entry.checksum for n, entry in zip(numbers.tolist(), given, strict=True) if entry.checksum is not None}
     ordered = sorted(sums)
-    pins = [pin for _, pin in targets]
+    pins = [Pin(etag, modified) if etag is not None or modified is not None else None for _, etag, modified in targets]
+    there = ~is_empty
     return ChunkManifest(
-        ChunkTable.from_parts(grid, [Part(np.array(numbers), Ranges(*map(np.array, (codes, offsets, lengths))))]),
-        (Texts.of(path for path, _ in targets), Pins.of(pins) if any(pins) else None),
+        ChunkTable.from_parts(grid, [Part(numbers[there], Ranges(codes, offsets, lengths).take(there))]),
+        (Texts.of(path for path, _, _ in targets), Pins.of(pins) if any(pins) else None),
         bytes(inline),
-        np.sort(np.array(empty)),
+        np.sort(numbers[is_empty]),
         (np.array(ordered, np.uint64), Texts.of(map(sums.__getitem__, ordered))),
         prefixes_of(entries.prefixes, len(grid.counts), where),
     )
+
+
+def _numbers(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, Positions]:
+    """Return the chunk numbers that keys spell, and which keys these are; others lie outside of the grid."""
+    dotted = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
+    if not grid.counts:
+        keys = [key or "0" for key in keys]
+    numbers = chunk_numbers(Keys.of_names(keys), 0, dotted)
+    if numbers is not None:
+        return numbers, np.arange(len(keys))
+    found = [dotted.number(key) for key in keys]
+    for key, number in zip(keys, found, strict=True):
+        if number is None and dotted.decode(key) is None:
+            kind = f"{len(grid.counts)} numbers with dots between them are" if grid.counts else "'0' is"
+            raise ManifestError(f"{where}: {key!r} is no chunk key: {kind}")
+    inside = np.flatnonzero([number is not None for number in found])
+    return np.array([number for number in found if number is not None], np.uint64), inside
 
 
 def prefixes_of(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
