@@ -262,8 +262,10 @@ class KeyTable(Mapping[str, Value]):
             begins = offsets[encoded].view(np.int64) + len(_BASE64)
             ends = offsets[encoded].view(np.int64) + sizes[encoded]
             # Blanks do not count, and damage is for a reader to tell.
-            odd = np.concatenate(([0], ((characters <= ord(" ")) | (characters > ord("z"))).cumsum()))
-            is_regular = ((ends - begins) % 4 == 0) & (odd[ends] == odd[begins])
+            first = int(begins.min())
+            around = characters[first : int(ends.max())]  # and not the data of all other directories
+            odd = np.flatnonzero((around <= ord(" ")) | (around > ord("z"))) + first
+            is_regular = ((ends - begins) % 4 == 0) & (odd.searchsorted(ends) == odd.searchsorted(begins))
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
             sizes[encoded] = np.where(is_regular, (ends - begins) // 4 * 3 - padding, -1)
         if self.objects:

@@ -26,6 +26,17 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import digest_of
 
+
+@pytest.mark.parametrize("first", [0, 5_000])
+def test_sizes_of_a_directory_take_no_memory_for_all_others(first: int) -> None:
+    table = KeyTable.of_mapping({f"v{i}/0": "base64:" + "QUJD" * 250 for i in range(10_000)})
+    tracemalloc.start()
+    assert table.sizes(np.arange(first, first + 3)) == [750] * 3
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
 names = st.text(st.sampled_from('ab.é"\ud800'), min_size=1, max_size=3)
 keys = st.lists(st.one_of(names, st.sampled_from([".zarray", "zarr.json"])), min_size=1, max_size=3).map("/".join)
 values: st.SearchStrategy[Value] = st.one_of(

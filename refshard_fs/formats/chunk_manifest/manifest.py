@@ -47,34 +47,24 @@ class Prefix(NamedTuple):
         return self.path + self.separator.join(map(str, coords[len(self.leading) :]))
 
 
-class ChunkManifest:
-    """What a manifest says of an array's chunks; immutable. ``prefixes`` come longest first."""
+class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
+    """What a manifest says of an array's chunks."""
 
-    __slots__ = ("_checksums", "_data", "_numbers", "_paths", "_pins", "empty", "prefixes", "table")
-
-    def __init__(
-        self,
-        table: ChunkTable,
-        targets: tuple[Texts, Pins | None],
-        data: bytes,
-        empty: UInt64s,
-        checksums: tuple[UInt64s, Texts],
-        prefixes: tuple[Prefix, ...],
-    ) -> None:
-        self.table = table
-        self.empty = empty
-        self.prefixes = prefixes
-        self._paths, self._pins = targets
-        self._data = data
-        self._numbers, self._checksums = checksums
+    table: ChunkTable  # a target is a place in ``paths`` and ``pins``; without a path, a range of ``data``
+    paths: Texts
+    pins: Pins | None
+    data: bytes
+    empty: UInt64s  # numbers of chunks, ascending
+    summed: UInt64s  # numbers of the chunks with ``checksums``, ascending
+    checksums: Texts
+    prefixes: tuple[Prefix, ...]  # the longest first
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the columns take."""
-        targets = self._paths.nbytes + (0 if self._pins is None else self._pins.nbytes)
-        checksums = self._numbers.nbytes + self._checksums.nbytes
-        rest = self.empty.nbytes + len(self._data) + 200 * len(self.prefixes)
-        return self.table.nbytes + targets + checksums + rest
+        pins = 0 if self.pins is None else self.pins.nbytes
+        columns = (self.table, self.paths, self.empty, self.summed, self.checksums)
+        return sum(column.nbytes for column in columns) + pins + len(self.data) + 200 * len(self.prefixes)
 
     def __len__(self) -> int:
         """Number of chunks that have an entry of their own, and are not empty."""
@@ -85,12 +75,12 @@ class ChunkManifest:
         row = self.table.row(number)
         if row is None:
             return None
-        at = _place(self._numbers, number)
-        checksum = None if at is None else self._checksums[at]
-        path = self._paths[row.target]
+        at = _place(self.summed, number)
+        checksum = None if at is None else self.checksums[at]
+        path = self.paths[row.target]
         if path is None:
-            return Source(None, checksum=checksum, data=self._data[row.offset : row.offset + (row.length or 0)])
-        pin = None if self._pins is None else self._pins.pin(row.target)
+            return Source(None, checksum=checksum, data=self.data[row.offset : row.offset + (row.length or 0)])
+        pin = None if self.pins is None else self.pins.pin(row.target)
         pin = None if pin is None else Pin(pin.etag, pin.last_modified)
         return Source(path, row.offset, row.length, pin, checksum)
 
@@ -135,10 +125,12 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     there = ~is_empty
     return ChunkManifest(
         ChunkTable.from_parts(grid, [Part(numbers[there], Ranges(codes, offsets, lengths).take(there))]),
-        (Texts.of(path for path, _, _ in targets), Pins.of(pins) if any(pins) else None),
+        Texts.of(path for path, _, _ in targets),
+        Pins.of(pins) if any(pins) else None,
         bytes(inline),
         np.sort(numbers[is_empty]),
-        (np.array(ordered, np.uint64), Texts.of(map(sums.__getitem__, ordered))),
+        np.array(ordered, np.uint64),
+        Texts.of(map(sums.__getitem__, ordered)),
         prefixes_of(entries.prefixes, len(grid.counts), where),
     )
 

@@ -35,6 +35,7 @@ from refshard_fs.security.policy import directory_of, locator, relative_to
 BATCH = 8  # partitions that a listing asks for at a time
 ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+_FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
 _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
 MEMO = 4096  # absent partitions and resolved URLs that are remembered
 
@@ -213,8 +214,8 @@ class ParquetKeySpace(KeySpace):
         if len(wanted) > 1:
             names = yield Names(relative_to(self.root, array) if array else self.root)
             if names is not None:
-                found = {_partition_number(listed.name) for listed in names}
-                there = {n for n in found if n is not None and n not in renamed}
+                found = map(_FILE.fullmatch, (listed.name for listed in names))
+                there = {int(file[1]) for file in found if file} - renamed.keys()
                 there |= {n for n, name in renamed.items() if name is not None}
                 return sorted(n for n in there if n in wanted)
             if len(wanted) > ASKED:
@@ -282,13 +283,6 @@ class ParquetKeySpace(KeySpace):
     def _arrays_at(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Return (array, rest) for each array that directory ``prefix`` may be part of."""
         return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.grids)
-
-
-def _partition_number(name: str) -> int | None:
-    match name.split("."):
-        case ["refs", number, "parq"] if number.isascii() and number.isdigit() and len(number) < 20:
-            return int(number)
-    return None
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -78,15 +78,6 @@ class Spent(msgspec.Struct):
 
 
 Column = Sequence[Any]  # a value for each row: all of them are integers, or all of them texts
-
-
-class Expander(Protocol):
-    """Expands texts that use the templates in ``definitions``, in one of the two languages."""
-
-    def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None: ...
-
-    def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
-        """Return what ``source`` expands to in each row, integers if it is one; ManifestError where that cannot be."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -315,6 +306,7 @@ class SimpleExpander:
         self._parsed: dict[str, tuple[Part, ...]] = {}
 
     def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
+        """Return what ``source`` expands to in each row, integers if it is one; ManifestError where that cannot be."""
         try:
             parts = parse(source, self.definitions, self.limits)
             return _Expansion(self, source, rows, rows.columns, spent, ()).column(parts)

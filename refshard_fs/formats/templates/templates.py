@@ -21,7 +21,6 @@ from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.formats.templates.expressions import (
     INTEGERS,
     Column,
-    Expander,
     Rows,
     SimpleExpander,
     Source,
@@ -62,7 +61,7 @@ class Templates:
         self._sources = {
             name: _definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
-        self._expander: Expander = (SimpleExpander if simple else JinjaExpander)(self._sources, limits)
+        self._expander = (SimpleExpander if simple else JinjaExpander)(self._sources, limits)
         self._spent = Spent()  # for all texts,
         self._given = 0  # which have so many characters
 
@@ -94,7 +93,7 @@ class Templates:
 
 
 class JinjaExpander:
-    """Expands texts by jinja2, in its own sandbox; see `expressions.Expander`.
+    """Expands texts by jinja2, in its own sandbox; see `SimpleExpander`.
 
     A template that holds ``{{`` is called with keyword arguments, others are texts. The sandbox keeps templates from
     Python's objects. Time and memory it does not bound, so this is for manifests that the user trusts: whoever opens a
