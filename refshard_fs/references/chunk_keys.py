@@ -174,7 +174,7 @@ def chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
     stride = np.uint64(1)
     for dimension, count in reversed(list(enumerate(grid.counts))):
         found = numbers_before(keys.text, at)
-        if found is None or int(found.values.max()) >= count:
+        if found is None or int(found.values.max(initial=0)) >= count:
             return None
         numbers += found.values * stride
         stride *= np.uint64(count)
