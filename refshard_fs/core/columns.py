@@ -244,11 +244,6 @@ class Texts(Sequence[str | None]):
         return cls(np.frombuffer(b"".join(given), np.uint8), ends)
 
     @classmethod
-    def of_pieces(cls, pieces: bytes, sizes: npt.NDArray[np.int64]) -> Texts:
-        """Return texts of so many bytes each."""
-        return cls(np.frombuffer(pieces, np.uint8), sizes.cumsum().view(np.uint64))
-
-    @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:
         """Return the texts of all ``parts``, in a row."""
         shift = 0

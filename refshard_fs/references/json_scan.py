@@ -172,4 +172,6 @@ def _urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UIn
     starts, stops = starts[begun], stops[begun]
     is_first, numbers = distinct(text, starts, stops)
     starts, stops = starts[is_first], stops[is_first]
-    return Texts.of_pieces(join_pieces(text, starts, stops), stops - starts), numbers.astype(np.uint32).repeat(counts)
+    data = np.frombuffer(join_pieces(text, starts, stops), np.uint8)
+    urls = Texts(data, (stops - starts).cumsum().view(np.uint64))
+    return urls, numbers.astype(np.uint32).repeat(counts)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from refshard_fs.core.columns import ABSENT, Ranges, Row, UInt64s
-from refshard_fs.references.chunk_keys import Groups, Keys
+from refshard_fs.references.chunk_keys import Keys
 from refshard_fs.references.pieces import PAD, SEED, Buffer, Positions, hash_of, hashes
 
 # A value as the manifest spells it: text, an object, bytes, or a reference.
@@ -272,10 +272,6 @@ class KeyTable(Mapping[str, Value]):
             sizes[np.isin(rows, np.fromiter(self.objects, np.int64, len(self.objects)))] = -1
         found: list[int] = sizes.tolist()
         return found
-
-    def directories(self) -> Groups:
-        """Return the rows directly below each directory that keys lie in."""
-        return self.keys_in_rows.by_directory()
 
 
 class _Items(ItemsView[str, Value]):

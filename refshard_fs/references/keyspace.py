@@ -118,7 +118,7 @@ class FlatKeySpace(KeySpace):
     @cached_property
     def _rows(self) -> Mapping[str, Positions]:
         """The rows of what is by key, by directory."""
-        return self.refs.keys.directories()
+        return self.refs.keys.keys_in_rows.by_directory()
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:

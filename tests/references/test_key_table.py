@@ -79,7 +79,7 @@ def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> Non
     below: dict[str, set[str]] = {}
     for key in found:
         below.setdefault(parent(key)[0], set()).add(key)
-    assert {path: {table.key(row) for row in rows} for path, rows in table.directories().items()} == below
+    assert {path: {table.key(row) for row in rows} for path, rows in table.keys_in_rows.by_directory().items()} == below
 
 
 def answer(steps: Any) -> Any:
