@@ -220,11 +220,3 @@ def test_an_array_is_replaced_by_one_of_other_dimensions(
         array[...] = 7
         fs.commit()
     assert np.array_equal(zarr.open_array(f"{path}/d", mode="r")[...], np.full(new, 7))
-
-
-def test_records_of_commits_of_earlier_versions_are_no_part_of_the_tree(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "h"), {})
-    (tmp_path / "h" / ".refshard" / "0").mkdir(parents=True)
-    (tmp_path / "h" / ".refshard" / "commit.json").write_text("{}")
-    assert place.seen() == state(1)
-    assert ".refshard" not in place.opened("r").ls("", detail=False)
