@@ -101,8 +101,17 @@ def test_a_day_that_comes_late_takes_its_place_in_the_gap(tmp_path: Path, chunks
             refshard_fs.append(url, files[files.index(str(tmp_path / f"{day}.nc"))], "time")
 
 
-@pytest.mark.parametrize("how", ["error", "skip", "replace"])
-@pytest.mark.parametrize("days", [[1, 2], [4, 5], [3, 2], [2, 4], [6, 7, 2]])
+@pytest.mark.parametrize(
+    ("days", "how"),
+    [
+        ([1, 2], "error"),
+        ([1, 2], "skip"),
+        ([4, 5], "replace"),
+        ([3, 2], "error"),
+        ([2, 4], "skip"),
+        ([6, 7, 2], "replace"),
+    ],
+)
 def test_what_does_not_lie_within_one_gap_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
     files = [written(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
     url = tmp_path / "cube.refshard"
