@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -30,9 +29,10 @@ from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
+from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import with_common_units
 from refshard_fs.sets.compatibility import with_digests
-from refshard_fs.sets.concat import concat_document, length_along, relative_urls, url_of_set
+from refshard_fs.sets.concat import Rules, SetRow, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import (
     Overlap,
     arrange,
@@ -41,12 +41,10 @@ from refshard_fs.sets.concatenation import (
     coordinate_values,
     shown_value,
 )
-from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.outer import nothing
 from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
-from refshard_fs.sets.variables import ChangedSet, Named, VariableReader, with_metadata
+from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.targets.objects import Document
 from refshard_fs.tools.views import progress
 
@@ -95,56 +93,51 @@ def append(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
     base = fs._writing("append").base()
-    how = _How(on_duplicate, any_order)
-    with _conflicts_told(str(url)):
-        match beneath(base.keyspace):
-            case ConcatKeySpace() as joined:
-                added = _append_line(fs, base, joined, fo, dim, frozenset(same), options, how)
-                with progress("append", callback) as shown:
-                    shown.set_size(1)
-                    shown.relative_update(1)
-                return added
-            case keyspace:
-                holds_pins = isinstance(keyspace, FlatKeySpace)
-        try:
-            whole = _Joined.of(fs, str(url), fo, dim, frozenset(same), options, how, holds_pins=holds_pins)
-            if whole is None:
-                fs.discard()
-                return 0
-            edits = dict(whole.edits())
-            with progress("append", callback) as shown:
-                shown.set_size(len(edits))
-                for key, edit in edits.items():
-                    fs._writing("append").overlay.put(key, edit)
-                    shown.relative_update(1)
-                fs.commit()
-        except BaseException:
-            fs.discard()
-            raise
-        return whole.added
-
-
-@contextmanager
-def _conflicts_told(url: str) -> Iterator[None]:
-    """Raise a ConflictError that says to append again: nothing is left to be committed."""
+    rules = _Rules(dim, frozenset(same), on_duplicate, any_order)
+    joined = beneath(base.keyspace)
     try:
-        yield
-    except ConflictError as e:
-        raise ConflictError(f"somebody else wrote {told(url)} meanwhile. Nothing was appended: append again") from e
+        if isinstance(joined, ConcatKeySpace):
+            added = _append_line(fs, base, joined, fo, rules, options)
+            with progress("append", callback) as shown:
+                shown.set_size(1)
+                shown.relative_update(1)
+            return added
+        whole = _Grown.of(fs, str(url), fo, rules, options, holds_pins=isinstance(joined, FlatKeySpace))
+        if whole is None:
+            fs.discard()
+            return 0
+        edits = dict(whole.edits())
+        with progress("append", callback) as shown:
+            shown.set_size(len(edits))
+            for key, edit in edits.items():
+                fs._writing("append").overlay.put(key, edit)
+                shown.relative_update(1)
+            fs.commit()
+        return whole.added
+    except BaseException as e:
+        fs.discard()  # nothing is left to be committed
+        if isinstance(e, ConflictError):
+            text = f"somebody else wrote {told(str(url))} meanwhile. Nothing was appended: append again"
+            raise ConflictError(text) from e
+        raise
 
 
 OnDuplicate = Literal["error", "skip", "replace"]  # what is done with values that the set has already
 
 
-class _How(NamedTuple):
+class _Rules(NamedTuple):
+    """What `append` was told."""
+
+    dim: str
+    same: frozenset[str]
     on_duplicate: OnDuplicate
     any_order: bool
 
 
 class _Kept(NamedTuple):
-    """What of both sets is joined: the old one up to ``old``, and the new one from ``start`` to ``stop``.
+    """The elements that are joined: of the old set the first ``old``, of the new one those from ``start`` to ``stop``.
 
-    Where the new one replaces the beginning of the old one, ``old`` is 0.
+    Where the new set replaces the beginning of the old one, ``old`` is 0.
     """
 
     old: int
@@ -152,90 +145,83 @@ class _Kept(NamedTuple):
     stop: int
 
 
-def _kept(old: Named, new: Named, dim: str, how: _How) -> _Kept | None:
-    """Return what of both sets is joined; None where nothing is new. ManifestError where that is not allowed."""
+def _kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
+    """Return the elements that are joined; None where nothing is new. ManifestError where that is not allowed."""
+    dim = rules.dim
     values = coordinate_values([old, new], dim)
     if values is None:
-        return _Kept(length_along(old, dim), 0, length_along(new, dim))
+        return _Kept(old.length(dim), 0, new.length(dim))
     before, coming = values
     known = np.isin(coming, before)
-    if known.all() and how.on_duplicate == "skip":
+    if known.all() and rules.on_duplicate == "skip":
         return None
     kept = _Kept(len(before), 0, len(coming))
     if known.any():
-        if how.on_duplicate == "error":
+        if rules.on_duplicate == "error":
             raise ManifestError(
                 f"{old.name} has {dim} = {shown_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
                 "appends what is new, on_duplicate='replace' takes the new elements"
             )
-        overlap: Overlap = "first" if how.on_duplicate == "skip" else "last"
+        overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
         pieces = {piece.number: piece for piece in arrange([old, new], dim, overlap=overlap) or []}
         if 0 not in pieces or pieces[0].start != 0 or 1 not in pieces:
             return _Kept(0, 0, len(coming))
         kept = _Kept(pieces[0].stop, pieces[1].start, pieces[1].stop)
-    if not how.any_order:
+    if not rules.any_order:
         check_order(before[: kept.old], coming[kept.start : kept.stop], new.name, dim)
     return kept
 
 
-class _Joined(NamedTuple):
-    """The set at a URL as it is, and as it is to be."""
+# ----------------------------------------------------------------------------------------------------
+# A set of references that grows: what differs from the longer set is written as edits.
+
+
+class _Grown(NamedTuple):
+    """A set as it is, and with the new one at its end."""
 
     before: ReferenceSet
     whole: ReferenceSet
     along: frozenset[str]  # paths of the arrays that grow
-    kept: int  # URLs of the set as it is, which come first
     added: int
     holds_pins: bool
 
     @classmethod
     def of(
-        cls,
-        fs: RefShardFileSystem,
-        url: str,
-        fo: Any,
-        dim: str,
-        same: frozenset[str],
-        options: Mapping[str, Any],
-        how: _How,
-        *,
-        holds_pins: bool,
-    ) -> _Joined | None:
-        """Return what the set of ``fs``, at ``url``, is to be with ``fo``; None where that has nothing new."""
+        cls, fs: RefShardFileSystem, url: str, fo: Any, rules: _Rules, options: Mapping[str, Any], *, holds_pins: bool
+    ) -> _Grown | None:
+        """Return the set of ``fs``, at ``url``, with ``fo``; None where that has nothing new."""
+        dim = rules.dim
         before = fs._collect()
         if not len(before):
             raise NoSuchSource(f"there is no set at {url} that could go on: concat writes one")
         name = f"the set at {url}"
-        held = Named(name, before, VariableReader().read(before, name), fo=fs)
-        old = fs._session.run("", lambda: with_coordinates(held))
+        stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
+        old = fs._session.run("", lambda: with_coordinates(stored))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stacked_as(new, dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
         old, new = with_common_units([old, new], dim).parts
-        kept = _kept(old, new, dim, how)
+        kept = _kept(old, new, rules)
         if kept is None:
             return None
         if not kept.old:
             raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
         pieces = [trimmed(old, dim, 0, kept.old), trimmed(new, dim, kept.start, kept.stop)]
-        parts = with_digests(pieces, [dim], same)
-        whole = concatenate(parts, dim, same)
-        along = frozenset(path for path, variable in old.variables.items() if dim in variable.dims)
-        added = length_along(whole, dim) - length_along(old, dim)
-        return cls(before, whole.refs, along, len(before.urls), added, holds_pins)
+        whole = concatenate(with_digests(pieces, [dim], rules.same), dim, rules.same)
+        return cls(before, whole.refs, frozenset(old.along(dim)), whole.length(dim) - old.length(dim), holds_pins)
 
     def edits(self) -> Iterator[tuple[str, Edit]]:
-        """Yield what the set is to have or to lose, by key."""
-        before, whole = self.before, self.whole
+        """Yield the keys that change, each with its new content."""
+        before, whole, first_new = self.before, self.whole, len(self.before.urls)  # URLs of the new set come last
         for path, table in whole.tables.items():
             known = before.tables.get(path)
             if known is not None and path in self.along:
                 yield from _removed(path, known, whole, before)
             part = table.part()
-            chosen = part.ranges.targets >= (0 if known is None else self.kept)  # targets of the new set come last
-            for number in part.numbers[chosen].tolist():
+            is_new = part.ranges.targets >= (0 if known is None else first_new)
+            for number in part.numbers[is_new].tolist():
                 row = table.row(number)
                 if row is not None:
                     key = join(path, table.grid.tail(number))
@@ -244,7 +230,7 @@ class _Joined(NamedTuple):
             if key == ".zmetadata" and not self.holds_pins:
                 continue  # a parquet set has its own
             if type(value) is Row:
-                if value.target >= self.kept:
+                if value.target >= first_new:
                     yield key, _span(whole, value, key)
             elif not _is_same(before.side.get(key), value):
                 yield key, Inline(decode(value))
@@ -275,74 +261,71 @@ def _is_same(before: Value | None, now: Value) -> bool:
     return decode(before) == decode(now)
 
 
+# ----------------------------------------------------------------------------------------------------
+# A document that grows by a line: only its first part and the new one are opened.
+
+
 def _append_line(
-    fs: RefShardFileSystem,
-    base: Base,
-    joined: ConcatKeySpace,
-    fo: Any,
-    dim: str,
-    same: frozenset[str],
-    options: Mapping[str, Any],
-    how: _How,
+    fs: RefShardFileSystem, base: Base, joined: ConcatKeySpace, fo: Any, rules: _Rules, options: Mapping[str, Any]
 ) -> int:
-    document = joined.document
+    """Append to the document; return by how much it is longer."""
+    document, dim = joined.document, rules.dim
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
     is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
-    if any(part.document is not None for part in document.parts) or is_by_name:
-        raise ManifestError(
-            f"{base.url} joins sets along several dimensions, or by their names, and nothing is appended to such: make "
-            "it anew (concat(..., resume=) remembers what was found of each file)"
-        )
+    has_documents = any(part.document is not None for part in document.parts)
+    kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
     if document.unions:
+        kinds = f"with several values of {', '.join(map(repr, document.unions))},"
+    if kinds:
         raise ManifestError(
-            f"{base.url} joins sets with several values of {', '.join(map(repr, document.unions))}, and nothing is "
-            "appended to such: make it anew (concat(..., resume=) remembers what was found of each file)"
+            f"{base.url} joins sets {kinds} and nothing is appended to such: make it anew (concat(..., resume=) "
+            "remembers what was found of each file)"
         )
     url = url_of_set(fo, options, base.url)
     lead = document.parts[document.first]
     urls = [joined.resolve(lead.url), url]
     first, new = [stacked_along(part, dim, document.stacked) for part in read_sets(urls, options, _ignore)]
     shown = with_metadata(first, document.metadata)
-    if length_along(first, dim) != lead.length:
+    if first.length(dim) != lead.length:
         raise ManifestError(
-            f"{lead.url!r} of {base.url} has the length {length_along(first, dim)} now, not {lead.length}: make the "
-            "document anew"
+            f"{lead.url!r} of {base.url} has the length {first.length(dim)} now, not {lead.length}: make the document "
+            "anew"
         )
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = with_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
     values, coming = _values_of(document, shown), coordinate_values([new], dim)
-    gap = None
-    if values is not None and coming is not None:
-        gap = _gap_for(document, values, coming[0])
-        if gap is not None:
-            _check_chunks(document, new, gap, base.url)
+    extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
+    if values is not None and document.coordinate is not None:
+        extent = only_coordinate(shown.variables[document.coordinate], values, shown, base.url)
+    if values is not None and extent is not None and coming is not None:
+        place = _gap_for(document, values, coming[0])
+        if place is not None:
+            _check_chunks(document, new, place[1], base.url)
         else:
             if np.isin(coming[0], _missing(document, values)).any():
                 raise ManifestError(
                     f"{url} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: "
                     "append one set for each gap"
                 )
-            kept = _kept(nothing(shown, dim, values, base.url), new, dim, how)
+            kept = _kept(extent, new, rules)
             if kept is None:
                 return 0
             document = _whole(document, kept, new, base.url)
-            values = values[: kept.old]
-    # All of the old sets are taken for one, as the first of them is.
-    total = document.starts[-1]
-    first, new = with_digests([first, new], [dim], same)
-    old = _lengthened(first, document, values, base.url)
-    found, _ = concat_document(
+            extent = only_coordinate(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
+    first, new = with_digests([first, new], [dim], rules.same)
+    # One set without chunks stands for all that the document has: they are encoded as the first of them.
+    old = gap(first, dim, base.url, document.starts[-1], extent, with_others=True)
+    found, _ = SetRow(
+        dim,
         [urls[0], urls[0], url],
         [first, old, new],
-        dim,
-        same,
-        known=document.chunks,
-        is_outer=document.is_outer,
-        shown={**document.metadata, **times.shown},
-        bounds={**document.bounds, **times.bounds},
-    )
+        Rules(rules.same, is_outer=document.join == "outer", lazy=True),
+        {**document.metadata, **times.metadata},
+        {**document.bounds, **times.bounds},
+        document.chunks,
+    ).document()
     if found.unions:
         raise ManifestError(
             f"{url} has other values of {', '.join(map(repr, found.unions))} than {base.url}, to which it cannot be "
@@ -353,7 +336,7 @@ def _append_line(
             f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
-    replaced = joined.document.starts[-1] - total
+    replaced = joined.document.starts[-1] - document.starts[-1]
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(url))
     document = msgspec.structs.replace(
         document.with_values(found.parts[1].values).with_parts([line]),
@@ -361,24 +344,10 @@ def _append_line(
         metadata=found.metadata,
         bounds=found.bounds,
     )
-    if gap is not None:
-        document = _filled(document, gap)
+    if place is not None:
+        document = _filled(document, place)
     Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
     return line.length - replaced
-
-
-def _lengthened(first: Named, document: ConcatDocument, values: npt.NDArray[Any] | None, name: str) -> Named:
-    """Return a set like the ``first`` one, but as long as all of a document, without chunks along its dimension."""
-    changed = ChangedSet(msgspec.structs.replace(first, name=name))
-    for path, axis in document.axes.items():
-        variable = first.variables.get(path)
-        if variable is not None and path == document.coordinate and values is not None:
-            changed.put_values(variable, values)
-        elif variable is not None and axis < len(variable.dims):
-            shape = list(variable.meta.shape)
-            shape[axis] = document.starts[-1]
-            changed.put(variable, {**variable.meta.raw, "shape": shape})
-    return changed.named(keeps_digests=True)
 
 
 def _missing(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -399,9 +368,9 @@ def _gap_for(document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDA
     return (number, start - begin) if is_in_gap else None
 
 
-def _check_chunks(document: ConcatDocument, new: Named, gap: tuple[int, int], name: str) -> None:
-    """Refuse by name what begins or ends within a chunk of the document."""
-    start, length = gap[1], length_along(new, document.dim)
+def _check_chunks(document: ConcatDocument, new: NamedSet, start: int, name: str) -> None:
+    """Raise ManifestError where the new set begins or ends within a chunk of the gap that it fills from ``start``."""
+    length = new.length(document.dim)
     for path, axis in document.axes.items():
         variable = new.variables.get(path)
         size = None if variable is None or variable.meta.chunks is None else variable.meta.chunks[axis]
@@ -412,19 +381,19 @@ def _check_chunks(document: ConcatDocument, new: Named, gap: tuple[int, int], na
             )
 
 
-def _filled(document: ConcatDocument, gap: tuple[int, int]) -> ConcatDocument:
-    """Return a document whose last part lies in a gap instead, of which what is left lies before and after it."""
-    number, start = gap
+def _filled(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
+    """Return a document with its last part moved into a gap, by the number of that and an offset in it."""
+    number, start = place
     *parts, new = document.parts
     old = parts[number]
-    left = [old.cut(0, start), new, old.cut(start + new.length, old.length)]
-    parts[number : number + 1] = [part for part in left if part.length]
+    split = [old.cut(0, start), new, old.cut(start + new.length, old.length)]
+    parts[number : number + 1] = [part for part in split if part.length]
     return msgspec.structs.replace(document, parts=tuple(parts))
 
 
-def _whole(document: ConcatDocument, kept: _Kept, new: Named, name: str) -> ConcatDocument:
+def _whole(document: ConcatDocument, kept: _Kept, new: NamedSet, name: str) -> ConcatDocument:
     """Return a document with those of its sets that are kept; ManifestError where one would be taken in part."""
-    if (kept.start, kept.stop) != (0, length_along(new, document.dim)):
+    if (kept.start, kept.stop) != (0, new.length(document.dim)):
         raise ManifestError(f"{name} has some values of {new.name} already, and joins whole sets: it takes all or none")
     if kept.old not in document.starts[1:]:
         raise ManifestError(
@@ -433,7 +402,7 @@ def _whole(document: ConcatDocument, kept: _Kept, new: Named, name: str) -> Conc
     return msgspec.structs.replace(document, parts=document.parts[: document.starts.index(kept.old)])
 
 
-def _values_of(document: ConcatDocument, first: Named) -> npt.NDArray[Any] | None:
+def _values_of(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:
     """Return the values of the coordinate that a document holds, of all its parts."""
     if document.coordinate is None or any(part.values is None for part in document.parts):
         return None

@@ -25,20 +25,20 @@ from refshard_fs.formats.virtual_concat.document import STORAGE, Described, chec
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
+from refshard_fs.sets.changed_set import with_metadata
 from refshard_fs.sets.rebase import opened
 from refshard_fs.sets.scanning import can_scan, reading_options
-from refshard_fs.sets.variables import Named, Variable, with_attributes, with_metadata
+from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
 
-Joining = Literal[
-    "as they are", "of other lengths", "stored anew", "recoded", "recut"
-]  # what becomes of chunks that are joined
+# What becomes of chunks that are joined.
+Joining = Literal["as they are", "of other lengths", "stored anew", "recoded", "recut"]
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
 AT_ONCE: Final = 32  # and those that are by one filesystem: their small arrays take 32 MiB and more of memory
 
 
-def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining) -> None:
+def check_joinable(path: str, one: NamedSet, other: NamedSet, axis: int, how: Joining) -> None:
     """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
     ``how`` is what becomes of their chunks: where values are stored anew, how they are encoded does not matter; where
@@ -54,18 +54,17 @@ def check_joinable(path: str, one: Named, other: Named, axis: int, how: Joining)
             raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
     if how in ("recoded", "recut"):
         recoding_of(path, described(path, one), described(path, other), is_recut=how == "recut")
-    else:
-        ignored = {"shape"} | (STORAGE | {"attribute units"} if how == "stored anew" else set())
-        ignored |= {"chunk_grid"} if how == "of other lengths" else set()
-        if how == "stored anew":
-            ignored |= _ignored_of_values(path, one, other)
-        try:
-            check_metadata(path, described(path, one), described(path, other), ignored)
-        except ManifestError as e:
-            raise _advised(path, one, other, e) from None
+        return
+    ignored = {"shape"} | ({"chunk_grid"} if how == "of other lengths" else set())
+    if how == "stored anew":
+        ignored |= STORAGE | {"attribute units"} | _ignored_of_values(path, one, other)
+    try:
+        check_metadata(path, described(path, one), described(path, other), ignored)
+    except ManifestError as e:
+        raise _advised(path, one, other, e) from None
 
 
-def _advised(path: str, one: Named, other: Named, error: ManifestError) -> ManifestError:
+def _advised(path: str, one: NamedSet, other: NamedSet, error: ManifestError) -> ManifestError:
     """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
     shown = with_metadata(one, encoding_with_room(one.variables[path], [other.variables[path]]))
     try:
@@ -75,7 +74,7 @@ def _advised(path: str, one: Named, other: Named, error: ManifestError) -> Manif
     return ManifestError(f"{error}: references alone cannot say it; lazy=True recodes chunks when they are read")
 
 
-def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
+def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> None:
     """Raise ManifestError if two sets' arrays ``path`` are not the same, or nothing tells that they are."""
     is_same_array = one.variables[path] is other.variables[path]
     if is_same_array and not _has_references(path, one, other) and one.inline.get(path) == other.inline.get(path):
@@ -102,7 +101,7 @@ def check_equal(path: str, one: Named, other: Named, dim: str | None) -> None:
         )
 
 
-def check_merged(path: str, one: Named, other: Named) -> None:
+def check_merged(path: str, one: NamedSet, other: NamedSet) -> None:
     """Raise ManifestError if two sets' arrays ``path`` are not the same, where sets are merged: mostly by mistake."""
     try:
         check_equal(path, one, other, None)
@@ -114,7 +113,7 @@ def check_merged(path: str, one: Named, other: Named) -> None:
         ) from e
 
 
-def _differing_coordinate(one: Named, other: Named) -> str | None:
+def _differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
     """Return the name of the first coordinate, or scalar, whose values two sets have, and not the same ones."""
     for path, variable in one.variables.items():
         if path in other.variables and (variable.is_coordinate or not variable.dims):
@@ -128,7 +127,7 @@ def _differing_coordinate(one: Named, other: Named) -> str | None:
 TYPES: Final = frozenset({"dtype", "data_type", "fill_value", "attribute _FillValue", "attribute missing_value"})
 
 
-def _ignored_of_values(path: str, one: Named, other: Named) -> frozenset[str]:
+def _ignored_of_values(path: str, one: NamedSet, other: NamedSet) -> frozenset[str]:
     """Return the fields that make no difference to numbers that are known, of any type and byte order.
 
     None where a number would be a missing value in the other set.
@@ -150,18 +149,18 @@ def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
-def described(path: str, part: Named) -> Described:
+def described(path: str, part: NamedSet) -> Described:
     """Return an array of a set as it is compared with those of others."""
     variable = part.variables[path]
     return Described(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})
 
 
-def _has_references(path: str, *parts: Named) -> bool:
+def _has_references(path: str, *parts: NamedSet) -> bool:
     tables = [part.refs.tables.get(path) for part in parts]
     return any(table is None or len(table) for table in tables)
 
 
-def _references(path: str, part: Named) -> object:
+def _references(path: str, part: NamedSet) -> object:
     """Return what the chunks of an array are that are not inline, to be compared."""
     refs = part.refs
     table = refs.tables.get(path)
@@ -172,84 +171,82 @@ def _references(path: str, part: Named) -> object:
 
 
 def with_digests(
-    parts: Sequence[Named],
+    parts: Sequence[NamedSet],
     dims: Sequence[str | None],
     same: frozenset[str],
     places: Sequence[Sequence[int]] | None = None,
-) -> list[Named]:
-    """Return ``parts`` with digests of what several have, refer to differently, and must have in common.
+) -> list[NamedSet]:
+    """Return ``parts`` with digests of the arrays that must be equal in several, but are other references there.
 
-    These are the arrays, but for those in ``same``, that are not along all of ``dims``: parts at different ``places``
-    along the others (by default all are in a row) have copies.
-    What cannot be read is left out: then it cannot be compared.
+    These are the arrays that are not along all of ``dims``, but for those in ``same``: parts at different ``places``
+    along the other dimensions (by default all are in a row) have copies. Arrays that cannot be read get no digest, and
+    are taken to differ.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
-    marks: dict[str, list[float]] = {}  # of arrays that are stored in several ways: what is missing in some of them
+    by_value: set[str] = set()  # arrays that parts store differently
     for path in dict.fromkeys(path for part in parts for path in part.variables if path not in same):
-        having = [number for number, part in enumerate(parts) if path in part.variables]
-        along = parts[having[0]].variables[path].dims
-        own = [axis for axis, dim in enumerate(dims) if dim is not None and dim in along]
-        first: dict[tuple[int, ...], Named] = {}
-        for number in having:
-            part = parts[number]
-            copied = first.setdefault(tuple(places[number][axis] for axis in own), part)
-            if not _refer_to_the_same(path, copied, part):
-                if all(_is_small(path, parts[each]) for each in having):
-                    for each in having:
+        owners = [number for number, part in enumerate(parts) if path in part.variables]
+        along = parts[owners[0]].variables[path].dims
+        axes = [axis for axis, dim in enumerate(dims) if dim is not None and dim in along]
+        first: dict[tuple[int, ...], NamedSet] = {}
+        for number in owners:
+            copied = first.setdefault(tuple(places[number][axis] for axis in axes), parts[number])
+            if not _refer_to_the_same(path, copied, parts[number]):
+                if all(_is_small(path, parts[each]) for each in owners):
+                    for each in owners:
                         wanted.setdefault(each, []).append(path)
-                    stored = list({id(v): v for v in (parts[each].variables[path] for each in having)}.values())
-                    if any(v.meta.raw != stored[0].meta.raw for v in stored):
-                        every = [_marks(v) for v in stored]
-                        marks[path] = list(every[0].union(*every) - every[0].intersection(*every))
+                    stored = {id(v): v.meta.raw for v in (parts[each].variables[path] for each in owners)}
+                    if any(raw != next(iter(stored.values())) for raw in stored.values()):
+                        by_value.add(path)
                 break
 
     out = list(parts)
-    for number, chunks in chunks_read(parts, wanted):
+    for number, arrays in chunks_read(parts, wanted):
         digests: dict[str, Hashable] = {}
-        for path, of_array in chunks.items():
-            values = None if path not in marks else _Values.of(parts[number].decoded(path, of_array), marks[path])
-            digests[path] = _digest(of_array) if values is None else values
+        for path, chunks in arrays.items():
+            values = _Values.of(parts[number], path, chunks) if path in by_value else None
+            digests[path] = _digest(chunks) if values is None else values
         out[number] = msgspec.structs.replace(parts[number], digests=digests)
     return out
 
 
 def chunks_read(
-    parts: Sequence[Named], wanted: Mapping[int, Sequence[str]]
+    parts: Sequence[NamedSet], wanted: Mapping[int, Sequence[str]]
 ) -> Iterator[tuple[int, dict[str, dict[int, bytes]]]]:
     """Yield the chunks of the small arrays that are ``wanted`` of each part, by its number: by path, and by number.
 
     Parts at URLs are read together, by one filesystem. An array that is not small, or cannot be read, is left out.
     """
     small = {number: [path for path in paths if _is_small(path, parts[number])] for number, paths in wanted.items()}
-    keys = {number: _keys(parts[number], paths) for number, paths in small.items()}
-    alike = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
-    alike = [n for n in alike if can_scan(parts[n].options)]
-    for start in range(0, len(alike), AT_ONCE):
-        some = alike[start : start + AT_ONCE]
-        refs = {f"{n}/{key}": _reference(parts[n], *place) for n in some for key, place in keys[n].items()}
+    keys = {number: _chunk_keys(parts[number], paths) for number, paths in small.items()}
+    at_urls = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
+    at_urls = [n for n in at_urls if can_scan(parts[n].options)]
+    for start in range(0, len(at_urls), AT_ONCE):
+        some = at_urls[start : start + AT_ONCE]
+        refs = {f"{n}/{key}": _reference(parts[n], *chunk) for n in some for key, chunk in keys[n].items()}
         fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], parts[some[0]].options))
         data = _read(fs, list(refs))
         for n in some:
-            found = {key: data[f"{n}/{key}"] for key in keys[n]} if data else {}
-            yield n, _with_inline(parts[n], small[n], keys[n], found)
+            own = {key: data.get(f"{n}/{key}") for key in keys[n]}
+            yield n, _with_inline(parts[n], small[n], keys[n], own)
 
     def read(number: int) -> dict[str, dict[int, bytes]]:
-        found = _read(opened(parts[number].fo, parts[number].options), list(keys[number]))
-        return _with_inline(parts[number], small[number], keys[number], found)
+        data = _read(opened(parts[number].fo, parts[number].options), list(keys[number]))
+        return _with_inline(parts[number], small[number], keys[number], data)
 
-    alone = sorted(keys.keys() - set(alike))
+    alone = sorted(keys.keys() - set(at_urls))
     with ThreadPoolExecutor(TOGETHER) as pool:
         yield from zip(alone, pool.map(read, alone), strict=True)
 
 
-def _refer_to_the_same(path: str, one: Named, other: Named) -> bool:
+def _refer_to_the_same(path: str, one: NamedSet, other: NamedSet) -> bool:
     if one.refs is other.refs or not _has_references(path, one, other):
         return True
     return _references(path, one) == _references(path, other)
 
 
-def _is_small(path: str, part: Named) -> bool:
+def _is_small(path: str, part: NamedSet) -> bool:
     table = part.refs.tables.get(path)
     if table is None or len(table) > SMALL or part.variables[path].is_sharded:
         return False
@@ -265,7 +262,7 @@ def _is_small(path: str, part: Named) -> bool:
     )
 
 
-def _keys(part: Named, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
+def _chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return array and number of all chunks of arrays that are references, by key."""
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
@@ -274,7 +271,7 @@ def _keys(part: Named, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
     return keys
 
 
-def _reference(part: Named, path: str, number: int) -> list[Any]:
+def _reference(part: NamedSet, path: str, number: int) -> list[Any]:
     """Return the reference to a chunk as JSON has it."""
     row = part.refs.tables[path].row(number)
     assert row is not None, "only chunks that are present are asked for"
@@ -291,7 +288,7 @@ def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
 
 
 def _with_inline(
-    part: Named, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
+    part: NamedSet, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
 ) -> dict[str, dict[int, bytes]]:
     """Return all chunks of each array, those that are inline with those read, but for arrays that could not be read."""
     chunks = {path: dict(part.inline.get(path, {})) for path in paths}
@@ -305,25 +302,24 @@ def _with_inline(
 
 
 class _Values(NamedTuple):
-    """What stands for the numbers of an array, however they are stored."""
+    """The numbers of an array, however they are stored, and which of its marks for missing ones are among them."""
 
     dtype: str
     shape: tuple[int, ...]
     digest: bytes
+    missing: frozenset[float]
 
     @classmethod
-    def of(cls, values: npt.NDArray[Any] | None, marks: Sequence[float]) -> _Values | None:
-        """Return it; None for other values than numbers, or where one of ``marks``, of missing ones, is among them."""
-        if values is None or values.dtype.kind not in "iuf" or np.isin(values, marks).any():
+    def of(cls, part: NamedSet, path: str, chunks: Mapping[int, bytes]) -> _Values | None:
+        """Return it; None for other values than numbers."""
+        values = part.decoded(path, chunks)
+        if values is None or values.dtype.kind not in "iuf":
             return None
+        variable = part.variables[path]
+        marks = [*map(variable.attributes.get, ("_FillValue", "missing_value")), variable.meta.raw.get("fill_value")]
+        missing = frozenset(m for m in marks if isinstance(m, int | float) and np.isin(values, m).any())
         plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-        return cls(plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest())
-
-
-def _marks(variable: Variable) -> set[float]:
-    """Return the numbers that stand for missing ones, one way or another."""
-    marks = [variable.attributes.get(name) for name in ("_FillValue", "missing_value")]
-    return {mark for mark in (*marks, variable.meta.raw.get("fill_value")) if isinstance(mark, int | float)}
+        return cls(plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest(), missing)
 
 
 def _digest(chunks: Mapping[int, bytes]) -> bytes:
@@ -344,7 +340,7 @@ def _digest(chunks: Mapping[int, bytes]) -> bytes:
 _UNPACKED: Final = np.dtype("<f8")
 
 
-def roomier(parts: Sequence[Named], dim: str) -> dict[str, dict[str, Any]]:
+def roomier(parts: Sequence[NamedSet], dim: str) -> dict[str, dict[str, Any]]:
     """Return the metadata documents, by key, of arrays along ``dim`` for which the first set's encoding has no room."""
     found: dict[str, dict[str, Any]] = {}
     for path, first in parts[0].variables.items():

@@ -7,10 +7,9 @@ import os
 import reprlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import msgspec
 import numpy as np
@@ -23,19 +22,19 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
-from refshard_fs.formats.virtual_concat.recutting import Placement, Recut
+from refshard_fs.formats.virtual_concat.recutting import Recut
 from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
+from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
-from refshard_fs.sets.cutting import subchunked, trimmed
-from refshard_fs.sets.outer import completed, filled, fills_of, gap_of, with_fills
+from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
-from refshard_fs.sets.variables import Named, with_metadata, with_type
+from refshard_fs.sets.variables import NamedSet, with_type
 from refshard_fs.targets.objects import Objects
 from refshard_fs.tools.views import folded, progress, table, view
 
@@ -121,125 +120,132 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     return url
 
 
-class _Row(NamedTuple):
-    """Sets and gaps in a row along a dimension, such that they can be joined.
+class Rules(msgspec.Struct, frozen=True):
+    """How sets are joined: what `concat` was told, and ``regular``, the step between coordinate values by dimension."""
 
-    ``places`` say of sets, by number, where their elements lie along other dimensions: see `completed`.
+    same: frozenset[str] = frozenset()
+    chunks: Mapping[str, int] = {}
+    subchunks: Mapping[str, int] = {}
+    regular: Mapping[str, str | float] = {}
+    is_outer: bool = False
+    is_rectilinear: bool = False
+    lazy: bool = False
+
+
+class SetRow(msgspec.Struct, frozen=True):
+    """Sets in a row along ``dim``, which become references or a document.
+
+    A part's source is its URL or document; an empty one is a gap, of which the part tells the length or the coordinate.
+    For the document: ``metadata`` (by key) are shown in place of the first set's, ``bounds`` are arrays in the units of
+    a coordinate, and arrays in ``recut`` are shown in chunks of that shape already.
     """
 
-    parts: list[Named]
-    places: dict[int, dict[str, Placement]]
-    unions: Mapping[str, Any]
+    dim: str | None
+    sources: Sequence[Any]
+    parts: Sequence[NamedSet]
+    rules: Rules
+    metadata: Mapping[str, dict[str, Any]] = {}
+    bounds: Mapping[str, str] = {}
+    recut: Mapping[str, tuple[int, ...]] = {}
+    stacking: Stacking | None = None
 
-    @classmethod
-    def of(
-        cls,
-        sets: Sequence[object],
-        read: Sequence[Named],
-        dim: str | None,
-        regular: Mapping[str, str | float],
-        *,
-        is_outer: bool,
-        lazy: bool,
-    ) -> _Row:
-        """Return the row of ``sets``, as they were ``read``; of empty ones, which are gaps, the coordinate was."""
-        real = [number for number, of in enumerate(sets) if of]
-        has_gaps = len(real) < len(sets)
-        found = [read[number] for number in real]
-        aligned, fills = completed(found, dim, regular, lazy=lazy, has_gaps=has_gaps, is_outer=is_outer)
+    def references(self) -> NamedSet:
+        """Return all as one set of references; ManifestError if they do not fit."""
+        parts, _ = self._completed(self.parts)
+        return concatenate(parts, self.dim, self.rules.same, is_rectilinear=self.rules.is_rectilinear)
+
+    def document(self) -> tuple[ConcatDocument, NamedSet]:
+        """Return the document that joins the sources, and the set that it shows; ManifestError if they do not fit."""
+        dim = str(self.dim)
+        first = next(number for number, source in enumerate(self.sources) if source)
+        stored = self.parts[first]
+        own = stored.coordinate(dim)  # the document holds its values as they are stored
+        shown = {key: doc for key, doc in self.metadata.items() if own is None or key != own.key}
+        with_lead = [*self.parts[:first], with_metadata(stored, shown), *self.parts[first + 1 :]]
+        parts, aligned = self._completed(with_lead)
+        places = dict(zip((n for n, source in enumerate(self.sources) if source), aligned.places, strict=True))
+        lead = parts[first]
+        axes, variables = lead.along(dim), lead.variables
+        metadata = {**self.metadata, **_changed_documents(lead, stored)}
+        recut = {**recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
+        whole = concatenate(parts, dim, self.rules.same, recut=recut)
+        lengths = [part.length(dim) for part in parts]
+        coordinate = lead.coordinate(dim)
+        given = None if self.stacking is None else self.stacking.values
+        values: Sequence[bytes | None] = given or [None] * len(lengths)
+        joined = None if coordinate is None else whole.values(coordinate.path)
+        if coordinate is not None and joined is not None and len(joined):
+            meta = zarrmeta.array_meta(metadata.get(coordinate.key) or coordinate.meta.raw, repr(coordinate.path))
+            if meta is not None and with_type(meta, joined.dtype) is not meta:
+                metadata[coordinate.key] = dict(with_type(meta, joined.dtype).raw)
+            pieces = np.split(joined, np.cumsum(lengths)[:-1])
+            values = [plain(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
+        elif given is None:
+            coordinate = None
+        lines = [
+            Part("", length, data, source, places.get(number, {}))
+            if isinstance(source, ConcatDocument)
+            else Part(source, length, data, None, places.get(number, {}))
+            for number, (source, length, data) in enumerate(zip(self.sources, lengths, values, strict=True))
+        ]
+        recut_documents = {}
+        for path, shape in recut.items():
+            meta, axis = variables[path].meta, axes[path]
+            full = [*meta.shape[:axis], sum(lengths), *meta.shape[axis + 1 :]]
+            recut_documents[variables[path].key] = Recut.of(meta, full, shape, f"{path!r} of {lead.name}").meta.raw
+        whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
+        unions = {d: {path: axis for path, axis in lead.along(d).items() if path in axes} for d in aligned.unions}
+        held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
+        metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
+        document = ConcatDocument(
+            dim=dim,
+            axes=axes,
+            coordinate=None if coordinate is None else coordinate.path,
+            chunks=recut,
+            join="outer" if self.rules.is_outer else "exact",
+            metadata=metadata,
+            bounds=dict(self.bounds),
+            stacked=() if self.stacking is None else self.stacking.paths,
+            unions=unions,
+            parts=tuple(lines),
+            held=held,
+        )
+        return document, whole
+
+    def _completed(self, given: Sequence[NamedSet]) -> tuple[list[NamedSet], Aligned]:
+        """Return the parts ready to be concatenated, gaps among them; `Aligned` is of the others."""
+        dim, rules = self.dim, self.rules
+        sets = [part for source, part in zip(self.sources, given, strict=True) if source]
+        has_gaps = len(sets) < len(given)
+        aligned, fills = completed(
+            sets, dim, rules.regular, lazy=rules.lazy, has_gaps=has_gaps, is_outer=rules.is_outer
+        )
         parts = aligned.parts
-        if lazy:  # chunks of all others are recoded to the first one's
+        if rules.lazy:  # chunks of all others are recoded to the first one's
             parts[0] = with_fills(parts[0], fills)
             parts[0] = with_metadata(parts[0], roomier(parts, str(dim)))
         else:
             parts = [with_fills(part, fills) for part in parts]
-        by_number = dict(zip(real, parts, strict=True))
-        if has_gaps:
-            of_gap = partial(gap_of, parts[0], str(dim))
-            by_number |= {n: of_gap(length_along(read[n], str(dim)), read[n]) for n, of in enumerate(sets) if not of}
-        places = dict(zip(real, aligned.places, strict=True))
-        return cls([by_number[number] for number in range(len(sets))], places, aligned.unions)
+        left = iter(parts)
+        row = [
+            next(left) if source else gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent)
+            for source, extent in zip(self.sources, given, strict=True)
+        ]
+        return row, aligned
 
 
-def concat_document(
-    sets: Sequence[str | ConcatDocument],
-    read: Sequence[Named],
-    dim: str,
-    same: frozenset[str],
-    chunks: Mapping[str, int] | None = None,
-    subchunks: Mapping[str, int] | None = None,
-    known: Mapping[str, tuple[int, ...]] = {},
-    is_outer: bool = False,
-    regular: Mapping[str, str | float] = {},
-    shown: Mapping[str, dict[str, Any]] = {},
-    bounds: Mapping[str, str] = {},
-    coordinate_values: Sequence[bytes] | None = None,
-) -> tuple[ConcatDocument, Named]:
-    """Return the document that joins ``sets``, that were ``read``, and what it shows; ManifestError if they do not fit.
-
-    A set is a URL or a document itself, or empty for a gap, of which the coordinate or the length is known. Arrays in
-    ``known`` are recut already, in chunks of that shape; ``shown`` and ``bounds`` are the document's already.
-    ``regular`` says, by dimension, how far values of a coordinate are apart where sets are joined as ``is_outer``.
-    ``coordinate_values`` are given where sets have none.
-    """
-    bounds = dict(bounds)
-    first = next(number for number, of in enumerate(sets) if of)
-    stored = read[first]
-    own = next((v.key for v in stored.variables.values() if v.is_coordinate and v.dims == (dim,)), None)
-    # The values of the coordinate are held by the set as it is.
-    lead = with_metadata(stored, {key: doc for key, doc in shown.items() if key != own})
-    row = _Row.of(sets, [*read[:first], lead, *read[first + 1 :]], dim, regular, is_outer=is_outer, lazy=True)
-    parts, lead, places = list(row.parts), row.parts[first], row.places
-    metadata = {**shown, **_documents(lead, stored)}
-    recut = {**recut_shapes(parts, dim, chunks or {}, subchunks or {}, places), **known}
-    whole = concatenate(parts, dim, same, recut=recut)
-    variables = lead.variables
-    axes = {path: variable.dims.index(dim) for path, variable in variables.items() if dim in variable.dims}
-    lengths = [length_along(part, dim) for part in parts]
-    coordinate = next((path for path in axes if variables[path].is_coordinate), None)
-    values: Sequence[bytes | None] = coordinate_values or [None] * len(lengths)
-    known_values = None if coordinate is None else whole.values(coordinate)
-    if coordinate is not None and known_values is not None and len(known_values):
-        key, stored_as = variables[coordinate].key, whole.variables[coordinate].meta
-        meta = zarrmeta.array_meta(metadata.get(key) or variables[coordinate].meta.raw, repr(coordinate))
-        if meta is not None and with_type(meta, known_values.dtype) is not meta:
-            metadata[key] = dict(with_type(meta, known_values.dtype).raw)
-        values = [plain(stored_as, some)[1] for some in np.split(known_values, np.cumsum(lengths)[:-1])]
-    elif coordinate_values is None:
-        coordinate = None
-    lines = []
-    for number, (of, length, value) in enumerate(zip(sets, lengths, values, strict=True)):
-        url, within = ("", of) if isinstance(of, ConcatDocument) else (of, None)
-        lines.append(Part(url, length, value, within, places.get(number, {})))
-    recut_documents = {}
-    for path, shape in recut.items():
-        meta = variables[path].meta
-        full = [*meta.shape[: axes[path]], sum(lengths), *meta.shape[axes[path] + 1 :]]
-        recut_documents[variables[path].key] = Recut.of(meta, full, shape, f"{path!r} of {lead.name}").meta.raw
-    whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
-    unions = {
-        name: {p: variables[p].dims.index(name) for p in axes if name in variables[p].dims} for name in row.unions
-    }
-    held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
-    metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
-    document = ConcatDocument(
-        dim, axes, tuple(lines), coordinate, recut, is_outer, metadata, bounds, unions=unions, held=held
-    )
-    return document, whole
-
-
-def _documents(part: Named, stored: Named) -> dict[str, dict[str, Any]]:
-    """Return the metadata documents of arrays, by key, that a set has otherwise than it is ``stored``."""
-    keys = [key for v in part.variables.values() for key in (v.key, join(v.path, ".zattrs"))]
+def _changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, Any]]:
+    """Return the metadata documents of arrays, by key, in which a set differs from how it is ``stored``."""
     side, known = part.refs.side, stored.refs.side
+    keys = [key for v in part.variables.values() for key in (v.key, join(v.path, ".zattrs")) if key in side]
     return {
         key: object_in(side[key], f"{key!r} of {part.name}")
         for key in keys
-        if key in side and known.get(key) is not side[key] and known.get(key) != side[key]
+        if known.get(key) is not side[key] and known.get(key) != side[key]
     }
 
 
-def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:
+def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
     """Return in one line why only this package reads what documents show of the sets that were read for each."""
     made_here = [f"{path!r} is cut into other chunks" for path in sorted({p for doc, _ in made for p in doc.chunks})]
     recoded: Counter[str] = Counter()
@@ -259,14 +265,6 @@ def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[Named]]]) -> str:
     if made_here:
         return f"only refshard reads it: {', '.join(made_here)} when it is read"
     return "only refshard reads it; concat without lazy=True makes references that others read, too"
-
-
-def length_along(part: Named, dim: str) -> int:
-    """Return how long a set is along ``dim``; ManifestError where its variables do not agree."""
-    found = {path: v.meta.shape[v.dims.index(dim)] for path, v in part.variables.items() if dim in v.dims}
-    if len(set(found.values())) != 1:
-        raise ManifestError(f"{part.name} has variables of several lengths along {dim!r}: {found}")
-    return next(iter(found.values()))
 
 
 @overload
@@ -391,16 +389,15 @@ def concat(
     order = tuple(dims) if dims is not None else (dim,)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
-    by_name = _grid_of(sets, order, join, on_error, options)
-    if by_name is not None:
-        found = sorted(by_name.files.items())
+    file_grid = _grid_of(sets, order, join, on_error, options)
+    if file_grid is not None:
+        found = sorted(file_grid.files.items())
     else:
         found = list(_leaves(expanded(sets, options) if len(order) == 1 else sets, len(order)))
     if not found:
         raise ValueError("there are no sets to concatenate")
-    places, leaves = zip(*found, strict=True)
+    places, sources = zip(*found, strict=True)
 
-    unchecked = frozenset(same)
     if chunks is not None and (not lazy or min(chunks.values(), default=1) < 1):
         raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
     if lazy and grid != "regular":
@@ -411,209 +408,183 @@ def concat(
         raise ValueError("subchunks= are lengths of 1 and more, by dimension")
     if freq is not None and order[0] is None:
         raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
-    if len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and by_name is None)):
+    if len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and file_grid is None)):
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
-        leaves = tuple(url_of_set(fo, options, "lazy=True") for fo in leaves)
-    failed: dict[int, Exception] | None = {} if on_error == "skip" else None
+        sources = tuple(url_of_set(fo, options, "lazy=True") for fo in sources)
+    failed: dict[int, Exception] = {}
     with progress("concat", callback) as shown:
-        shown.set_size(len(leaves))
-        read = read_sets(leaves, options, shown.relative_update, failed, executor, resume)
-    leaves = tuple(fo for number, fo in enumerate(leaves) if not failed or number not in failed)
-    places = tuple(place for number, place in enumerate(places) if not failed or number not in failed)
-    if failed and by_name is not None:
-        left_files = by_name._replace(files={at: by_name.files[at] for at in places})
+        shown.set_size(len(sources))
+        read = read_sets(
+            sources, options, shown.relative_update, failed if on_error == "skip" else None, executor, resume
+        )
+    opened = [number for number in range(len(sources)) if number not in failed]
+    sources, places = tuple(sources[n] for n in opened), tuple(places[n] for n in opened)
+    if failed and file_grid is not None:
+        file_grid = file_grid._replace(files={at: file_grid.files[at] for at in places})
         if join == "exact":
-            left_files.check_whole()
-        by_name = left_files.without_empty()
-        places = tuple(sorted(by_name.files))
-    skipped(failed or {}, any_left=bool(leaves))
+            file_grid.check_whole()
+        file_grid = file_grid.without_empty()
+        places = tuple(sorted(file_grid.files))
+    skipped(failed, any_left=bool(sources))
+
     stored = read
-    stacking = None if by_name is not None or len(order) > 1 or dim is None else Stacking.by_scalar(dim, read)
-    if stacking is not None:
-        read = stacking.parts
+    if file_grid is None and len(order) == 1 and dim is not None:
+        stacking = Stacking.by_scalar(dim, read)
+        read = read if stacking is None else stacking.parts
     for along in order:
         read = with_common_units(read, along, lazy=lazy).parts
     if len(order) == 1 and dim is not None:
         kept = arrange(read, dim, sort=sort, overlap=overlap)
         if kept is not None:
-            leaves = tuple(leaves[number] for number, _, _ in kept)
-            places, by_name = tuple((place,) for place in range(len(kept))), None
             chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
-            cut = [part.name for part, k in zip(chosen, kept, strict=True) if part.refs is not read[k.number].refs]
+            cut = [part.name for part, k in zip(chosen, kept, strict=True) if part is not read[k.number]]
             if lazy and cut:
                 raise ManifestError(
                     f"lazy=True joins whole sets, and of {cut[0]} a part is taken along {dim!r} (overlap=): leave "
                     "lazy=True out"
                 )
             read, stored = chosen, [stored[number] for number, _, _ in kept]
-    joining = _Joining(
-        order,
-        by_name,
-        unchecked,
-        chunks,
+            sources = tuple(sources[number] for number, _, _ in kept)
+            places, file_grid = tuple((place,) for place in range(len(kept))), None
+    rules = Rules(
+        frozenset(same),
+        chunks or {},
         subchunks or {},
-        regular={} if freq is None else {_regular_dimension(order, by_name, read): freq},
-        units={p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1},
+        regular={} if freq is None else {_regular_dimension(order, file_grid, read): freq},
         is_outer=join == "outer",
         is_rectilinear=grid == "rectilinear",
         lazy=lazy,
     )
-    if by_name is not None:
-        read = in_grid(by_name, dict(zip(places, read, strict=True)))
-    read = with_digests(read, order, unchecked, places)
+    units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
+    if file_grid is not None:
+        read = in_grid(file_grid, dict(zip(places, read, strict=True)))
+    read = with_digests(read, order, rules.same, places)
     if lazy:  # documents say which dimensions are made
         pairs = zip(stored, read, strict=True)
-        read = [msgspec.structs.replace(part, digests=found.digests) for part, found in pairs]
-    document, whole = joining.joined(dict(zip(places, zip(leaves, read, strict=True), strict=True)))
+        read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
+    cube = _Cube(order, file_grid, units, rules)
+    document, whole = cube.joined(dict(zip(places, zip(sources, read, strict=True), strict=True)))
     if not isinstance(document, ConcatDocument):
         return made(whole.refs)
     data = document.dumps()
     title = f"{count_text(document.count, 'set')} joined along {' and '.join(map(str, order))}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(joining.made), title)
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(cube.made), title)
 
 
-Leaf = tuple[Any, Named]  # what a set was read from, and the set
+Leaf = tuple[Any, NamedSet]  # the URL or document of a set, and the set
+Place = tuple[int, ...]  # the number of a set along each dimension
 
 
-class _Joining(msgspec.Struct, frozen=True):
-    """How sets in a grid are joined, a dimension after the other: to references, or to documents within documents."""
+class _Cube(msgspec.Struct, frozen=True):
+    """Joins sets one dimension after the other, the last one first: to references, or to documents in documents."""
 
     dims: Sequence[str | None]
-    grid: FileGrid | None  # if their names say where they lie
-    same: frozenset[str]
-    chunks: Mapping[str, int] | None
-    subchunks: Mapping[str, int]
-    regular: Mapping[str, str | float]
-    units: Mapping[str, Any]  # of coordinates of the first set, by path, in which all are
-    is_outer: bool
-    is_rectilinear: bool
-    lazy: bool
-    made: list[tuple[ConcatDocument, Sequence[Named]]] = []
-    beside: dict[tuple[str | None, int], Named] = {}  # a set at each place along dimensions that sets have themselves
+    grid: FileGrid | None  # where names of files give their places
+    units: Mapping[str, Any]  # of coordinates of the first set, by path: all sets get them
+    rules: Rules
+    made: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []
+    examples: dict[tuple[str | None, int], NamedSet] = {}  # a set at each number along dimensions that sets have
 
-    def joined(self, leaves: Mapping[tuple[int, ...], Leaf]) -> Leaf:
-        """Return the document that joins ``leaves``, sets by their places, if it is ``lazy``, and all as one set."""
+    def joined(self, leaves: Mapping[Place, Leaf]) -> Leaf:
+        """Return all ``leaves``, sets by their places, as one set, with the document that joins them if it is lazy."""
+        rules = self.rules
         parts = {place: part for place, (_, part) in leaves.items()}
-        if self.subchunks:
+        if rules.subchunks:
             for place, part in parts.items():
-                parts[place] = subchunked(part, self.subchunks, lazy=self.lazy)
-        known = {name for part in parts.values() for v in part.variables.values() for name in v.dims}
-        inside = [name for name in self.dims if name in known]
+                parts[place] = subchunked(part, rules.subchunks, lazy=rules.lazy)
         if self.grid is not None:
+            known = _dims(parts.values())
             for place, part in parts.items():
                 for dim, number in zip(self.dims, place, strict=True):
                     if dim in known:
-                        self.beside.setdefault((dim, number), part)
-            if self.grid.holes and not self.lazy:
+                        self.examples.setdefault((dim, number), part)
+            if self.grid.holes and not rules.lazy:
                 variables = [item for part in parts.values() for item in part.variables.items()]
-                spread = {
-                    path for path, v in variables if not v.is_coordinate and not set(self.dims).isdisjoint(v.dims)
-                }
+                spread = {p for p, v in variables if not v.is_coordinate and not set(self.dims).isdisjoint(v.dims)}
                 fills = fills_of(list(parts.values()), spread)
                 parts = {place: with_fills(part, fills) for place, part in parts.items()}
-        of = {place: leaf[0] if self.lazy else parts[place].name for place, leaf in leaves.items()}
-        return self._level((), sorted(leaves), {place: (of[place], parts[place]) for place in leaves}, inside)
+        sources = {place: source if rules.lazy else parts[place].name for place, (source, _) in leaves.items()}
+        return self._below((), {place: (sources[place], parts[place]) for place in sorted(leaves)})
 
-    def _level(
-        self,
-        place: tuple[int, ...],
-        below: Sequence[tuple[int, ...]],
-        leaves: Mapping[tuple[int, ...], Leaf],
-        known: list[str | None],
-    ) -> Leaf:
-        """Return what joins the sets whose places begin with ``place``.
-
-        ``known`` are the dimensions that sets have; those that were made within are added.
-        """
-        axis = len(place)
-        dim = self.dims[axis]
-        by_number: dict[int, list[tuple[int, ...]]] = {}
-        for each in below:
-            by_number.setdefault(each[axis], []).append(each)
-        numbers = sorted(by_number)
-        found: list[Leaf] = []
-        inside = list(known)
-        for number in numbers:
-            at = (*place, number)
-            inside = list(known)
-            found.append(leaves[at] if at in leaves else self._level(at, by_number[number], leaves, inside))
-        known[:] = inside
-        sets = [of for of, _ in found]
-        parts = [part for _, part in found]
-        stacking = None
-        if dim is not None and dim not in known:
-            if self.grid is not None:
-                stacking = Stacking.by_name(self.grid, dim, parts, numbers, known)
-            else:
-                stacking = Stacking.by_scalar(dim, parts)
-            parts = parts if stacking is None else stacking.parts
-            known.append(dim)
-        holes = self._holes(place, numbers, parts[0])
-        # Gaps come last, for the first set says what others are recoded to.
+    def _below(self, start: Place, leaves: Mapping[Place, Leaf]) -> Leaf:
+        """Return ``leaves``, whose places begin with ``start``, as one set."""
+        axis, dim = len(start), self.dims[len(start)]
+        groups: dict[int, dict[Place, Leaf]] = {}
+        for place, leaf in leaves.items():
+            groups.setdefault(place[axis], {})[place] = leaf
+        below = [leaves.get((*start, n)) or self._below((*start, n), group) for n, group in groups.items()]
+        sources: list[Any] = [source for source, _ in below]
+        parts = [part for _, part in below]
+        stacking = self._stacking(dim, parts, list(groups))
+        parts = parts if stacking is None else stacking.parts
+        holes = self._holes(start, groups, parts[0])
+        # Holes come last: all are recoded to the units of the first set.
         times = CommonUnits([*parts, *holes.values()], {}, {})
-        if self.lazy:
+        if self.rules.lazy:
             times = with_common_units(times.parts, dim, lazy=True, fixed=self.units)
-        real, gaps = times.parts[: len(parts)], times.parts[len(parts) :]
-        parts = list(real)
-        for number, gap in zip(holes, gaps, strict=True):
-            sets.insert(number, "")
-            parts.insert(number, gap)
-        if dim in self.regular:
-            sets, parts = self._filled(sets, parts, str(dim))
-        if not self.lazy:
-            if len(parts) > 1:
-                parts = _Row.of(sets, parts, dim, self.regular, is_outer=self.is_outer, lazy=False).parts
-                parts = [concatenate(parts, dim, self.same, is_rectilinear=self.is_rectilinear)]
-            return parts[0].name, parts[0]
-        document, whole = concat_document(
-            sets,
-            parts,
-            str(dim),
-            self.same,
-            self.chunks,
-            self.subchunks,
-            is_outer=self.is_outer,
-            regular=self.regular,
-            shown={**times.shown, **(stacking.shown if stacking else {})},
-            bounds=times.bounds,
-            coordinate_values=stacking.values if stacking else None,
-        )
-        if stacking is not None:
-            document = msgspec.structs.replace(document, stacked=stacking.paths)
+        real = times.parts[: len(parts)]
+        row = list(real)
+        for number, hole in zip(holes, times.parts[len(parts) :], strict=True):
+            sources.insert(number, "")
+            row.insert(number, hole)
+        if dim in self.rules.regular:
+            sources, row = self._with_gaps(sources, row, str(dim))
+        if not self.rules.lazy:
+            whole = SetRow(dim, sources, row, self.rules).references() if len(row) > 1 else row[0]
+            return whole.name, whole
+        metadata = {**times.metadata, **(stacking.metadata if stacking else {})}
+        document, whole = SetRow(dim, sources, row, self.rules, metadata, times.bounds, stacking=stacking).document()
         self.made.append((document, real))
         return document, whole
 
-    def _holes(self, place: tuple[int, ...], numbers: Sequence[int], like: Named) -> dict[int, Named]:
-        """Return what stands where a grid has no file, by number: sets that say no more than how long they are."""
-        axis, dim = len(place), self.dims[len(place)]
+    def _stacking(self, dim: str | None, parts: Sequence[NamedSet], numbers: Sequence[int]) -> Stacking | None:
+        """Return sets with ``dim``, where they do not have it themselves."""
+        known = _dims(parts)
+        if dim is None or dim in known:
+            return None
+        if self.grid is None:
+            return Stacking.by_scalar(dim, parts)
+        return Stacking.by_name(self.grid, dim, parts, numbers, [name for name in self.dims if name in known])
+
+    def _holes(self, start: Place, numbers: Container[int], like: NamedSet) -> dict[int, NamedSet]:
+        """Return what stands where a grid has no file, by number: sets that only tell the length or coordinate."""
+        axis, dim = len(start), self.dims[len(start)]
         if self.grid is None or dim is None:
             return {}
-        found: dict[int, Named] = {}
-        for number in sorted(set(range(self.grid.shape[axis])).difference(numbers)):
-            said = f"what is missing at {self.grid.said((*place, number))}"
-            beside = self.beside.get((dim, number))
-            if beside is None:
-                found[number] = self.grid.coordinate(dim, number, like, said)
+        holes: dict[int, NamedSet] = {}
+        for number in range(self.grid.shape[axis]):
+            if number in numbers:
                 continue
-            along = {path: v for path, v in beside.variables.items() if dim in v.dims}
+            name = f"what is missing at {self.grid.described((*start, number))}"
+            example = self.examples.get((dim, number))
+            if example is None:
+                holes[number] = self.grid.coordinate(dim, number, like, name)
+                continue
+            along = {path: example.variables[path] for path in example.along(dim)}
             coordinates = {path: v for path, v in along.items() if v.is_coordinate}
-            found[number] = Named(said, beside.refs, coordinates or dict(list(along.items())[:1]))
-        return found
+            holes[number] = NamedSet(name, example.refs, coordinates or dict(list(along.items())[:1]))
+        return holes
 
-    def _filled(self, sets: Sequence[Any], parts: Sequence[Named], dim: str) -> tuple[list[Any], list[Named]]:
-        """Return the sets with gaps between them, where values of a regular coordinate are missing."""
-        pieces = filled(parts, dim, self.regular[dim])
+    def _with_gaps(
+        self, sources: Sequence[Any], parts: Sequence[NamedSet], dim: str
+    ) -> tuple[list[Any], list[NamedSet]]:
+        """Return sources and sets with gaps between them, where values of a regular coordinate are missing."""
+        pieces = with_gaps(parts, dim, self.rules.regular[dim])
         numbers = [piece.number for piece in pieces if piece.number is not None]
-        if self.lazy and numbers != list(range(len(parts))):
+        if self.rules.lazy and numbers != list(range(len(parts))):
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise ManifestError(
                 f"{parts[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"
             )
-        return ["" if p.number is None else sets[p.number] for p in pieces], [piece.part for piece in pieces]
+        return ["" if p.number is None else sources[p.number] for p in pieces], [piece.part for piece in pieces]
 
 
-def _regular_dimension(dims: Sequence[str | None], grid: FileGrid | None, parts: Sequence[Named]) -> str:
+def _dims(parts: Iterable[NamedSet]) -> set[str | None]:
+    return {dim for part in parts for variable in part.variables.values() for dim in variable.dims}
+
+
+def _regular_dimension(dims: Sequence[str | None], grid: FileGrid | None, parts: Sequence[NamedSet]) -> str:
     """Return along which of ``dims`` values are regular: the first whose coordinate is of times, else the first."""
     first = parts[0].variables
     for dim in dims:
@@ -632,10 +603,11 @@ def _grid_of(
         return None
     grid, others = FileGrid.of(pattern, expanded(pattern.glob, options), [str(dim) for dim in order])
     if others:
-        said = f"{', '.join(others[:3])}{f' and {len(others) - 3:,} others' if len(others) > 3 else ''} are not named"
+        more = f" and {len(others) - 3:,} others" if len(others) > 3 else ""
+        misnamed = f"{', '.join(others[:3])}{more} are not named as {pattern.text!r} says"
         if on_error == "raise" or not grid.files:
-            raise ManifestError(f"{said} as {pattern.text!r} says: on_error='skip' leaves them out")
-        warnings.warn(f"{said} as {pattern.text!r} says, and left out", UserWarning, stacklevel=3)
+            raise ManifestError(f"{misnamed}: on_error='skip' leaves them out")
+        warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=3)
     if join == "exact":
         grid.check_whole()
     return grid

@@ -1,6 +1,6 @@
-"""Reference sets one after the other along a dimension, as columns: no chunk is read or copied. No I/O here.
+"""Reference sets concatenated along a dimension, as columns: no chunk is read or copied. No I/O here.
 
-What does not fit is a ManifestError that names the sets, the variable and the field.
+Where sets do not fit, a ManifestError names them, the variable and the field.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
+from refshard_fs.sets.changed_set import grid_of
 from refshard_fs.sets.common_units import times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged
-from refshard_fs.sets.variables import Named, Variable, VariableReader, grid_of, with_attributes, with_type
+from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
 
 
 def concatenate(
-    sets: Sequence[Named],
+    sets: Sequence[NamedSet],
     dim: str | None,
     same: Iterable[str] = (),
     *,
     recut: Container[str] | None = None,
     is_rectilinear: bool = False,
-) -> Named:
+) -> NamedSet:
     """Return ``sets`` as one: arrays with ``dim`` joined along it in order, all others merged.
 
-    Variables without ``dim`` must be equal wherever they are, but for those in ``same``: they are the first set's.
-    With ``recut`` arrays along ``dim`` may be encoded otherwise: who reads them recodes their chunks. Those that are
-    named there are cut otherwise, and references to their chunks are left out. Where it ``is_rectilinear``, chunks may
-    have another length along ``dim`` in each set.
+    Variables without ``dim`` must be equal in all sets that have them, but for those in ``same``, which are taken from
+    the first. ``recut`` is for a document: arrays along ``dim`` may be encoded differently then, for chunks are recoded
+    when they are read, and arrays in ``recut`` get no references, for their chunks are cut when they are read. If it
+    ``is_rectilinear``, chunks may have another length along ``dim`` in each set.
     """
     joined = _Concatenation(sets, dim, frozenset(same), recut, is_rectilinear)
     name = sets[0].name if len(sets) == 1 else f"{sets[0].name} to {sets[-1].name}"
     refs = joined.references()
-    return Named(name, refs, VariableReader().read(refs, name), joined.digests)
+    return NamedSet(name, refs, VariableReader().read(refs, name), joined.digests)
 
 
 class _Concatenation:
     def __init__(
         self,
-        sets: Sequence[Named],
+        sets: Sequence[NamedSet],
         dim: str | None,
         same: frozenset[str],
         recut: Container[str] | None,
@@ -64,9 +65,9 @@ class _Concatenation:
     ) -> None:
         self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
         self.is_rectilinear = is_rectilinear
-        # What sets hold the values of: these are held in one chunk then. A lazy cube holds a coordinate's alone.
+        # Where all values of times are known, these are joined as values, in one chunk; in a document only coordinates.
         times = {} if recut is not None else times_along(sets, dim)
-        self.held = {path for lead, bounds in times.items() for path in (lead, *bounds)}
+        self.joined_as_values = {path for coordinate, bounds in times.items() for path in (coordinate, *bounds)}
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
         self.side: dict[str, Value] = {}
@@ -91,7 +92,7 @@ class _Concatenation:
         return ReferenceSet(urls, self.tables, self.side, pins=pins)
 
     def _check_scalars(self, dim: str) -> None:
-        """Raise ManifestError where ``dim`` is a scalar that is known in some sets, and not in others: with both."""
+        """Raise ManifestError where ``dim`` is a scalar that is known in some sets only, of which two are named."""
         known = [dim in part.variables and part.values(dim) is not None for part in self.sets]
         if any(known) and not all(known):
             other = self.sets[known.index(False)]
@@ -102,27 +103,27 @@ class _Concatenation:
             )
 
     def _add_variable(self, path: str) -> None:
-        having = [number for number, part in enumerate(self.sets) if path in part.variables]
-        first = self.sets[having[0]]
+        owners = [number for number, part in enumerate(self.sets) if path in part.variables]
+        first = self.sets[owners[0]]
         variable = first.variables[path]
         if self.dim is None or self.dim not in variable.dims:
-            for number in having[1:]:
-                if path in self.same or self.sets[number].refs is first.refs:
+            for part in (self.sets[number] for number in owners[1:]):
+                if path in self.same or part.refs is first.refs:
                     continue
                 if self.dim is None:
-                    check_merged(path, first, self.sets[number])
+                    check_merged(path, first, part)
                 else:
-                    check_equal(path, first, self.sets[number], self.dim)
-            self._take(path, having[0])
+                    check_equal(path, first, part, self.dim)
+            self._take(path, owners[0])
             return
-        if len(having) < len(self.sets):
-            lacking = next(part.name for number, part in enumerate(self.sets) if number not in having)
+        if len(owners) < len(self.sets):
+            lacking = next(part.name for part in self.sets if path not in part.variables)
             raise ManifestError(
                 f"{lacking} has no variable {path!r}, which others have along {self.dim!r} ({first.name}): "
                 "join='outer' takes it for missing there"
             )
         axis = variable.dims.index(self.dim)
-        values = self._values(path, axis) if variable.is_coordinate or path in self.held else None
+        values = self._values(path, axis) if variable.is_coordinate or path in self.joined_as_values else None
         is_recut = self.recut is not None and path in self.recut
         how: Joining = "as they are" if self.recut is None else "recut" if is_recut else "recoded"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
@@ -144,7 +145,7 @@ class _Concatenation:
             self.side[join(path, grid.tail(0))] = data
 
     def _add_others(self) -> None:
-        """Take in what belongs to no array: the first set that has a key gives its value."""
+        """Add keys that belong to no array, each from the first set that has it."""
         consolidated = False
         for number, part in enumerate(self.sets):
             for key, value in part.refs.side.items():
@@ -159,7 +160,7 @@ class _Concatenation:
                         self.side[key] = Row(target, value.offset, value.length)
                 elif name == "zarr.json":
                     group = object_in(value, f"{key!r} of {part.name}")
-                    # Consolidated metadata tell of one set only.
+                    # Consolidated metadata describe one set only.
                     self.side[key] = {k: v for k, v in group.items() if k != "consolidated_metadata"}
                 elif place(part.refs.grids, key) is None:
                     self.side[key] = value
@@ -172,7 +173,7 @@ class _Concatenation:
     # ------------------------------------------------------------------ one variable
 
     def _take(self, path: str, number: int) -> None:
-        """Take in an array as one set has it."""
+        """Add an array as one set has it."""
         part = self.sets[number]
         refs = part.refs
         self._take_metadata(path, part)
@@ -183,19 +184,17 @@ class _Concatenation:
         if path in part.digests:
             self.digests[path] = part.digests[path]
 
-    def _take_metadata(self, path: str, part: Named) -> None:
+    def _take_metadata(self, path: str, part: NamedSet) -> None:
         for name in (".zarray", "zarr.json", ".zattrs"):
             key = join(path, name)
             if key in part.refs.side:
                 self.side[key] = part.refs.side[key]
 
     def _add_metadata(self, variable: Variable, doc: Mapping[str, Any]) -> ChunkGrid:
-        """Put the metadata of an array that is joined; return its grid."""
+        """Add the metadata of an array that is joined; return its grid."""
         grid = grid_of(doc, f"{variable.path!r} of {self.sets[0].name}")
+        self._take_metadata(variable.path, self.sets[0])
         self.side[variable.key] = dict(doc)
-        attributes = join(variable.path, ".zattrs")
-        if attributes in self.sets[0].refs.side:
-            self.side[attributes] = self.sets[0].refs.side[attributes]
         packing = {part.variables[variable.path].attributes.get(PACKING_TYPE) for part in self.sets}
         if len(packing) > 1 and PACKING_TYPE in variable.attributes:
             others = {name: value for name, value in variable.attributes.items() if name != PACKING_TYPE}
@@ -203,12 +202,12 @@ class _Concatenation:
         return grid
 
     def _part(self, path: str, number: int) -> Part:
-        """Return the references of a set to the chunks of an array."""
+        """Return a set's references to the chunks of an array, by the targets of all sets."""
         numbers, ranges = self.sets[number].refs.tables[path].part()
         return Part(numbers, ranges._replace(targets=ranges.targets + np.uint32(self.first_targets[number])))
 
     def _join(self, path: str, axis: int) -> None:
-        """Put the chunks of all sets into one array."""
+        """Add an array with the chunks of all sets."""
         variable = self.sets[0].variables[path]
         first = variable.meta
         lengths = [part.variables[path].meta.shape[axis] for part in self.sets]
@@ -247,8 +246,8 @@ class _Concatenation:
         if all(path in part.digests for part in self.sets):
             self.digests[path] = tuple(part.digests[path] for part in self.sets)
 
-    def _chunk_length(self, part: Named, path: str, axis: int) -> int:
-        """Return how long chunks of a set are along the dimension; along all others they are as the first set's."""
+    def _chunk_length(self, part: NamedSet, path: str, axis: int) -> int:
+        """Return the length of chunks along the dimension; ManifestError where they differ along others."""
         chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
         if chunks is None or first is None:
             raise ManifestError(f"{part.name}: the chunks of {path!r} are not of one size, or not known")
@@ -260,31 +259,31 @@ class _Concatenation:
 
     def _values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
         """Return the values of an array in all sets, if all are inline."""
-        found = []
+        every = []
         for part in self.sets:
             values = part.values(path)
             if values is None:
                 return None
-            found.append(values)
+            every.append(values)
         try:
-            joined = np.concatenate(found, axis)
-        except ValueError:  # other lengths differ, which joining them says
+            joined = np.concatenate(every, axis)
+        except ValueError:  # lengths along other dimensions differ, which `check_joinable` says
             return None
-        mine = found[0].dtype
-        if all((values.dtype.kind, values.dtype.itemsize) == (mine.kind, mine.itemsize) for values in found):
+        mine = every[0].dtype
+        if all((values.dtype.kind, values.dtype.itemsize) == (mine.kind, mine.itemsize) for values in every):
             return joined
         with np.errstate(invalid="ignore", over="ignore"):
             stored = joined.astype(mine)
         if np.array_equal(stored.astype(joined.dtype), joined, equal_nan=joined.dtype.kind == "f"):
             return stored  # of the first set's type, if that holds all
-        for part, values in zip(self.sets, found, strict=True):
+        for part, values in zip(self.sets, every, strict=True):
             if not np.array_equal(values.astype(joined.dtype).astype(values.dtype), values, equal_nan=True):
                 raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
         return joined
 
 
 def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:
-    """Return the grid of chunks of several lengths along ``axis``: of each set, how long its chunks are, and it is."""
+    """Return a grid of chunks of several lengths along ``axis``; ``pieces`` are each set's chunk length and length."""
     edges: list[list[int]] = []  # length, and how often
     for size, length in pieces:
         count = -(-length // size) if size else 0
@@ -298,20 +297,20 @@ def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]])
 
 
 def recut_shapes(
-    sets: Sequence[Named],
+    sets: Sequence[NamedSet],
     dim: str,
     chunks: Mapping[str, int],
     subchunks: Mapping[str, int],
     places: Mapping[int, Mapping[str, Placement]] = {},
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of chunks in which arrays are shown whose chunks do not meet along ``dim``.
+    """Return the shapes of chunks (by path) of arrays that are recut: whose chunks do not meet along ``dim``.
 
-    That of most elements is taken, along each dimension, unless ``chunks`` has a length for it; it is no longer than
-    ``subchunks`` says. Arrays whose chunks meet, and are as long as that, are not among them. ``places`` say of sets,
-    by number, where their elements lie along other dimensions.
+    Along each dimension the length that most elements have is taken, or that of ``chunks``, and no more than
+    ``subchunks`` says. Arrays whose chunks meet, and have that shape, are not recut. ``places`` say, by number of the
+    set, where its elements lie along other dimensions.
     """
-    found = {}
-    placed = {item for of in places.values() for item in of.items()}
+    recut = {}
+    placements = {item for own in places.values() for item in own.items()}
     for path, first in sets[0].variables.items():
         if dim not in first.dims or first.is_coordinate:
             continue
@@ -319,7 +318,7 @@ def recut_shapes(
         metas = [part.variables[path].meta for part in sets if path in part.variables]
         shapes = [(m.chunks, m.shape[axis]) for m in metas if m.chunks is not None and len(m.shape) == len(first.dims)]
         if len(shapes) < len(sets):
-            continue  # which joining them says
+            continue  # `check_joinable` says why
 
         def wanted(shape: Sequence[int], dims: Sequence[str | None] = first.dims) -> tuple[int, ...]:
             most = [chunks.get(name or "", size) for name, size in zip(dims, shape, strict=True)]
@@ -327,17 +326,20 @@ def recut_shapes(
 
         whole = wanted(shapes[0][0])
         meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
-        for name, placement in placed:
+        for name, placement in placements:
             if name in first.dims:
                 k = first.dims.index(name)
                 meet = meet and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
         if not meet or any(theirs != whole for theirs, _ in shapes):
-            found[path] = wanted(commonest(shapes, axis))
-    return found
+            recut[path] = wanted(commonest(shapes, axis))
+    return recut
 
 
 def _renumbered(numbers: Any, count: int, total: int, inner: int, start: int) -> Any:
-    """Return the numbers of chunks in a grid that has ``total`` along the axis where theirs has ``count``."""
+    """Return the numbers of chunks in a longer grid: ``count`` along an axis, from ``start`` on, become ``total``.
+
+    ``inner`` is the number of chunks along all later axes.
+    """
     if total == count:
         return numbers
     if len(numbers) and numbers[-1] < count * inner:  # ascending: all in the first place of the axes before
@@ -347,8 +349,7 @@ def _renumbered(numbers: Any, count: int, total: int, inner: int, start: int) ->
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sets put in order by the coordinate of their dimension, and what two of them have both. The values of the coordinate
-# tell: they are read when sets are joined, and are kept inline.
+# Sets ordered by the coordinate of their dimension, and values of it that several sets have.
 
 
 # Which set gives a value of the coordinate that several have.
@@ -356,18 +357,20 @@ Overlap = Literal["error", "first", "last"]
 
 
 class Kept(NamedTuple):
-    """Elements ``[start, stop)`` along the dimension of the set ``number``."""
+    """The elements ``[start, stop)`` of the set ``number``, along the dimension."""
 
     number: int
     start: int
     stop: int
 
 
-def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Overlap = "error") -> list[Kept] | None:
+def arrange(
+    parts: Sequence[NamedSet], dim: str, *, sort: bool = False, overlap: Overlap = "error"
+) -> list[Kept] | None:
     """Return which elements of which sets are joined along ``dim``, in order; None for all as they are given.
 
     With ``sort`` the sets are ordered by their first value. ManifestError where sets have values of the coordinate in
-    common and ``overlap`` does not say whose are taken, or where what is left of one is not in one piece.
+    common and ``overlap`` does not say whose are taken, or where what is left of a set is not in one piece.
     """
     values = coordinate_values(parts, dim)
     if values is None:
@@ -375,9 +378,9 @@ def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Ov
             without = without_coordinate(parts, dim)
             raise ManifestError(f"there is no coordinate {dim!r} of numbers in {without} to put the sets in order by")
         return None
-    order = [number for number, found in enumerate(values) if len(found)]
+    order = [number for number, own in enumerate(values) if len(own)]
     if sort:
-        descending = all(found[0] > found[-1] for found in values if len(found) > 1) and len(values[order[0]]) > 1
+        descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
         order.sort(key=lambda number: values[number][0], reverse=descending)
     taken = np.concatenate([values[number] for number in order])
     owners = np.repeat(np.arange(len(order)), [len(values[number]) for number in order])
@@ -406,30 +409,30 @@ def arrange(parts: Sequence[Named], dim: str, *, sort: bool = False, overlap: Ov
     return kept
 
 
-def coordinate_values(parts: Sequence[Named], dim: str) -> list[npt.NDArray[Any]] | None:
-    """Return the values of the coordinate of ``dim`` in each set; None if there are none."""
-    path = next((path for path, v in parts[0].variables.items() if v.is_coordinate and v.dims == (dim,)), None)
-    if path is None:
+def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:
+    """Return the values of the coordinate of ``dim`` in each set; None where some set has none that are known."""
+    first = parts[0].coordinate(dim)
+    every = []
+    if first is None:
         return None
-    found = []
     for part in parts:
-        variable = part.variables.get(path)
-        values = part.values(path) if variable is not None and variable.dims == (dim,) else None
+        variable = part.variables.get(first.path)
+        values = None if variable is None or variable.dims != (dim,) else part.values(first.path)
         if values is None:
             return None
-        found.append(values)
-    return found
+        every.append(values)
+    return every
 
 
-def without_coordinate(parts: Sequence[Named], dim: str) -> str:
+def without_coordinate(parts: Sequence[NamedSet], dim: str) -> str:
     """Return the name of the first set of which the values of a dimension's coordinate are not known."""
     return next((part.name for part in parts if coordinate_values([part], dim) is None), parts[0].name)
 
 
-def shown_value(value: Any, part: Named, dim: str) -> str:
+def shown_value(value: Any, part: NamedSet, dim: str) -> str:
     """Return a value of the coordinate of ``dim`` as an error says it."""
-    variable = next(v for v in part.variables.values() if v.is_coordinate and v.dims == (dim,))
-    units = variable.attributes.get("units")
+    coordinate = part.coordinate(dim)
+    units = None if coordinate is None else coordinate.attributes.get("units")
     return f"{value} {units}" if isinstance(units, str) else str(value)
 
 

@@ -1,8 +1,8 @@
 """Sets that lack arrays or coordinate values of others: what one lacks are chunks that do not exist. No I/O here.
 
-`completed` gives every set all arrays and the union of the coordinates along other dimensions; `filled` puts sets of
-nothing where values of a regular coordinate are missing. Readers show the fill value there, so an array needs one that
-means that values are missing: zeros would be taken for data.
+`completed` gives every set all arrays and the union of the coordinates along other dimensions. `with_gaps` puts sets
+without chunks where values of a regular coordinate are missing. Readers show the fill value there, so an array needs
+one that means "missing": zeros would be taken for data.
 """
 
 from __future__ import annotations
@@ -19,106 +19,90 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.columns import Texts
 from refshard_fs.core.dtypes import dtype_of
-from refshard_fs.core.keys import join
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calendar_of, instant, parsed_units
 from refshard_fs.formats.virtual_concat.document import difference
 from refshard_fs.formats.virtual_concat.recutting import Placement
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.sets.changed_set import ChangedSet, Move, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.concatenation import coordinate_values, shown_value, without_coordinate
-from refshard_fs.sets.cutting import trimmed
-from refshard_fs.sets.variables import MOST, ChangedSet, Named, Variable, with_metadata
+from refshard_fs.sets.variables import MOST, NamedSet, Variable
 
 # ----------------------------------------------------------------------------------------------------
-# Sets with all arrays, and the same coordinates.
+# Sets with all arrays, and the same coordinates along other dimensions.
 
 
 class Aligned(NamedTuple):
-    """Sets with the same coordinates, ``unions`` by the name of the dimension, where they differed.
+    """Sets with the same coordinates; where these differed, their ``unions`` by dimension.
 
     ``places`` say of each set where its elements lie along these.
     """
 
-    parts: list[Named]
+    parts: list[NamedSet]
     places: list[dict[str, Placement]]
     unions: Mapping[str, npt.NDArray[Any]] = {}
 
 
-Regular = Mapping[str, str | float]  # how far values of a coordinate are apart, by dimension
+Regular = Mapping[str, str | float]  # the step between values of a coordinate, by dimension
 
 
 def completed(
-    parts: Sequence[Named], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
+    parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
 ) -> tuple[Aligned, dict[str, Any]]:
-    """Return ``parts`` such that they can be joined, and the fill values (by path) that arrays need for it.
+    """Return ``parts`` ready to be concatenated, and the fill values (by path) that arrays need for it.
 
     If ``is_outer``, each gets all arrays along ``dim``, and the union of coordinates along other dimensions. If it
-    ``has_gaps``, sets without chunks are to be put between the ``parts``. If ``lazy``, chunks are found when they are
-    read: the sets only say what their arrays are like. ManifestError where that takes more than references can say, or
-    where an array has no value that means "missing".
+    ``has_gaps``, sets without chunks will be put between the ``parts``. If ``lazy``, only metadata change: chunks are
+    found when they are read. ManifestError where references alone cannot say it, or where an array has no value that
+    means "missing".
     """
     aligned = _aligned(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{} for _ in parts])
-    lacking = _lacking(aligned.parts, dim) if is_outer else set()
-    incomplete = lacking | _incomplete(parts, aligned.unions)
+    lacking = _lacking(parts, dim) if is_outer else []
+    incomplete = {*lacking, *_incomplete(parts, aligned.unions)}
     if has_gaps:
-        incomplete |= {p for part in parts for p, v in part.variables.items() if dim in v.dims and not v.is_coordinate}
+        incomplete |= {path for part in parts for path in part.along(dim) if not part.variables[path].is_coordinate}
     fills = fills_of(parts, incomplete, lazy=lazy)
     return aligned._replace(parts=_with_all(aligned.parts, dim, lacking)), fills
 
 
-def _lacking(parts: Sequence[Named], dim: str | None) -> set[str]:
+def _lacking(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
     """Return the arrays along ``dim`` that not all sets have."""
-    along = {path for part in parts for path, v in part.variables.items() if dim in v.dims}
-    return {path for path in along if any(path not in part.variables for part in parts)}
+    along = {path for part in parts for path in part.along(dim)}
+    return sorted(path for path in along if any(path not in part.variables for part in parts))
 
 
-def _with_all(parts: Sequence[Named], dim: str | None, lacking: set[str]) -> list[Named]:
-    """Return sets each of which has the arrays that are ``lacking`` in some, those that it lacked without chunks."""
-    first = {path: next(part for part in parts if path in part.variables) for path in sorted(lacking)}
-    found = []
+def _with_all(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]) -> list[NamedSet]:
+    """Return ``parts`` with the arrays that are ``lacking`` in some: these get them without chunks."""
+    owners = {path: next(part for part in parts if path in part.variables) for path in lacking}
+    complete = []
     for part in parts:
-        missing = [path for path in first if path not in part.variables]
-        lengths = {v.meta.shape[v.dims.index(dim)] for v in part.variables.values() if dim in v.dims}
-        if missing and len(lengths) != 1:
-            raise ManifestError(f"{part.name} has nothing along {dim!r} that says how long it is: {sorted(lengths)}")
-        changing = ChangedSet(part)
+        changed = ChangedSet(part)
+        missing = [path for path in lacking if path not in part.variables]
         for path in missing:
-            variable = first[path].variables[path]
-            shape = list(variable.meta.shape)
-            shape[variable.dims.index(dim)] = next(iter(lengths))
-            attributes = first[path].refs.side.get(join(path, ".zattrs"))
-            changing.put(variable, {**variable.meta.raw, "shape": shape}, attributes)
-        found.append(changing.named() if missing else part)
-    return found
+            changed.put_empty(owners[path], path, str(dim), part.length(str(dim)))
+        complete.append(changed.result() if missing else part)
+    return complete
 
 
-def _aligned(parts: Sequence[Named], dim: str | None, regular: Regular, *, lazy: bool = False) -> Aligned:
+def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> Aligned:
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
-    unions: dict[str, npt.NDArray[Any]] = {}  # by the name of a dimension, where sets differ
-    own: dict[str, list[npt.NDArray[Any] | None]] = {}
+    unions: dict[str, npt.NDArray[Any]] = {}  # by dimension, where sets differ
+    own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set
     for path in dict.fromkeys(path for part in parts for path, v in part.variables.items() if v.is_coordinate):
         first = next(part for part in parts if path in part.variables)
         name = first.variables[path].dims[0]
         if name is None or name == dim or name in own:
             continue
         values = [part.values(path) if path in part.variables else None for part in parts]
-        known = [found for found in values if found is not None]
-        if len(known) < 2 or all(np.array_equal(found, known[0]) for found in known):
+        known = [some for some in values if some is not None]
+        if len(known) < 2 or all(np.array_equal(some, known[0]) for some in known):
             continue
-        for part, found in zip(parts, values, strict=True):
-            if path in part.variables and found is None:
-                raise ManifestError(
-                    f"the values of {path!r} are not the same in all sets, and those of {part.name} cannot be read"
-                )
-            if found is not None and len(np.unique(found)) < len(found):
-                raise ManifestError(f"{part.name} has a value of {path!r} twice: nothing says which lies where")
-            if found is not None:
-                _check_units(path, first, part)
+        for part, some in zip(parts, values, strict=True):
+            if path in part.variables:
+                _check_alignable(path, first, part, some)
         union = np.unique(np.concatenate(known))
-        if all(found[0] > found[-1] for found in known if len(found) > 1) and any(len(found) > 1 for found in known):
+        if all(some[0] > some[-1] for some in known if len(some) > 1) and any(len(some) > 1 for some in known):
             union = union[::-1]
         if name in regular and len(union):
             union = _Steps.of(regular[name], first.variables[path], union[0], first.name).all_of(union, first, name)
@@ -127,27 +111,33 @@ def _aligned(parts: Sequence[Named], dim: str | None, regular: Regular, *, lazy:
         return Aligned(list(parts), [{} for _ in parts])
     moved, places = [], []
     for number, part in enumerate(parts):
-        offsets: dict[str, Placement] = {}
+        placements: dict[str, Placement] = {}
         for name, union in unions.items():
             values_here = own[name][number]
             if values_here is not None:
                 order = np.argsort(union)
-                offsets[name] = Placement.of(order[np.searchsorted(union, values_here, sorter=order)])
-        moved.append(_placed(part, dim, offsets, unions, lazy=lazy))
-        places.append({d: p for d, p in offsets.items() if p.runs != ((0, len(unions[d])),)})
+                placements[name] = Placement.of(order[np.searchsorted(union, values_here, sorter=order)])
+        moved.append(_placed(part, dim, placements, unions, lazy=lazy))
+        places.append({d: p for d, p in placements.items() if p.runs != ((0, len(unions[d])),)})
     return Aligned(moved, places, unions)
 
 
-def _check_units(path: str, one: Named, other: Named) -> None:
-    """Raise ManifestError unless the values of a coordinate mean the same in two sets."""
+def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
+    """Raise ManifestError unless the ``values`` of a coordinate tell where each element of the set belongs."""
+    if values is None:
+        raise ManifestError(
+            f"the values of {path!r} are not the same in all sets, and those of {part.name} cannot be read"
+        )
+    if len(np.unique(values)) < len(values):
+        raise ManifestError(f"{part.name} has a value of {path!r} twice: nothing says which lies where")
     for name in ("units", "calendar"):
-        mine, theirs = (part.variables[path].attributes.get(name) for part in (one, other))
+        mine, theirs = (each.variables[path].attributes.get(name) for each in (first, part))
         if mine != theirs:
-            raise difference(path, f"attribute {name}", one.name, mine, other.name, theirs)
+            raise difference(path, f"attribute {name}", first.name, mine, part.name, theirs)
 
 
-def _incomplete(parts: Sequence[Named], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
-    """Return the arrays that have not all values of ``unions`` in some set."""
+def _incomplete(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+    """Return the arrays of which some set lacks elements along a dimension of ``unions``."""
     return {
         path
         for part in parts
@@ -158,85 +148,83 @@ def _incomplete(parts: Sequence[Named], unions: Mapping[str, npt.NDArray[Any]]) 
 
 
 def _placed(
-    part: Named,
+    part: NamedSet,
     dim: str | None,
-    offsets: Mapping[str, Placement],
+    placements: Mapping[str, Placement],
     unions: Mapping[str, npt.NDArray[Any]],
     *,
     lazy: bool,
-) -> Named:
-    """Return a set whose arrays lie within longer ones: by dimension, where its elements lie, and all values of that.
-
-    If ``lazy``, without chunks: these are found when they are read.
-    """
-    changing = ChangedSet(part)
+) -> NamedSet:
+    """Return a set as long as ``unions`` along these dimensions, its elements at their ``placements``."""
+    changed = ChangedSet(part)
     for path, variable in part.variables.items():
-        within = {axis: offsets[d] for axis, d in enumerate(variable.dims) if d is not None and d in offsets}
+        within = {axis: placements[d] for axis, d in enumerate(variable.dims) if d is not None and d in placements}
         if not within:
             continue
         if variable.is_coordinate:
-            union = unions[str(variable.dims[0])]
-            changing.put_values(variable, union)
+            changed.put_values(variable, unions[str(variable.dims[0])])
             continue
-        meta, shape = variable.meta, list(variable.meta.shape)
-        totals = {axis: len(unions[str(variable.dims[axis])]) for axis in within}
+        shape = list(variable.meta.shape)
         for axis, placement in within.items():
             if placement.length != shape[axis]:
-                name = variable.dims[axis]
                 raise ManifestError(
-                    f"{path!r} of {part.name} has {shape[axis]} elements along {name!r}, which has {placement.length}"
+                    f"{path!r} of {part.name} has {shape[axis]} elements along {variable.dims[axis]!r}, which has "
+                    f"{placement.length}"
                 )
-            shape[axis] = totals[axis]
-        doc = {**meta.raw, "shape": shape}
-        if lazy:
-            if dim not in variable.dims:
-                names = ", ".join(repr(variable.dims[axis]) for axis in within)
-                raise ManifestError(
-                    f"{path!r} of {part.name} is not along {dim!r}, and not all sets have the same values of {names}, "
-                    "along which it is: nothing says which set's values it has"
-                )
-            changing.put(variable, doc)
-            continue
-        chunks: dict[int, Placement] = {}
-        for axis, placement in within.items():
-            size = meta.chunks[axis] if meta.chunks else 0
-            found = placement.in_chunks(size, totals[axis])
-            if found is None:
-                start = placement.runs[0][0] if placement.runs else 0
-                raise ManifestError(
-                    f"{path!r} of {part.name} has {placement.length} elements along {variable.dims[axis]!r} in chunks "
-                    f"of {size}, and begins at {start} of the {totals[axis]} of all sets: its chunks do not meet "
-                    "theirs, which references alone cannot say. concat(..., lazy=True) joins pieces of them when they "
-                    "are read"
-                )
-            chunks[axis] = found
-        changing.put_moved(variable, doc, {axis: found.places for axis, found in chunks.items()})
-    return changing.named()
+            shape[axis] = len(unions[str(variable.dims[axis])])
+        doc = {**variable.meta.raw, "shape": shape}
+        if not lazy:
+            moves = {axis: _chunk_move(part, path, axis, placement, shape[axis]) for axis, placement in within.items()}
+            changed.put_moved(variable, doc, [(moves, None)])
+        elif dim in variable.dims:
+            changed.put(variable, doc)
+        else:
+            names = ", ".join(repr(variable.dims[axis]) for axis in within)
+            raise ManifestError(
+                f"{path!r} of {part.name} is not along {dim!r}, and not all sets have the same values of {names}, "
+                "along which it is: nothing says which set's values it has"
+            )
+    return changed.result()
+
+
+def _chunk_move(part: NamedSet, path: str, axis: int, placement: Placement, total: int) -> Move:
+    """Return where chunks go whose elements have a ``placement``; ManifestError where they do not stay whole."""
+    variable = part.variables[path]
+    size = variable.meta.chunks[axis] if variable.meta.chunks else 0
+    chunks = placement.in_chunks(size, total)
+    if chunks is None:
+        start = placement.runs[0][0] if placement.runs else 0
+        raise ManifestError(
+            f"{path!r} of {part.name} has {placement.length} elements along {variable.dims[axis]!r} in chunks of "
+            f"{size}, and begins at {start} of the {total} of all sets: its chunks do not meet theirs, which "
+            "references alone cannot say. concat(..., lazy=True) joins pieces of them when they are read"
+        )
+    return chunks.places
 
 
 # ----------------------------------------------------------------------------------------------------
-# What readers take for missing.
+# Fill values that mean "missing".
 
 
-def fills_of(parts: Sequence[Named], paths: Iterable[str], *, lazy: bool = False) -> dict[str, Any]:
-    """Return the fill values (by path) that arrays need so that readers take what is not there for missing.
+def fills_of(parts: Sequence[NamedSet], paths: Iterable[str], *, lazy: bool = False) -> dict[str, Any]:
+    """Return the fill values (by path) that arrays need so that readers see chunks that do not exist as missing values.
 
-    Where an array has none, and all chunks of the sets exist, it gets one: that of ``missing_value``, or of floating
-    point numbers NaN. ManifestError where there is none.
+    An array without one gets its ``missing_value``, or NaN if it is of floating-point numbers, if all of its chunks
+    exist so far. ManifestError where neither can be.
     """
     return {path: fill for path in sorted(paths) if (fill := _fill(path, parts, lazy=lazy)) is not None}
 
 
-def with_fills(part: Named, fills: Mapping[str, Any]) -> Named:
+def with_fills(part: NamedSet, fills: Mapping[str, Any]) -> NamedSet:
     """Return a set whose arrays have other fill values, by path."""
     shown = {path: part.variables[path] for path in fills if path in part.variables}
     return with_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[path]} for path, v in shown.items()})
 
 
-def _fill(path: str, parts: Sequence[Named], *, lazy: bool = False) -> Any:
-    """Return the fill value that an array is to have; None where it has one already.
+def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
+    """Return the fill value that an array needs; None where it has one already.
 
-    If ``lazy``, chunks of sets that have another one are recoded when they are read.
+    If ``lazy``, chunks of sets with another one are recoded when they are read.
     """
     parts = [part for part in parts if path in part.variables]
     first = parts[0].variables[path]
@@ -259,7 +247,7 @@ def _fill(path: str, parts: Sequence[Named], *, lazy: bool = False) -> Any:
     return wanted
 
 
-def _has_gaps(part: Named, path: str) -> bool:
+def _has_gaps(part: NamedSet, path: str) -> bool:
     table = part.refs.tables.get(path)
     return table is None or len(table) + len(part.inline.get(path, {})) < table.grid.size
 
@@ -281,17 +269,17 @@ _MONTH: Final = 146_097 * 86400 // 4800  # seconds of a Gregorian month, on aver
 _MONTHS: Final = {"MS": 1, "QS": 3, "YS": 12, "AS": 12}
 
 
-class Filled(msgspec.Struct, frozen=True):
-    """What is joined in one place: a set, or part of it, by its number; without one it is a gap."""
+class Piece(NamedTuple):
+    """A set or a part of it, by the ``number`` of the set; without a number a gap, whose coordinate is known."""
 
     number: int | None
-    part: Named
+    part: NamedSet
 
 
-def filled(parts: Sequence[Named], dim: str, freq: str | float) -> list[Filled]:
-    """Return ``parts`` with sets of nothing where values of the coordinate ``dim`` are missing, one every ``freq``.
+def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float) -> list[Piece]:
+    """Return ``parts`` with gaps where values of the coordinate ``dim`` are missing, one every ``freq``.
 
-    ManifestError where values are not at that distance from the first one.
+    ManifestError where a value is no whole number of steps from the first one.
     """
     values = coordinate_values(parts, dim)
     if values is None:
@@ -299,77 +287,42 @@ def filled(parts: Sequence[Named], dim: str, freq: str | float) -> list[Filled]:
             f"there is no coordinate {dim!r} of numbers in {without_coordinate(parts, dim)}, of which freq= could tell "
             "what is missing"
         )
-    first = next(v for v in parts[0].variables.values() if v.is_coordinate and v.dims == (dim,))
+    whole = [Piece(number, part) for number, part in enumerate(parts)]
+    first = parts[0].coordinate(dim)
+    assert first is not None, "its values are known"
     every = np.concatenate(values)
     if not len(every):
-        return [Filled(number, part) for number, part in enumerate(parts)]
+        return whole
     steps = _Steps.of(freq, first, every[0], parts[0].name)
     places_of = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
     if (np.diff(np.concatenate(places_of)) == 1).all():
-        return [Filled(number, part) for number, part in enumerate(parts)]
-    found: list[Filled] = []
-    at = 0  # the step that comes next
-    total = sum(map(len, values))
+        return whole
+    pieces: list[Piece] = []
+    expected, total = 0, len(every)  # the step that comes next, and elements with those of gaps
     for number, (part, own, places) in enumerate(zip(parts, values, places_of, strict=True)):
         starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
         for start, stop in pairwise(starts):
             place = int(places[start])
-            if place < at:
+            if place < expected:
                 raise ManifestError(
                     f"{part.name} has {dim} = {shown_value(own[start], parts[0], dim)} behind a later one: sort=True "
                     "puts sets in order"
                 )
-            total += place - at
+            total += place - expected
             if total > MOST:
                 raise ManifestError(
                     f"{dim!r} would have more than {MOST:,} values, one every {freq}, with {own[start]} of {part.name}"
                 )
-            if place > at:
-                gap = steps.values(np.arange(at, place))
-                found.append(Filled(None, nothing(parts[0], dim, gap, f"the gap before {part.name}")))
-            found.append(Filled(number, trimmed(part, dim, start, stop)))
-            at = place + stop - start
-    return found
-
-
-def nothing(like: Named, dim: str, values: npt.NDArray[Any], name: str) -> Named:
-    """Return a set without chunks that has the arrays along ``dim`` of another one, and ``values`` there."""
-    changing = _without_chunks(like, dim, len(values), name)
-    for path, variable in like.variables.items():
-        if variable.is_coordinate and variable.dims == (dim,):
-            changing.put_values(variable, values, like.refs.side.get(join(path, ".zattrs")))
-    return changing.named()
-
-
-def gap_of(like: Named, dim: str, length: int, coordinate: Named) -> Named:
-    """Return a set without chunks that has another one's arrays along ``dim``, and the ``coordinate`` of a third."""
-    path = next((path for path, v in coordinate.variables.items() if v.is_coordinate and v.dims == (dim,)), None)
-    values = None if path is None else coordinate.values(path)
-    if values is not None:
-        return nothing(like, dim, values, coordinate.name)
-    changing = _without_chunks(like, dim, length, coordinate.name)
-    if path is not None:  # text: chunks are what they are
-        variable = coordinate.variables[path]
-        attributes = coordinate.refs.side.get(join(path, ".zattrs"))
-        changing.put(variable, variable.meta.raw, attributes, coordinate.inline.get(path, {}))
-        if len(coordinate.refs.tables[path]):
-            raise ManifestError(f"the values of {path!r} at {coordinate.name} are not known: other sets refer to them")
-    return changing.named()
-
-
-def _without_chunks(like: Named, dim: str, length: int, name: str) -> ChangedSet:
-    changing = ChangedSet(Named(name, ReferenceSet(Texts.of([]), {}, {}), {}))
-    for path, variable in like.variables.items():
-        if dim in variable.dims and not variable.is_coordinate:
-            shape = list(variable.meta.shape)
-            shape[variable.dims.index(dim)] = length
-            attributes = like.refs.side.get(join(path, ".zattrs"))
-            changing.put(variable, {**variable.meta.raw, "shape": shape}, attributes)
-    return changing
+            if place > expected:
+                missing = steps.values(np.arange(expected, place))
+                pieces.append(Piece(None, only_coordinate(first, missing, parts[0], f"the gap before {part.name}")))
+            pieces.append(Piece(number, trimmed(part, dim, start, stop)))
+            expected = place + stop - start
+    return pieces
 
 
 class _Steps(msgspec.Struct, frozen=True):
-    """Values at equal distances: ``step`` units of the coordinate each, or whole months of that length on average."""
+    """Values at equal distances: ``step`` units of the coordinate each, or ``months``, that long on average."""
 
     first: Any
     dtype: np.dtype[Any]
@@ -411,8 +364,8 @@ class _Steps(msgspec.Struct, frozen=True):
             raise ManifestError(f"{where}: a step is {steps.step} of these units, which {dtype} cannot hold")
         return steps
 
-    def places(self, values: npt.NDArray[Any], part: Named, dim: str) -> npt.NDArray[Any]:
-        """Return how many steps each of ``values`` is behind the first; ManifestError where that is no number."""
+    def places(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
+        """Return how many steps each of ``values`` is behind the first; ManifestError where that is no whole number."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
@@ -424,8 +377,8 @@ class _Steps(msgspec.Struct, frozen=True):
             )
         return places
 
-    def all_of(self, values: npt.NDArray[Any], part: Named, dim: str) -> npt.NDArray[Any]:
-        """Return ``values``, the first of which is that of the steps, with those between them."""
+    def all_of(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
+        """Return ``values``, which begin with the first one, and all steps between them."""
         last = int(self.places(values[-1:], part, dim)[0])
         if not 0 <= last < MOST:
             raise ManifestError(
@@ -435,15 +388,15 @@ class _Steps(msgspec.Struct, frozen=True):
         return self.values(np.arange(last + 1))
 
     def values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the values that many steps behind the first."""
-        found: npt.NDArray[Any]
+        """Return the values that are ``places`` steps behind the first."""
+        values: npt.NDArray[Any]
         if self.months:
             begin = self.since + np.rint(float(self.first) * self.unit).astype("m8[s]")
             month = begin.astype("M8[M]")
             seconds = (month + places * self.months).astype("M8[s]") + (begin - month.astype("M8[s]")) - self.since
-            found = seconds.astype(np.int64) / self.unit
+            values = seconds.astype(np.int64) / self.unit
         elif self.dtype.kind in "iu":
-            found = int(self.first) + places * int(self.step)
+            values = int(self.first) + places * int(self.step)
         else:
-            found = float(self.first) + places * float(self.step)
-        return np.asarray(found, self.dtype)
+            values = float(self.first) + places * float(self.step)
+        return np.asarray(values, self.dtype)

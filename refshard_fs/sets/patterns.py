@@ -1,8 +1,8 @@
-"""Files whose names say where they lie: ``"{member}/{time:%Y%m%d}.nc"`` as a grid of them. No I/O here.
+"""Files whose names give their place along dimensions: ``"{member}/{time:%Y%m%d}.nc"``. No I/O here.
 
-A field is the name of a dimension, as text, as whole numbers (``{member:d}``) or as times (``{time:%Y%m%d}``; one may
-be spread over several fields: ``{time:%Y}/{time:%m%d}``). A dimension that the files do not have themselves is made: an
-array gets an axis of length 1 before its others, which changes none of its chunks.
+A field names a dimension, whose values are text, whole numbers (``{member:d}``) or times (``{time:%Y%m%d}``; one may
+be spread over several fields: ``{time:%Y}/{time:%m%d}``). A dimension that the files do not have themselves is made:
+arrays get a first axis of length 1, which changes none of their chunks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from refshard_fs.formats.virtual_concat.document import stacked
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
+from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.compatibility import same_values
 from refshard_fs.sets.sources import natural
-from refshard_fs.sets.variables import ChangedSet, Named, Variable, auxiliary
+from refshard_fs.sets.variables import NamedSet, Variable, auxiliary
 
 _FIELD: Final = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _DIRECTIVE: Final = re.compile(r"%(.)")
-# What the directives of times stand for in names.
+# The digits that directives of times match.
 _DIGITS: Final = {"Y": r"\d{4}", "j": r"\d{3}", **dict.fromkeys("mdHMS", r"\d{2}")}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -36,12 +37,12 @@ Place = datetime | int | str  # where a file lies along a dimension
 
 
 class Pattern(NamedTuple):
-    """Names of files with fields: a pattern with stars that finds them, and what reads a name."""
+    """A pattern with fields: a glob pattern that finds the files, and a regular expression that reads their names."""
 
     text: str
     glob: str
     names: re.Pattern[str]
-    fields: Mapping[str, str]  # by dimension, what it is written as: "text", "number", "time"
+    fields: Mapping[str, str]  # by dimension: "text", "number" or "time"
 
     @classmethod
     def of(cls, text: str, dims: Sequence[str | None]) -> Pattern | None:
@@ -65,13 +66,13 @@ class Pattern(NamedTuple):
         return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
 
     def places(self, name: str) -> dict[str, Place] | None:
-        """Return where the file ``name`` lies along each dimension; None if it is not named so."""
+        """Return the place of the file ``name`` along each dimension; None if the pattern does not match."""
         match = self.names.search(name)
         if match is None:
             return None
-        found = match.groupdict()
+        groups = match.groupdict()
         try:
-            return {dim: _place(dim, kind, found) for dim, kind in self.fields.items()}
+            return {dim: _place(dim, kind, groups) for dim, kind in self.fields.items()}
         except ValueError:  # no such day
             return None
 
@@ -97,12 +98,12 @@ def _times(form: str, name: str, seen: set[str]) -> str:
     return regex + re.escape(form[at:])
 
 
-def _place(dim: str, kind: str, found: Mapping[str, str]) -> Place:
+def _place(dim: str, kind: str, groups: Mapping[str, str]) -> Place:
     if kind == "text":
-        return found[dim]
+        return groups[dim]
     if kind == "number":
-        return int(found[dim])
-    parts = {letter: int(found[f"{dim}__{letter}"]) for letter in _DIGITS if f"{dim}__{letter}" in found}
+        return int(groups[dim])
+    parts = {letter: int(groups[f"{dim}__{letter}"]) for letter in _DIGITS if f"{dim}__{letter}" in groups}
     hour, minute, second = (parts.get(letter, 0) for letter in "HMS")
     year = parts.get("Y", 1970)
     if "j" not in parts:
@@ -126,8 +127,8 @@ class FileGrid(NamedTuple):
 
     @classmethod
     def of(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
-        """Return the grid of files, and those that are not named by the pattern; ManifestError where two are one's."""
-        found: dict[tuple[Place, ...], str] = {}
+        """Return the grid of files, and those that do not match; ManifestError where two files have one place."""
+        by_place: dict[tuple[Place, ...], str] = {}
         others: list[str] = []
         for url in urls:
             places = pattern.places(url)
@@ -135,12 +136,12 @@ class FileGrid(NamedTuple):
                 others.append(url)
                 continue
             key = tuple(places[dim] for dim in dims)
-            if key in found:
-                raise ManifestError(f"{found[key]} and {url} have the same place, {_said(dims, key)}")
-            found[key] = url
-        along = {dim: sorted({key[axis] for key in found}, key=_order) for axis, dim in enumerate(dims)}
+            if key in by_place:
+                raise ManifestError(f"{by_place[key]} and {url} have the same place, {_place_text(dims, key)}")
+            by_place[key] = url
+        along = {dim: sorted({key[axis] for key in by_place}, key=_order) for axis, dim in enumerate(dims)}
         number = {dim: {place: i for i, place in enumerate(places)} for dim, places in along.items()}
-        files = {tuple(number[d][p] for d, p in zip(dims, key, strict=True)): url for key, url in found.items()}
+        files = {tuple(number[d][p] for d, p in zip(dims, key, strict=True)): url for key, url in by_place.items()}
         return cls(dims, along, files), others
 
     @property
@@ -156,13 +157,15 @@ class FileGrid(NamedTuple):
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
             holes = self.holes
-            shown = "; ".join(map(self.said, holes[:3])) + (f" and {len(holes) - 3:,} others" if len(holes) > 3 else "")
+            shown = "; ".join(map(self.described, holes[:3])) + (
+                f" and {len(holes) - 3:,} others" if len(holes) > 3 else ""
+            )
             raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
 
-    def said(self, at: Sequence[int]) -> str:
-        """Return a place, or the first dimensions of several, as an error says it."""
+    def described(self, at: Sequence[int]) -> str:
+        """Return a place, or the first numbers of several places, as an error says it."""
         dims = self.dims[: len(at)]
-        return _said(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
+        return _place_text(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
 
     def without_empty(self) -> FileGrid:
         """Return the grid without places along a dimension at which there is no file at all."""
@@ -175,43 +178,29 @@ class FileGrid(NamedTuple):
     def is_of_times(self, dim: str) -> bool:
         return isinstance(self.places[dim][0], datetime)
 
-    def coordinate(self, dim: str, number: int, like: Named, name: str) -> Named:
-        """Return a set of nothing but one value of a coordinate that is made, in the version of another set."""
-        empty = ChangedSet(Named(name, ReferenceSet(like.refs.urls, {}, {}), {}))
+    def coordinate(self, dim: str, number: int, like: NamedSet, name: str) -> NamedSet:
+        """Return a set of nothing but one value of a coordinate that is made, in the zarr version of ``like``."""
+        empty = ChangedSet(NamedSet(name, ReferenceSet(like.refs.urls, {}, {}), {}))
         version = next(variable.meta.zarr_format for variable in like.variables.values())
         _put_coordinate(empty, dim, _coordinate(self.places[dim]), number, version)
-        return empty.named()
+        return empty.result()
 
 
 def _order(place: Place) -> Any:
     return natural(place) if isinstance(place, str) else place
 
 
-def _said(dims: Sequence[str], key: Sequence[Place]) -> str:
+def _place_text(dims: Sequence[str], key: Sequence[Place]) -> str:
     shown = [place.isoformat()[:19] if isinstance(place, datetime) else place for place in key]
     return ", ".join(f"{dim} = {place}" for dim, place in zip(dims, shown, strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sets with dimensions of their names, and what stands where there is none.
-
-
-def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], Named]) -> list[Named]:
-    """Return the sets of a grid, by place, with all of its dimensions."""
-    found = dict(parts)
-    known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
-    inside = [dim for dim in grid.dims if dim in known]
-    for axis, dim in reversed(list(enumerate(grid.dims))):
-        if dim not in known:
-            coordinate = _coordinate(grid.places[dim])
-            for at, part in found.items():
-                found[at] = _with_dimension(part, dim, inside, coordinate, at[axis])
-            inside.append(dim)
-    return list(found.values())
+# Dimensions that sets do not have themselves.
 
 
 class _Coordinate(NamedTuple):
-    """The values of a dimension that is made: an array of them, and its attributes."""
+    """The values of a dimension that is made, and its attributes."""
 
     values: Any
     attributes: Mapping[str, Any]
@@ -227,87 +216,92 @@ def _coordinate(places: Sequence[Place]) -> _Coordinate:
     return _Coordinate(np.array(places, f"<U{max(map(len, map(str, places)))}"), {})
 
 
-class Stacking(NamedTuple):
-    """Sets that have no dimension ``dim``: the arrays ``paths`` of each are one place along it.
+def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> list[NamedSet]:
+    """Return the sets of a grid, by place, with all of its dimensions."""
+    found = dict(parts)
+    known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
+    inside = [dim for dim in grid.dims if dim in known]
+    for axis, dim in reversed(list(enumerate(grid.dims))):
+        if dim not in known:
+            coordinate = _coordinate(grid.places[dim])
+            for at, part in found.items():
+                found[at] = _at_place(part, dim, inside, coordinate, at[axis])
+            inside.append(dim)
+    return list(found.values())
 
-    The coordinate is made of what the sets' names tell, or is a scalar of theirs. ``shown`` are the documents (by key)
-    of what a lazy cube shows otherwise than its first set: of a coordinate that is made, and of arrays of version 2,
-    whose attributes name their dimensions. ``values`` are those of a coordinate that is made.
+
+class Stacking(NamedTuple):
+    """Sets without the dimension ``dim``, one place along it each: their arrays ``paths`` get it, of length 1.
+
+    The coordinate is made from the sets' names, or is a scalar of theirs. ``metadata`` are the documents (by key) that
+    a lazy cube shows in place of its first set's. ``values`` are those of a coordinate made from names.
     """
 
-    parts: list[Named]
+    parts: list[NamedSet]
     paths: tuple[str, ...]
-    shown: dict[str, dict[str, Any]]
+    metadata: dict[str, dict[str, Any]]
     values: list[bytes] | None = None
 
     @classmethod
     def by_name(
-        cls, grid: FileGrid, dim: str, parts: Sequence[Named], numbers: Sequence[int], others: Sequence[str | None]
+        cls, grid: FileGrid, dim: str, parts: Sequence[NamedSet], numbers: Sequence[int], others: Sequence[str | None]
     ) -> Stacking:
         """Return sets at the places ``numbers`` of a grid: arrays along ``others`` are stacked, or all if none is."""
         coordinate = _coordinate(grid.places[dim])
-        found = [_with_dimension(part, dim, others, coordinate, n) for part, n in zip(parts, numbers, strict=True)]
-        first = found[0].variables
+        placed = [_at_place(part, dim, others, coordinate, n) for part, n in zip(parts, numbers, strict=True)]
+        first = placed[0].variables
         paths = tuple(path for path, v in first.items() if dim in v.dims and not v.is_coordinate)
-        shown = {**_attributes(first, (*paths, dim)), first[dim].key: dict(first[dim].meta.raw)}
+        metadata = {**_attributes(first, (*paths, dim)), first[dim].key: dict(first[dim].meta.raw)}
         values = [coordinate.values[number : number + 1].tobytes() for number in range(len(coordinate.values))]
-        return cls(found, paths, shown, values)
+        return cls(placed, paths, metadata, values)
 
     @classmethod
-    def by_scalar(cls, dim: str, parts: Sequence[Named]) -> Stacking | None:
-        """Return sets each of which has one value of ``dim``, a scalar; None unless they are such.
+    def by_scalar(cls, dim: str, parts: Sequence[NamedSet]) -> Stacking | None:
+        """Return sets each of which has one value of ``dim``, a scalar; None unless all do.
 
         As in xarray, other scalars and coordinates of theirs get the dimension where their values differ.
         """
-        if any(dim in v.dims for part in parts for v in part.variables.values()):
+        if not all(_is_scalar(part, dim) for part in parts):
             return None
-        if any(dim not in part.variables or _scalar(part, dim) is None for part in parts):
-            return None
-        having: dict[str, list[Named]] = {}
+        owners: dict[str, list[NamedSet]] = {}
         for part in parts:
             for path, variable in part.variables.items():
                 if path != dim and not variable.is_coordinate:
-                    having.setdefault(path, []).append(part)
+                    owners.setdefault(path, []).append(part)
         named = set().union(*(auxiliary(part.variables) for part in parts))
         paths = [dim]
-        for path, some in having.items():
-            is_field = path not in named and bool(some[0].variables[path].dims)
-            if is_field or any(_differ(path, some[0], other) for other in some[1:]):
+        for path, some in owners.items():
+            is_data = path not in named and bool(some[0].variables[path].dims)
+            if is_data or any(_differ(path, some[0], other) for other in some[1:]):
                 paths.append(path)
-        found = [stacked_along(part, dim, paths) for part in parts]
-        shown = _attributes(found[0].variables, paths)
-        coordinate = found[0].variables[dim]
-        if coordinate.meta.zarr_format == 3:  # which tells that of the document
-            shown[coordinate.key] = dict(coordinate.meta.raw)
-        return cls(found, tuple(paths), shown)
+        placed = [stacked_along(part, dim, paths) for part in parts]
+        metadata = _attributes(placed[0].variables, paths)
+        coordinate = placed[0].variables[dim]
+        if coordinate.meta.zarr_format == 3:  # by which readers know the document's version
+            metadata[coordinate.key] = dict(coordinate.meta.raw)
+        return cls(placed, tuple(paths), metadata)
 
 
-def stacked_along(part: Named, dim: str, paths: Sequence[str]) -> Named:
-    """Return a set those of whose arrays ``paths`` that it has are one place along ``dim``."""
-    there = [path for path in paths if path in part.variables]
-    return _named(_with_axis(part, dim, there)) if there else part
-
-
-def stacked_as(part: Named, dim: str, other: Named) -> Named:
-    """Return a set that has one value of ``dim``, a scalar, as it goes on with another one; else the set itself."""
-    is_along = any(dim in variable.dims for variable in part.variables.values())
-    if is_along or dim not in part.variables or _scalar(part, dim) is None:
+def stacked_as(part: NamedSet, dim: str, other: NamedSet) -> NamedSet:
+    """Return a set whose ``dim`` is a scalar with that dimension on the arrays that have it in ``other``."""
+    if not _is_scalar(part, dim):
         return part
     theirs = other.variables
-    return stacked_along(
-        part, dim, [p for p, v in part.variables.items() if p in theirs and theirs[p].dims == (dim, *v.dims)]
-    )
+    paths = [p for p, v in part.variables.items() if p in theirs and theirs[p].dims == (dim, *v.dims)]
+    return stacked_along(part, dim, paths)
 
 
-def _differ(path: str, one: Named, other: Named) -> bool:
-    """Whether two sets are known to have other values of an array; those in other units are others."""
+def _is_scalar(part: NamedSet, dim: str) -> bool:
+    """Whether a set has one known value of a dimension, a scalar, and nothing along it."""
+    variable = part.variables.get(dim)
+    return variable is not None and variable.meta.shape == () and not part.along(dim) and part.values(dim) is not None
+
+
+def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
+    """Whether the values of an array are known in both sets, and differ in number or in units."""
     mine, theirs = one.values(path), other.values(path)
     units = [part.variables[path].attributes.get("units") for part in (one, other)]
     return mine is not None and theirs is not None and (units[0] != units[1] or not same_values(mine, theirs))
-
-
-def _scalar(part: Named, path: str) -> Any:
-    return part.values(path) if part.variables[path].meta.shape == () else None
 
 
 def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -316,18 +310,17 @@ def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict
     return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
 
 
-def _with_dimension(part: Named, dim: str, others: Sequence[str | None], coordinate: _Coordinate, number: int) -> Named:
-    """Return a set whose arrays lie at one place along ``dim``: those along ``others``, or all if there are none."""
+def _at_place(part: NamedSet, dim: str, others: Sequence[str | None], coordinate: _Coordinate, number: int) -> NamedSet:
+    """Return a set at one place along ``dim``: its arrays along ``others``, or all if there are none."""
 
-    def is_meant(variable: Variable) -> bool:
+    def gets_dim(variable: Variable) -> bool:
         along = any(other in variable.dims for other in others) if others else bool(variable.dims)
         return along and not variable.is_coordinate
 
-    paths = [path for path, variable in part.variables.items() if is_meant(variable)]
+    changed = _with_axis(part, dim, [path for path, variable in part.variables.items() if gets_dim(variable)])
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)
-    changed = _with_axis(part, dim, paths)
     _put_coordinate(changed, dim, coordinate, number, version)
-    return _named(changed)
+    return changed.result(keeps_digests=True)
 
 
 def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, number: int, version: int) -> None:
@@ -338,8 +331,13 @@ def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, numb
     changed.members[join(dim, grid.tail(0))] = coordinate.values[number : number + 1].tobytes()
 
 
-def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> ChangedSet:
-    """Return a set whose arrays ``paths`` have ``dim``, of length 1, before their others."""
+def stacked_along(part: NamedSet, dim: str, paths: Sequence[str]) -> NamedSet:
+    """Return a set with ``dim``, of length 1, as the first dimension of those of its arrays that are in ``paths``."""
+    own = [path for path in paths if path in part.variables]
+    return _with_axis(part, dim, own).result(keeps_digests=True) if own else part
+
+
+def _with_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
     changed = ChangedSet(part)
     for path in paths:
         variable = part.variables[path]
@@ -351,21 +349,17 @@ def _with_axis(part: Named, dim: str, paths: Sequence[str]) -> ChangedSet:
         attributes: Value | None = None
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
-        old = changed.tables[path]
+        stored = changed.tables.get(path)  # None of an array that is recut
         grid = changed.put(variable, stacked(meta.raw, meta.chunks, dim), attributes, part.inline.get(path, {}))
-        changed.tables[path] = ChunkTable(grid, old.ranges, old.numbers)  # a chunk's number is what it was
-    return changed
-
-
-def _named(changed: ChangedSet) -> Named:
-    """Return a set with other arrays, without consolidated metadata, which tell of the arrays as they were."""
-    members = changed.members
-    members.pop(".zmetadata", None)
-    root = members.get("zarr.json")
+        if stored is not None:  # a chunk keeps its number
+            changed.tables[path] = ChunkTable(grid, stored.ranges, stored.numbers)
+    # Consolidated metadata describe the arrays as they were.
+    changed.members.pop(".zmetadata", None)
+    root = changed.members.get("zarr.json")
     if root is not None and type(root) is not Row:
-        group = object_in(root, f"'zarr.json' of {changed.part.name}")
-        members["zarr.json"] = {key: value for key, value in group.items() if key != "consolidated_metadata"}
-    return changed.named(keeps_digests=True)
+        group = object_in(root, f"'zarr.json' of {part.name}")
+        changed.members["zarr.json"] = {key: value for key, value in group.items() if key != "consolidated_metadata"}
+    return changed
 
 
 def _is_simple(doc: Mapping[str, Any]) -> bool:

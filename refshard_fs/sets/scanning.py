@@ -1,7 +1,7 @@
-"""Many sources looked at together: what each refers to, with the values of its coordinates.
+"""Many sources scanned together: the references to each one's chunks, with the values of its coordinates.
 
-All are opened in one session, and their look-ups are driven in the same rounds: a source that is small, or says first
-where all lies in it, takes one request. Nothing is remembered of a source once it was looked at.
+All are opened in one session, and their look-ups are driven in the same rounds: a source that is small, or has its
+index at the beginning, takes one request. Nothing of a source stays in memory but what was found.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, open_source
 from refshard_fs.session.session import Engines
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
-from refshard_fs.sets.variables import Named, Variable, VariableReader, auxiliary, with_packing_types
+from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary, with_packing_types
 from refshard_fs.writing.save import respelling
 
-ROUND: Final = 16  # sources whose look-ups are driven together: what one waits for, all do,
-ROUNDS: Final = 16  # and how many such rounds are under way at once, so that others are decoded meanwhile
-PIECE: Final = 64  # sources that a worker looks at in one go: some 100 ms, so that it is worth being sent
-REMEMBERED: Final = 32 << 20  # bytes of indexes: of sources that are being looked at
+ROUND: Final = 16  # sources whose look-ups are driven together: each waits for all of them
+ROUNDS: Final = 16  # such rounds that are under way at once, so that some are decoded while others wait
+PIECE: Final = 64  # sources that a worker scans in one call: some 100 ms, so that it is worth being sent
+REMEMBERED: Final = 32 << 20  # bytes of indexes of sources that are being scanned
 LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in the set
 SAYS: Final = frozenset(["axis", "standard_name", "units"])  # attributes of scalars that may be coordinates
 # Options that say how sources are read, and not what they mean.
@@ -54,9 +54,9 @@ _UNDERSTOOD: Final = READING | {"index_cache", "max_manifest_bytes", "options", 
 
 
 class Scanned(NamedTuple):
-    """What a source refers to, URLs absolute and coordinates inline; ``facts`` tell its version, if it is one object.
+    """The references of a source, URLs absolute and coordinates inline; ``facts`` tell its version if it is one object.
 
-    ``adopted`` is what the user is to know who makes a set of it.
+    ``adopted`` is a warning for the user, whose own set these references become.
     """
 
     refs: ReferenceSet
@@ -72,12 +72,12 @@ def _unpickled(refs: bytes, facts: Facts | None, adopted: str) -> Scanned:
 
 
 class Unchanged:
-    """A source still has the version that is known, so that it was not read."""
+    """The answer for a source that was not read, since it still has the known version."""
 
 
-# What is to be called with each result. None: the source is to be opened by itself.
+# Called with number and result of each source; None is a source that has to be opened by itself.
 Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
-Known = Mapping[str, Facts]  # by URL, the versions of sources that need not be looked at again
+Known = Mapping[str, Facts]  # by URL, the versions of sources that were scanned before
 
 
 def can_scan(options: Mapping[str, Any]) -> bool:
@@ -96,9 +96,9 @@ def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str
 
 
 def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
-    """Call ``found`` with number and content of each source at ``urls``, in any order, or with the error that it meets.
+    """Call ``found`` with number and content of each source at ``urls``, in any order, or with its error.
 
-    None stands for a parquet set, which is read a partition at a time, by itself. What ``found`` raises ends it all.
+    A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
     """
     session = RefShardFileSystem({}, **reading_options(urls, options))._session
     whole = msgspec.structs.replace(session.options.open, shards="whole")
@@ -110,7 +110,7 @@ def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: K
 
 
 class _Scanner(Engines):
-    """Opens many sources, each as one that is its author's: what it may point to is judged by where it lies."""
+    """Opens many sources. What each may point to is judged by its own origin."""
 
     def __init__(self, options: SessionOptions, known: Known) -> None:
         super().__init__(options, Cache(REMEMBERED))
@@ -118,11 +118,11 @@ class _Scanner(Engines):
         self._variables = VariableReader()
         self._parser = DocumentParser()
         self._alike = FileTemplates(
-            self._opened, lambda url, refs: coordinate_chunks(Named(url, refs, self._variables.read(refs, url)))
+            self._opened, lambda url, refs: coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url)))
         )
 
     async def all(self, urls: Sequence[str], found: Found) -> None:
-        """Look at the sources at ``urls``."""
+        """Scan the sources at ``urls``."""
         pieces = iter([range(first, min(first + ROUND, len(urls))) for first in range(0, len(urls), ROUND)])
         tasks = [asyncio.create_task(self._some(pieces, urls, found)) for _ in range(ROUNDS)]
         try:
@@ -171,7 +171,7 @@ class _Scanner(Engines):
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
             raise source_failed(url, e) from told_cause(e)
         try:
-            part = Named(url, refs, self._variables.read(refs, url))
+            part = NamedSet(url, refs, self._variables.read(refs, url))
             refs = (yield from first.run(with_coordinates(part))).refs
         except RefShardError:
             raise
@@ -189,7 +189,7 @@ class _Scanner(Engines):
         return self._parser.parse(data, first.url)
 
     def _opened(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
-        """Return what a source refers to; None for a parquet set."""
+        """Return the references of a source; None for a parquet set."""
         space = yield from first.run(open_source(first.url, self.options.open))
         if isinstance(beneath(space), ParquetKeySpace):
             return None
@@ -201,11 +201,11 @@ class _Scanner(Engines):
 
 
 # ----------------------------------------------------------------------------------------------------
-# The same by workers: each looks at some sources.
+# Scans by the workers of an executor.
 
 
 def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
-    """Do as `scan`, by the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
+    """Scan with the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
     pieces = [range(first, min(first + PIECE, len(urls))) for first in range(0, len(urls), PIECE)]
     futures: dict[Future[list[Any]], range] = {}
     try:
@@ -222,18 +222,18 @@ def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], 
 
 
 def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known) -> list[Any]:
-    """Return what is found of each of ``urls``."""
+    """Return the result for each of ``urls``."""
     results: list[Any] = [None] * len(urls)
     scan(urls, options, results.__setitem__, known)
     return results
 
 
 # ----------------------------------------------------------------------------------------------------
-# What sources refer to, kept in a file as they are scanned: a run that failed goes on where it ended.
+# A file of scans, so that a run that failed goes on where it ended.
 #
 # A line that names the format; then records, each the length and the CRC-32 of what follows (little-endian, four bytes
-# each), and that as msgpack: URL, size, ETag and time of the source, what the user is to know, the packed references.
-# Records are only ever added; the last one of a URL counts. What a run that was killed wrote last may be cut short.
+# each), and that as msgpack: URL, size, ETag and time of the source, its warning, the packed references. Records are
+# only added; the last one of a URL counts. The last record of a run that was killed may be cut short.
 
 
 _MAGIC: Final = b"refshard scans 1\n"
@@ -289,7 +289,7 @@ class ScansFile:
         return {url: self._places[url][0] for url in urls if url in self._places}
 
     def scanned(self, url: str) -> Scanned | Exception:
-        """Return what was kept of ``url``."""
+        """Return the kept scan of ``url``."""
         facts, start, length = self._places[url]
         self._file.seek(start)
         record: Any = msgspec.msgpack.decode(self._file.read(length), type=_Record)
@@ -300,7 +300,7 @@ class ScansFile:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
 
     def keep(self, url: str, scanned: Scanned) -> None:
-        """Add what was found of ``url``, if anything tells its version."""
+        """Add the scan of ``url``, if anything tells its version."""
         facts = scanned.facts
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
@@ -317,7 +317,7 @@ class ScansFile:
 # Coordinates: their values tell the order of sets, and are kept in the set. No I/O here.
 
 
-def with_coordinates(part: Named) -> Steps[Named]:
+def with_coordinates(part: NamedSet) -> Steps[NamedSet]:
     """Return ``part`` with the values of its coordinates inline."""
     found = coordinate_chunks(part)
     if found is None:
@@ -329,7 +329,7 @@ def with_coordinates(part: Named) -> Steps[Named]:
     return msgspec.structs.replace(part, refs=msgspec.structs.replace(part.refs, chunks=tables, members=side))
 
 
-def coordinate_chunks(part: Named) -> tuple[dict[str, ChunkTable], dict[str, Span]] | None:
+def coordinate_chunks(part: NamedSet) -> tuple[dict[str, ChunkTable], dict[str, Span]] | None:
     """Return the tables of ``part`` without its coordinates' chunks, and where these lie; None if it has none."""
     refs = part.refs
     wanted = [variable.path for variable in coordinates_to_read(part)]
@@ -356,7 +356,7 @@ def _without_chunks(grid: ChunkGrid) -> ChunkTable:
     return ChunkTable.from_parts(grid, [])
 
 
-def coordinates_to_read(part: Named) -> Iterator[Variable]:
+def coordinates_to_read(part: NamedSet) -> Iterator[Variable]:
     """Yield the coordinates whose values are references, scalar ones among them."""
     named = auxiliary(part.variables)
     scalars = {p for p, v in part.variables.items() if not v.dims and (p in named or not SAYS.isdisjoint(v.attributes))}

@@ -1,7 +1,7 @@
-"""The sets that are to be joined, as columns, with the values of their coordinates.
+"""Sets that are to be concatenated are read: their references, with the values of their coordinates.
 
-Sources that have URLs are looked at together, by `scanning`. Sets that were made here, and mappings, are taken as they
-are. All others, and those whose options say of each what it means, are opened one by one.
+Sources at URLs are scanned together, by `scanning`. Results of `concat` and mappings are taken directly. All others,
+and those with options that change what a document means, are opened one by one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from refshard_fs.sets.scanning import (
     spread,
     with_coordinates,
 )
-from refshard_fs.sets.variables import Named, VariableReader, with_packing_types
+from refshard_fs.sets.variables import NamedSet, VariableReader, with_packing_types
 
-OnError = Literal["raise", "skip"]  # what is done where a set cannot be opened or read
+OnError = Literal["raise", "skip"]  # what is done with a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
-# Options that decide what a document means: with one of these each set is opened by itself.
+# Options that change what a document means: with one of these each set is opened by itself.
 MEANING: Final = frozenset(
     (
         *("base_url", "format", "fs", "remote_protocol"),
@@ -54,25 +54,25 @@ def read_sets(
     failed: dict[int, Exception] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
-) -> list[Named]:
+) -> list[NamedSet]:
     """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
 
-    Where ``failed`` is given, sets that cannot be opened or read are left out, and it takes their errors by number.
-    ``executor`` looks at those that have URLs, and ``resume`` is the file in which is kept what they refer to.
-    TargetNotAllowed where one that is somebody else's points to where it may not.
+    Where ``failed`` is given, sets that cannot be opened or read are left out, and their errors put there by number.
+    ``executor`` scans those that have URLs, and ``resume`` is the file that keeps their scans. TargetNotAllowed where a
+    set from elsewhere points to where it may not.
     """
     variables = VariableReader()
-    found: dict[int, Named] = {}
+    found: dict[int, NamedSet] = {}
     adopted: list[str] = []
 
-    def named(number: int, refs: ReferenceSet) -> Named:
+    def named(number: int, refs: ReferenceSet) -> NamedSet:
         fo = sets[number]
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
-        return Named(name, refs, variables.read(refs, name), fo=fo, options=options)
+        return NamedSet(name, refs, variables.read(refs, name), fo=fo, options=options)
 
     def take(number: int, result: Scanned | Exception | None) -> None:
         match result:
-            case None:  # it is to be opened by itself
+            case None:  # to be opened by itself
                 return
             case Scanned(refs, _, said):
                 adopted.append(said)
@@ -103,7 +103,7 @@ def read_sets(
                 found[number] = part
                 count(1)
 
-    def read(number: int) -> Named | None:
+    def read(number: int) -> NamedSet | None:
         try:
             fs = opened(sets[number], options)
             refs = with_packing_types(fs._collect(), fs.attribute_dtypes, str(fs))
@@ -137,7 +137,7 @@ def _scan(
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
 ) -> None:
-    """Have ``take`` take what each source that is ``given`` by number refers to, or the error that it meets."""
+    """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
     kept = None if resume is None else ScansFile(os.fspath(resume))

@@ -263,6 +263,10 @@ def test_files_of_one_time_each_are_joined_along_it_as_xarray_does(tmp_path: Pat
     found = of_xarray(made)
     xr.testing.assert_equal(found, expected.isel(time=slice(3)))
     assert {name: found[name].dims for name in expected.variables} == {n: v.dims for n, v in expected.variables.items()}
+    fs = RefShardFileSystem(made)
+    keys = fs.find("")
+    assert "time/c" not in keys  # the scalar's chunk in a file
+    assert all(fs.exists(key) for key in keys)
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
     made.save(url)
     assert refshard_fs.append(url, files[3], "time", zarr_format=version) == 1
@@ -324,3 +328,14 @@ def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
         match=r"no variable is along 'time'.*is not there in set 1 .*other\.nc.*one value in set 0 .*day1",
     ):
         refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")
+
+
+def test_files_cut_into_other_chunks_are_a_lazy_cube_of_two_dimensions_of_their_names(tmp_path: Path) -> None:
+    for member in (1, 2):
+        for year, size in ((2001, 2), (2002, 4)):
+            ds = xr.Dataset({"v": (("x",), np.arange(4, dtype="f4") + 100 * member + year)})
+            path = tmp_path / f"r{member}_{year}.nc"
+            ds.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (size,)}})
+    cube = refshard_fs.concat(f"{tmp_path}/r{{member:d}}_{{time:%Y}}.nc", dims=("member", "time"), lazy=True)
+    values = np.arange(4) + 100 * np.array([1, 2])[:, None, None] + np.array([2001, 2002])[:, None]
+    np.testing.assert_array_equal(of_xarray(cube)["v"].transpose("member", "time", "x"), values)

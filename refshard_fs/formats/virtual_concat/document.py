@@ -15,18 +15,17 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
+from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace, View, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin, together
+from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
 from refshard_fs.formats.virtual_concat.cf_times import calendar_of, is_time
 from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.formats.virtual_concat.recutting import Placement
-from refshard_fs.references.values import METADATA, from_base64
+from refshard_fs.references.values import from_base64
 
 DEEPEST: Final = 8  # documents within documents
 
@@ -35,9 +34,8 @@ DEEPEST: Final = 8  # documents within documents
 class Part(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
-    In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap:
-    nothing is there, along that length. ``places`` say, by dimension, where its elements lie along others of which it
-    has not all.
+    In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
+    ``places`` are those of its elements along other dimensions of which it has only some.
     """
 
     url: str
@@ -65,12 +63,11 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 _Axis = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Members(msgspec.Struct, forbid_unknown_fields=True):
-    refshard: Literal["concat"]
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The members of a document but for its parts: see `ConcatDocument`."""
+
     dim: str
     axes: dict[str, _Axis]
-    sets: list[Any]
-    length: int | None = None
     coordinate: str | None = None
     chunks: dict[str, tuple[int, ...]] = {}
     join: Literal["exact", "outer"] = "exact"
@@ -78,32 +75,28 @@ class _Members(msgspec.Struct, forbid_unknown_fields=True):
     bounds: dict[str, str] = {}
     stacked: tuple[str, ...] = ()
     unions: dict[str, dict[str, _Axis]] = {}
+
+
+class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    refshard: Literal["concat"]
+    sets: list[Any]
+    length: int | None = None
     held: dict[str, str] = {}
 
 
-class ConcatDocument(msgspec.Struct, frozen=True):
+class ConcatDocument(_Head, frozen=True, kw_only=True):
     """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all else is the first set's.
 
-    ``coordinate`` is the path of the array whose values the parts here hold, little-endian. Arrays in ``chunks`` are
-    recut: shown in chunks of that shape, whatever the chunks of the parts are. Where sets are joined as ``is_outer``,
-    chunks of an array that a part lacks do not exist. ``metadata`` are documents (by key) that are shown in place
-    of the first part's: of arrays that are shown otherwise than that part stores them. Arrays in ``bounds`` have the
-    units of another one, by path, in each part. Arrays that are ``stacked`` lack the dimension in the parts, each of
-    which has one place along it: it is their first one here. Of dimensions in ``unions`` parts may have some elements
-    only, of arrays that have them as the axis that is given there by path; arrays that are ``held`` are one chunk
-    without codecs, which the document has: the coordinates of such dimensions.
+    ``coordinate`` is the path of the array whose values the parts hold, little-endian. Arrays in ``chunks`` are recut:
+    shown in chunks of that shape, whatever the chunks of the parts are. With ``join="outer"`` chunks of an array that a
+    part lacks do not exist. ``metadata`` are documents (by key) that are shown in place of the first part's. Arrays in
+    ``bounds`` have the units of another one, by path, in each part. ``stacked`` arrays lack the dimension in the parts,
+    each of which is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays that have
+    them, by path, and as which axis) a part may have only some elements. The coordinates of such dimensions are
+    ``held``: the document has the bytes of their one chunk, without codecs.
     """
 
-    dim: str
-    axes: dict[str, int]
     parts: tuple[Part, ...]
-    coordinate: str | None = None
-    chunks: dict[str, tuple[int, ...]] = {}
-    is_outer: bool = False
-    metadata: dict[str, dict[str, Any]] = {}
-    bounds: dict[str, str] = {}
-    stacked: tuple[str, ...] = ()
-    unions: dict[str, dict[str, int]] = {}
     held: dict[str, bytes] = {}
 
     @property
@@ -141,7 +134,7 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         """Return a document that is decoded from JSON, and lies in as many others as ``depth`` says."""
         if depth > DEEPEST:
             raise ValueError(f"documents lie in documents, more than {DEEPEST} deep")
-        given = msgspec.convert(decoded, _Members)
+        given = msgspec.convert(decoded, _Json)
         parts = tuple(_part(entry, given, where, depth) for entry in given.sets)
         if all(part.is_gap for part in parts):
             raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
@@ -157,19 +150,8 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         strange = {dim for part in parts for dim in part.places} - (given.unions.keys() - {given.dim})
         if strange:
             raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
-        return cls(
-            given.dim,
-            given.axes,
-            parts,
-            given.coordinate,
-            given.chunks,
-            given.join == "outer",
-            given.metadata,
-            given.bounds,
-            given.stacked,
-            given.unions,
-            {path: from_base64(data) for path, data in given.held.items()},
-        )
+        head = {name: getattr(given, name) for name in _Head.__struct_fields__}
+        return cls(**head, parts=parts, held={path: from_base64(data) for path, data in given.held.items()})
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
@@ -178,18 +160,11 @@ class ConcatDocument(msgspec.Struct, frozen=True):
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
     def _head(self) -> dict[str, Any]:
-        members = {
-            "coordinate": self.coordinate,
-            "chunks": self.chunks,
-            "join": "outer" if self.is_outer else None,
-            "metadata": self.metadata,
-            "bounds": self.bounds,
-            "stacked": self.stacked,
-            "unions": self.unions,
-            "held": {path: _spelled(data) for path, data in self.held.items()},
-        }
-        given = {name: value for name, value in members.items() if value}
-        return {"refshard": NAME, "dim": self.dim, "axes": self.axes, **given}
+        members = {name: getattr(self, name) for name in _Head.__struct_fields__}
+        members |= {"join": "outer" if self.join == "outer" else None}
+        members["held"] = {path: _base64(data) for path, data in self.held.items()}
+        always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
+        return always | {name: value for name, value in members.items() if value}
 
     def with_parts(self, more: Sequence[Part]) -> ConcatDocument:
         """Return the document with ``more`` parts at its end."""
@@ -210,13 +185,13 @@ class ConcatDocument(msgspec.Struct, frozen=True):
             within = part.document
             line[0] = {**within._head(), "sets": [within._line(each, respell) for each in within.parts]}
         if self.coordinate is not None and part.values is not None:
-            line.append(_spelled(part.values))
+            line.append(_base64(part.values))
         if part.places:
             line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in part.places.items()}]
         return line
 
 
-def _spelled(data: bytes) -> str:
+def _base64(data: bytes) -> str:
     return "base64:" + base64.b64encode(data).decode()
 
 
@@ -225,7 +200,7 @@ def with_marker_first(document: Mapping[str, Any]) -> bytes:
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 
-def _part(entry: Any, given: _Members, where: str, depth: int) -> Part:
+def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
     document: ConcatDocument | None = None
     of, length, values, places = (
         [*entry, None, None, None, None][:4] if isinstance(entry, list) else (entry, *[None] * 3)
@@ -255,7 +230,7 @@ def _part(entry: Any, given: _Members, where: str, depth: int) -> Part:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What arrays must have in common to be joined along a dimension, now or when they are read. No I/O here.
+# What arrays must have in common to be joined along a dimension, now or when they are read.
 
 
 # Attributes that say what the values mean. All others may differ.
@@ -287,10 +262,10 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
 
 
 def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool = False) -> Recoding | None:
-    """Return how chunks of the array ``path`` of ``other`` become chunks of that of ``one``; None where they are.
+    """Return how chunks of the array ``path`` of ``other`` become chunks of ``one``; None where they are such already.
 
-    Where the array is recut, how its chunks are cut and compressed makes no difference. ManifestError, which names the
-    field, where the arrays differ in what is no matter of encoding.
+    If the array ``is_recut``, how its chunks are cut and compressed makes no difference. ManifestError, which names the
+    field, where the arrays differ in more than their encoding.
     """
     ignored = {"shape"} | (STORAGE | KEYS if is_recut else frozenset())
     if is_time(one.attributes) and is_time(other.attributes):
@@ -324,9 +299,9 @@ def _fields(array: Described) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Parts that are somebody else's, within a document of the user's: what they ask for says whose it is. No I/O here.
+# Parts from elsewhere in a document of the user's: what they ask for has their origin, by which it is judged.
 #
-# It is judged where it is opened. Of a part within a part, the outer one counts: the user named that.
+# Of a part within a part the outer one counts, which the user named.
 
 
 T = TypeVar("T")
@@ -350,7 +325,7 @@ class PartView(View):
 
 
 def of_part(steps: Steps[T], origin: str) -> Steps[T]:
-    """Return what ``steps`` return; it, and all that they need, is of ``origin``."""
+    """Return what ``steps`` return; it and all that they need get the ``origin``."""
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
         return (yield of_origin(need, origin))
@@ -359,7 +334,7 @@ def of_part(steps: Steps[T], origin: str) -> Steps[T]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Parts that are nothing, or have other metadata than they are stored with. No I/O here.
+# Gaps, and parts that are shown with other metadata.
 
 
 class Nothing(KeySpace):
@@ -408,7 +383,7 @@ class Overlaid(View):
         return any(key.startswith(path + "/") for path in self._held) and not zarrmeta.is_metadata(key)
 
     def _consolidated(self, key: str) -> Steps[Entry | None]:
-        """Return the root's document: what it tells of all arrays is what is shown of them."""
+        """Return the root's document, in which consolidated metadata are those that are shown."""
         data = yield from self.base.read(key)
         doc: Any = {}
         with suppress(ValueError):  # whoever reads it sees the bytes as they are
@@ -435,35 +410,6 @@ class Overlaid(View):
         return sorted(found.values(), key=by_name) if found or names is not None else None
 
 
-class _StackedArray(NamedTuple):
-    """An array with a dimension more: its chunks' grid as it is shown, and their grid in the part."""
-
-    grid: ChunkGrid | None
-    stored: ChunkGrid
-
-
-class _Stacking(msgspec.Struct, frozen=True, cache_hash=True):
-    """Rewrites metadata: arrays ``paths`` are shown with ``dim``, of length 1, as their first dimension."""
-
-    paths: tuple[str, ...]
-    dim: str
-    where: str
-
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[_StackedArray]]:
-        return self._shown
-
-    def _shown(self, doc: Mapping[str, Any], path: str) -> Shown[_StackedArray]:
-        meta = zarrmeta.array_meta(doc, f"{path!r} of {self.where}") if path in self.paths else None
-        if meta is None:
-            return doc, None
-        if meta.grid is None or meta.chunks is None:
-            raise ManifestError(
-                f"{path!r} of {self.where} cannot get the dimension {self.dim!r}: its chunks are not of one size"
-            )
-        shown = stacked(doc, meta.chunks, self.dim)
-        return shown, _StackedArray(zarrmeta.grid_of(shown), meta.grid)
-
-
 def stacked(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str, Any]:
     """Return the metadata of an array of chunks of that shape with ``dim``, of length 1, as its first dimension."""
     found = {**doc, "shape": [1, *doc["shape"]]}
@@ -471,58 +417,3 @@ def stacked(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str
         return {**found, "chunks": [1, *chunks]}
     found["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1, *chunks]}}
     return {**found, "dimension_names": [dim, *(doc.get("dimension_names") or [None] * len(chunks))]}
-
-
-class Stacked(View):
-    """A part whose arrays ``paths`` lie at one place along ``dim``, which the part itself has not."""
-
-    def __init__(self, base: KeySpace, paths: Sequence[str], dim: str, where: str) -> None:
-        super().__init__(base)
-        self._paths = frozenset(paths)
-        self._documents = Documents(base, _Stacking(tuple(paths), dim, where))
-        self.grids = self._documents.grids
-
-    def lookup(self, key: str) -> Steps[Entry | None]:
-        if self._documents.is_document(key):
-            return (yield from self._documents.lookup(key))
-        path, array = yield from self._array_of(key)
-        if array is None or array.grid is None:
-            return (yield from self.base.lookup(key))
-        encoding, tail = array.grid.encoding, relative(key, path)
-        coords = encoding.decode(tail, len(array.grid.counts))
-        if coords is None:
-            is_stored = encoding.decode(tail, len(array.stored.counts)) is not None
-            return None if is_stored else (yield from self.base.lookup(key))
-        return None if coords[0] else (yield from self.base.lookup(join(path, encoding.encode(coords[1:]))))
-
-    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        path, array = yield from self._array_of(join(prefix, "x"))
-        if array is None:
-            names = yield from self.base.children(prefix)
-            return None if names is None else (yield from self._documents.sized(prefix, names))
-        encoding = array.stored.encoding
-        if encoding.separator == ".":
-            names = []
-            for n in (yield from self.base.children(prefix)) or ():
-                coords = encoding.decode(n.name, len(array.stored.counts)) if prefix == path else None
-                names.append(n if coords is None else msgspec.structs.replace(n, name=encoding.encode([0, *coords])))
-            return sorted((yield from self._documents.sized(prefix, names)), key=by_name)
-        top = join(path, "c") if encoding.name == "default" else path  # where directories of chunks begin
-        below = [step for step in prefix[len(top) :].split("/") if step] if is_within(prefix, top) else None
-        if below:
-            return None if below[0] != "0" else (yield from self.base.children("/".join([top, *below[1:]])))
-        found = (yield from self.base.children(prefix)) or ()
-        others = [n for n in found if below is None or not array.stored.has_name(n.name, is_directory=n.is_directory)]
-        first = [] if below is None else [Listed("0", None, True)]
-        if prefix == top != path:
-            others = []
-        return sorted([*(yield from self._documents.sized(prefix, others)), *first], key=by_name)
-
-    def _array_of(self, key: str) -> Steps[tuple[str, _StackedArray | None]]:
-        """Return path and array of the one that is shown otherwise and that ``key`` lies below, if there is one."""
-        path = next((path for path, _ in splits(key) if path in self._paths), None)
-        if path is None:
-            return "", None
-        if path not in self._documents.arrays:
-            yield from together([self._documents.lookup(join(path, name)) for name in METADATA])
-        return path, self._documents.arrays.get(path)

@@ -1,7 +1,7 @@
 """Sets in a row as one key space: keys are rewritten on look-up, parts are opened when they are asked for. No I/O here.
 
-Arrays that lie along the dimension have the chunks of all parts, and the first part's metadata with the whole length;
-everything else is the first part's. A part that says otherwise than the first, or than the document, is an error.
+Arrays along the dimension have the chunks of all parts, and the first part's metadata with the whole length. Everything
+else is the first part's. A part whose arrays do not fit the first part's, or the document, is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
+from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
@@ -31,11 +31,10 @@ from refshard_fs.formats.virtual_concat.document import (
     Described,
     Nothing,
     Overlaid,
-    Part,
     PartView,
-    Stacked,
     of_part,
     recoding_of,
+    stacked,
 )
 from refshard_fs.formats.virtual_concat.recoding import Recoding
 from refshard_fs.formats.virtual_concat.recutting import (
@@ -52,7 +51,7 @@ from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of
 
-LISTED: Final = 10_000_000  # names in a directory: documents of documents promise any number in some lines
+LISTED: Final = 10_000_000  # names in a directory: a few lines of documents in documents can promise any number
 TOGETHER: Final = 64  # parts that are opened at a time to list them
 
 
@@ -61,7 +60,8 @@ class ConcatArray(msgspec.Struct, frozen=True):
 
     ``meta`` is the first part's; None where the array is not along the dimension, and wholly that part's. Along
     ``axis`` the chunks of each part begin at one of ``starts``, of which the last is the end. An array that is
-    ``recut`` has chunks that are joined from those of the parts.
+    ``recut`` has chunks that are joined from those of the parts. Chunks of one that ``is_stacked`` lack the first
+    dimension in the parts.
     """
 
     grid: ChunkGrid | None
@@ -69,6 +69,17 @@ class ConcatArray(msgspec.Struct, frozen=True):
     axis: int = 0
     starts: tuple[int, ...] = ()
     recut: Recut | None = None
+    is_stacked: bool = False
+
+    def stored(self, coords: Sequence[int]) -> Sequence[int]:
+        """Return coordinates as a part has them, given with all dimensions."""
+        return coords[1:] if self.is_stacked else coords
+
+    @property
+    def stored_grid(self) -> ChunkGrid:
+        """The grid of a part, but for the number of chunks."""
+        assert self.grid is not None, "an array that is joined has a grid"
+        return msgspec.structs.replace(self.grid, counts=tuple(self.stored(self.grid.counts)))
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
         """Return the part that has a chunk, or all that begin with ``coords``, and their coordinates there."""
@@ -92,6 +103,9 @@ class FullLength:
     def _shown(self, doc: Mapping[str, Any], path: str) -> Shown[ConcatArray]:
         if doc.get("node_type") == "group":
             return doc, None
+        is_stacked = path in self.document.stacked
+        if is_stacked and not any(join(path, name) in self.document.metadata for name in METADATA):
+            doc = _with_dimension(doc, self.document.dim, f"{path!r} of the first set of {self.where}")
         meta = zarrmeta.array_meta(doc, f"{path!r} of the first set of {self.where}")
         if meta is None or path not in self.document.axes:
             return doc, ConcatArray(None if meta is None else meta.grid)
@@ -100,13 +114,13 @@ class FullLength:
             raise ManifestError(f"{self.where}: {path!r} has {len(meta.shape)} dimensions, and no axis {axis}")
         if path == self.document.coordinate:
             shown: Mapping[str, Any] = plain_document(meta, [total])
-            return shown, ConcatArray(grid_of(shown), meta)
+            return shown, ConcatArray(grid_of(shown), meta, is_stacked=is_stacked)
         if meta.chunks is None or meta.grid is None:
             raise ManifestError(f"{self.where}: the chunks of {path!r} are not of one size, or not known")
         if path in self.document.chunks:
             full = [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]
             recut = Recut.of(meta, full, self.document.chunks[path], f"{path!r} of {self.where}")
-            return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, recut=recut)
+            return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, (), recut, is_stacked)
         size = meta.chunks[axis]
         for part, (start, _) in zip(self.document.parts, pairwise(self.starts), strict=True):
             if start % size:
@@ -116,16 +130,29 @@ class FullLength:
                 )
         shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
         counts = accumulate((-(-part.length // size) for part in self.document.parts), initial=0)
-        return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts))
+        return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts), None, is_stacked)
 
 
 class _Fit(NamedTuple):
     """How chunks of a part's array become those that are shown. A part that lacks the array has the defaults."""
 
     recoding: Recoding | None = None
-    # By axis, where its chunks lie of an array of which it has some only; its elements, if the array is recut.
+    # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
     places: Mapping[int, Placement] = {}
     source: Source | None = None  # of an array that is recut
+
+    def stored(self, leading: Sequence[int]) -> list[int] | None:
+        """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
+        return _known([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
+
+    def placed(self, leading: Sequence[int]) -> list[int] | None:
+        """Return the coordinates at which a part's chunk is shown; None if the part has no such chunk."""
+        return _known([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
+
+
+def _known(coords: Sequence[int | None]) -> list[int] | None:
+    known = [at for at in coords if at is not None]
+    return known if len(known) == len(coords) else None
 
 
 class ConcatKeySpace(KeySpace):
@@ -148,7 +175,7 @@ class ConcatKeySpace(KeySpace):
         self.unlimited_dimensions = first.unlimited_dimensions
         self.document = document
         self.document_url = where
-        self.resolve = resolve  # what URLs in the document stand for
+        self.resolve = resolve  # makes URLs in the document absolute
         self.where = where
         self._documents = Documents(self.first, FullLength(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
@@ -160,10 +187,8 @@ class ConcatKeySpace(KeySpace):
         self._first = document.first
         self._stored_first = first
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
-        self._fits: dict[
-            tuple[int, str], _Fit
-        ] = {}  # by part and array, those that were compared with the first part's
-        # By array: length, documents and units of the last part that needs no recoding. Parts with the same need none.
+        self._fits: dict[tuple[int, str], _Fit] = {}  # by part and array
+        # By array: length, metadata and units of the last part that needed no recoding. Parts with the same need none.
         self._plain: dict[str, tuple[Any, ...]] = {}
 
     def register_arrays(self) -> Steps[None]:
@@ -193,6 +218,8 @@ class ConcatKeySpace(KeySpace):
         path, array, grid = yield from self._array_of(key)
         coords = None if grid is None else grid.encoding.decode(relative(key, path), len(grid.counts))
         if array is None or grid is None or coords is None:
+            if array is not None and array.is_stacked and array.stored_grid.decode(relative(key, path)) is not None:
+                return None  # a chunk's key as the part has it
             return (yield from self.first.lookup(key))
         if grid.number_of(coords) is None:
             return None
@@ -202,10 +229,10 @@ class ConcatKeySpace(KeySpace):
             return (yield from self._joined(path, array, array.recut, coords))
         number, placed = array.locate(coords)
         part, fit = yield from self._part(number, path, array)
-        local = _stored_at(fit, placed)
+        local = fit.stored(placed)
         if local is None:
             return None
-        found = yield from part.lookup(join(path, grid.encoding.encode(local)))
+        found = yield from part.lookup(join(path, grid.encoding.encode(array.stored(local))))
         return found if fit.recoding is None else fit.recoding.entry(found)
 
     def _joined(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
@@ -214,19 +241,20 @@ class ConcatKeySpace(KeySpace):
         begin = coords[array.axis] * size
         first = bisect_right(starts, begin) - 1
         stop = min(bisect_left(starts, begin + size), len(starts) - 1)
-        numbers = range(first, stop)[: PIECES + 1]  # one more is too many, as will be said
+        numbers = range(first, stop)[: PIECES + 1]  # one more is too many, as `check_pieces` says
         parts = yield from together([self._part(number, path, array) for number in numbers])
         flat = []
         try:
             for number, (part, (_, places, source)) in zip(numbers, parts, strict=True):
-                if source is not None:  # else the part has no such array
+                if source is not None:  # else the part lacks the array
                     last = number == len(starts) - 2
                     pieces = wanted(recut, coords, starts[number], array.axis, source.meta, places, is_last=last)
                     flat += [(part, source, w) for w in pieces]
             check_pieces([source.meta for _, source, _ in flat])
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
-        found = yield from together([part.lookup(join(path, source.tail(w.coords))) for part, source, w in flat])
+        keys = [join(path, source.tail(array.stored(w.coords))) for _, source, w in flat]
+        found = yield from together([part.lookup(key) for (part, _, _), key in zip(flat, keys, strict=True)])
         return joined(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
     # ------------------------------------------------------------------ parts
@@ -244,7 +272,7 @@ class ConcatKeySpace(KeySpace):
         part = self._stored_first if number == self._first else self._parts.get(number)
         if part is None:
             part = self._parts[number] = yield from self._open_part(number)
-            with suppress(KeyError):  # other threads do the same
+            with suppress(KeyError):  # another thread may have emptied it
                 while len(self._parts) > self._keep:
                     self._parts.popitem(last=False)
         elif number != self._first:
@@ -256,7 +284,7 @@ class ConcatKeySpace(KeySpace):
         return part, fit
 
     def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[_Fit]:
-        """Return how a part's array fits the first one; ManifestError where it does not."""
+        """Compare the array of a part, which is open, with the first part's."""
         line = self.document.parts[number]
         where = f"the set {line.name!r} of {self.where}"
         first, recut = array.meta, array.recut
@@ -266,14 +294,16 @@ class ConcatKeySpace(KeySpace):
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         data = yield from part.read(join(path, name))
         attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
-        lead = self.document.bounds.get(path)
-        units = {} if lead is None else (yield from self._units(part, lead, first.zarr_format, where))
-        spelled = line.length, data, attributes, units, line.places
-        if data is not None and self._plain.get(path) == spelled:
+        coordinate = self.document.bounds.get(path)  # whose units it has
+        units = {} if coordinate is None else (yield from self._units(part, coordinate, first.zarr_format, where))
+        compared = line.length, data, attributes, units, line.places
+        if data is not None and self._plain.get(path) == compared:
             return _Fit(places=places)
         doc = _parsed(data, join(path, name), where)
+        if doc is not None and array.is_stacked:
+            doc = _with_dimension(doc, self.document.dim, f"{path!r} of {where}")
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
-        if meta is None and (self.document.is_outer or line.is_gap):
+        if meta is None and (self.document.join == "outer" or line.is_gap):
             return _Fit()
         if meta is None:
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
@@ -284,20 +314,22 @@ class ConcatKeySpace(KeySpace):
         if list(meta.shape) != expected:
             raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
         own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
-        shown = {} if lead is None else (yield from self._units(self.first, lead, first.zarr_format, "the first set"))
+        shown: dict[str, Any] = {}
+        if coordinate is not None:
+            shown = yield from self._units(self.first, coordinate, first.zarr_format, "the first set")
         theirs = _described(attributes, units, path, meta, where)
         mine = _described(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
         if recut is None:
             recoding = recoding_of(path, mine, theirs)
             if recoding is None:
-                self._plain[path] = spelled
+                self._plain[path] = compared
             return _Fit(recoding, places)
         check_recut(path, meta, where)
         recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
         return _Fit(recoding, places, Source.of(meta, recut, recoding, f"{path!r} of {where}"))
 
     def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
-        """Return where a part's elements lie along axes of an array of which it has some only."""
+        """Return the places of a part's elements, by axis, along dimensions of which it has only some."""
         found: dict[int, Placement] = {}
         for dim, placement in self.document.parts[number].places.items():
             axis = self.document.unions[dim].get(path)
@@ -313,14 +345,14 @@ class ConcatKeySpace(KeySpace):
         return found
 
     def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
-        """Return the attributes of an array that say the units of its values, and those of its bounds."""
+        """Return the attributes of a coordinate that give its units and those of its bounds."""
         key = join(path, "zarr.json" if zarr_format == 3 else ".zattrs")
         doc = _parsed((yield from part.read(key)), key, where) or {}
         found = doc.get("attributes") if zarr_format == 3 else doc
         return {name: found[name] for name in UNITS if name in found} if isinstance(found, dict) else {}
 
     def _check_coordinate(self, path: str) -> None:
-        """Raise ManifestError where the coordinate's values in the document are not those of an array of numbers."""
+        """Raise ManifestError where the document does not have all values of the coordinate, in its type."""
         meta = self._documents.arrays[path].meta
         size_of_one = None if meta is None else itemsize_of(meta)
         if meta is None or size_of_one is None or len(meta.shape) != 1:
@@ -366,8 +398,9 @@ class ConcatKeySpace(KeySpace):
         """Return what lies in the directory of an array: its documents, and the chunks of all parts."""
         names = yield from self.first.children(path)
         shown = yield from self._documents.sized(path, names or ())
-        others = [n for n in shown if not grid.has_name(n.name, is_directory=n.is_directory)]
-        chunks = [n for n in shown if n.name == "c" and n not in others]
+        grids = {grid, array.stored_grid}
+        others = [n for n in shown if not any(g.has_name(n.name, is_directory=n.is_directory) for g in grids)]
+        chunks = [Listed("c", None, True) for n in shown if n.name == "c" and n not in others and grid.is_nested]
         size = self._chunk_size(path, array)
         if size is not None:
             chunks = self._all_chunks(path, grid, size, "")
@@ -376,13 +409,13 @@ class ConcatKeySpace(KeySpace):
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _chunk_size(self, path: str, array: ConcatArray) -> int | None:
-        """Return the size of all chunks of an array whose chunks are made here; None where parts have them."""
+        """Return the size of all chunks of an array whose chunks are made on reading; None where parts have them."""
         if path == self.document.coordinate:
             return len(self._values)
         return None if array.recut is None else array.recut.nbytes
 
     def _all_chunks(self, path: str, grid: ChunkGrid, size: int, directory: str) -> list[Listed]:
-        """Return what a directory of an array has of which every chunk exists, and is of one size."""
+        """Return what is in a directory of an array all of whose chunks exist, with one size."""
         found = grid.directory(directory)
         if found is None:
             return []
@@ -396,9 +429,9 @@ class ConcatKeySpace(KeySpace):
     def _in_all_parts(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """Return the chunks, and directories of them, that begin with ``leading`` in all parts.
+        """Return the chunks, and directories of them, of all parts whose coordinates begin with ``leading``.
 
-        Without that, what lies in the array's own directory.
+        If that is None, what lies in the array's own directory.
         """
         found: dict[str, Listed] = {}
         numbers = range(len(self.document.parts))
@@ -414,26 +447,33 @@ class ConcatKeySpace(KeySpace):
     def _listing(
         self, number: int, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """Return what a part has in the directory of chunks that begin with ``leading``, by the names here."""
+        """Return what a part has in the directory of chunks that begin with ``leading``, under the names shown."""
         part, fit = yield from self._part(number, path, array)
-        start, depth, directory = array.starts[number], 0, path
+        start, stored = array.starts[number], array.stored_grid
+        if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # a directory for each part
+            return [] if self.document.parts[number].is_gap else [Listed(str(start), None, True)]
+        directory = path
         if leading is not None:
-            depth = len(leading)
-            local = _stored_at(fit, array.moved(leading, -start) if depth > array.axis else leading)
+            local = fit.stored(array.moved(leading, -start) if len(leading) > array.axis else leading)
             if local is None:
                 return []
-            directory = join(path, grid.directory_of(local))
+            directory = join(path, stored.directory_of(array.stored(local)))
         named = []
         for listed in (yield from part.children(directory)) or ():
-            name = _name_here(array, grid, listed.name, start, depth, fit.places)
-            if name is not None:  # of chunks that are recoded, sizes are not known before
+            tail = relative(join(directory, listed.name), path)
+            coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
+            placed = None if coords is None else fit.placed((0, *coords) if array.is_stacked else coords)
+            if placed is not None:
+                here = array.moved(placed, start) if len(placed) > array.axis else placed
+                name = (str(here[-1]) if here else "c") if grid.is_nested else grid.encoding.encode(here)
+                # The sizes of chunks that are recoded are not known before.
                 size = listed.size if fit.recoding is None or listed.is_directory else None
                 named.append(msgspec.structs.replace(listed, name=name, size=size))
         return named
 
 
 def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
-    """Return where chunks lie whose ``elements`` lie so, by axis; ManifestError where they do not meet."""
+    """Return the places of chunks, given those of their ``elements``; ManifestError where chunks would be divided."""
     found: dict[int, Placement] = {}
     for axis, placement in elements.items():
         chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])
@@ -443,31 +483,14 @@ def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta
     return found
 
 
-def _stored_at(fit: _Fit, leading: Sequence[int]) -> list[int] | None:
-    """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
-    found = [fit.places[axis].element(at) if axis in fit.places else at for axis, at in enumerate(leading)]
-    known = [at for at in found if at is not None]
-    return known if len(known) == len(found) else None
-
-
-def _name_here(
-    array: ConcatArray, grid: ChunkGrid, name: str, start: int, depth: int, places: Mapping[int, Placement]
-) -> str | None:
-    """Return the name here of what a part has in a directory at ``depth``, its chunks beginning at ``start``."""
-    if grid.encoding.separator == ".":
-        coords = grid.encoding.decode(name, len(grid.counts))
-        placed = [_placed(places, axis, c) for axis, c in enumerate(array.moved(coords, start))] if coords else [None]
-        known = [at for at in placed if at is not None]
-        return grid.encoding.encode(known) if len(known) == len(placed) else None
-    if grid.encoding.name == "default" and name == "c":
-        return name
-    at = _placed(places, depth, int(name)) if is_number(name) else None
-    return None if at is None else str(at + (start if depth == array.axis else 0))
-
-
-def _placed(places: Mapping[int, Placement], axis: int, number: int) -> int | None:
-    """Return where a part's chunk lies along an axis; None where it has none of that number."""
-    return places[axis].place(number) if axis in places else number
+def _with_dimension(doc: Mapping[str, Any], dim: str, where: str) -> dict[str, Any]:
+    """Return the metadata of an array of a part with the dimension that the part lacks."""
+    meta = zarrmeta.array_meta(doc, where)
+    if meta is None:
+        return dict(doc)
+    if meta.grid is None or meta.chunks is None:
+        raise ManifestError(f"{where} cannot get the dimension {dim!r}: its chunks are not of one size")
+    return stacked(doc, meta.chunks, dim)
 
 
 def _described(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> Described:
@@ -509,12 +532,7 @@ def _opened(
         raise ManifestError(f"{where} joins other sets, which cannot be opened here")
 
     def open_part(number: int) -> Steps[KeySpace]:
-        part = yield from open_plain(document.parts[number])
-        is_stacked = document.stacked and not document.parts[number].is_gap
-        name = f"the set {document.parts[number].name!r} of {where}"
-        return Stacked(part, document.stacked, document.dim, name) if is_stacked else part
-
-    def open_plain(part: Part) -> Steps[KeySpace]:
+        part = document.parts[number]
         if part.document is not None:
             return (yield from _opened(part.document, where, theirs, resolve))
         if part.is_gap:

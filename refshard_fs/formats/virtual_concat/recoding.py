@@ -1,8 +1,8 @@
-"""Chunks decoded where numpy and numcodecs are enough to know them, and encoded as another array has them. No I/O here.
+"""Chunks decoded with numpy and numcodecs, and encoded as another array's. No I/O here.
 
-Files of an archive are almost alike: one was compressed otherwise, another packs the same quantity by other numbers.
-`recoding` says how a chunk of one array becomes a chunk of another, bit by bit the values that CF's attributes mean
-(scale_factor, add_offset, _FillValue, missing_value; CF conventions, section 8.1), or why that cannot be.
+Files of an archive are almost alike: one has another compression, another packs the same quantity by other numbers.
+`recoding` makes chunks of one array from those of another, with exactly the values that CF's attributes mean
+(scale_factor, add_offset, _FillValue, missing_value; CF conventions, section 8.1), or says why that cannot be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
 
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
-# Make objects, as many as four bytes say, and no numbers.
+# Codecs that make objects, as many as four bytes say, and no numbers.
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
 
 
@@ -133,15 +133,15 @@ RECODED_ATTRIBUTES: Final = frozenset(f"attribute {name}" for name in STORED)
 
 
 class _Encoding(NamedTuple):
-    """How an array's values are stored: its type, what they are packed by, and which stand for missing ones."""
+    """How an array's values are stored: their type, what packs them, and which of them mean "missing"."""
 
     meta: ArrayMeta
     dtype: np.dtype[Any]
     scale: float | None
     offset: float | None
-    fills: npt.NDArray[Any]  # of missing values; the first is written
-    meant: np.dtype[Any]  # the type that numbers mean, which `_Unsigned` says
-    times: TimeUnits | None = None  # if these are the numbers of times
+    fills: npt.NDArray[Any]  # that mean "missing"; the first one is written
+    meant: np.dtype[Any]  # the type by `_Unsigned`
+    times: TimeUnits | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -181,11 +181,11 @@ class Recoding(msgspec.Struct, frozen=True):
         return encode_chunk(mine.meta, self._converted(values, theirs, mine))
 
     def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return some of the one array's values as the other one has them."""
+        """Return values of the one array as the other one has them."""
         return self._converted(values, _encoding(self.theirs), _encoding(self.mine))
 
     def absent(self) -> bytes | None:
-        """Return what is shown for a chunk that does not exist; None where the other array has the same for it."""
+        """Return the chunk that stands for one that does not exist; None where readers see the same without it."""
         theirs, mine = _encoding(self.theirs), _encoding(self.mine)
         fill = np.full(theirs.meta.chunks or (), fill_of(theirs.meta, theirs.dtype), theirs.dtype)
         shown = np.full(mine.meta.chunks or (), fill_of(mine.meta, mine.dtype), mine.dtype)
@@ -343,6 +343,6 @@ def _encoding(document: bytes) -> _Encoding:
 
 
 def meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
-    """Return the type of the numbers that an array's are: ``_Unsigned`` says so where a file's format has no such."""
+    """Return the type that numbers mean, by ``_Unsigned``: some formats lack unsigned, or signed, numbers."""
     kind = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(attributes.get(_UNSIGNED)).lower()))
     return dtype if kind is None else np.dtype(f"{dtype.byteorder}{kind}{dtype.itemsize}")

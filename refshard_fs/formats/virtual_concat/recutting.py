@@ -1,8 +1,8 @@
-"""Chunks that are joined from pieces of others: of parts whose chunks are cut otherwise. No I/O here.
+"""Chunks that are joined from pieces of the parts' chunks, where these have other lengths. No I/O here.
 
 Months have 28 to 31 days, and leap years one more: where the parts' chunks do not meet the cube's, a chunk of the cube
-takes pieces of its neighbours. It is shown without a codec: who reads it decodes nothing twice. A piece of a chunk
-without a codec that lies in one range is that range.
+takes pieces of several. It is shown without a codec, so that nothing is decoded twice. A piece of a chunk without a
+codec that lies in one range is read as that range.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes piec
 
 
 def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[int, ...]:
-    """Return the shape of chunks that cuts the least: along each dimension, the length that most elements are in.
+    """Return the shape of chunks that cuts the least: along each dimension, the chunk length that most elements have.
 
-    ``chunks`` are those of the parts, each with its length along ``axis``; a chunk is no longer than its part there,
-    whatever room it has (files of one day whose chunks have room for 512).
+    ``chunks`` are those of the parts, each with its length along ``axis``. A chunk counts as no longer than its part
+    there (a file of one day may have chunks for 512).
     """
     counters = [Counter[int]() for _ in chunks[0][0]]
     for shape, length in chunks:
@@ -94,27 +94,27 @@ class Recut(NamedTuple):
 
     @property
     def fill(self) -> npt.NDArray[Any]:
-        """What stands for elements that are nowhere."""
+        """The value of elements that no part has."""
         return np.asarray(fill_of(self.meta, self.dtype), self.dtype)
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """Where a part's elements lie along a dimension of which it has some only: runs, in the part's order.
+    """The places of a part's elements along a dimension of which it has only some: runs, in the part's order.
 
-    Each is the place of its first element, and its length.
+    A run is the place of its first element, and its length.
     """
 
     runs: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, places: npt.NDArray[np.int64]) -> Placement:
-        """Return where elements lie, given the place of each."""
+        """Return the runs of elements, given the place of each."""
         starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
         return cls(tuple((int(places[a]), b - a) for a, b in itertools.pairwise(starts) if b > a))
 
     @cached_property
     def starts(self) -> list[int]:
-        """Which of the part's elements is the first of each run, and how many there are."""
+        """The number of the first element of each run, and of all elements."""
         return list(accumulate((length for _, length in self.runs), initial=0))
 
     @property
@@ -123,11 +123,11 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _ascending(self) -> list[tuple[int, int, int]]:
-        """All runs by their place: that, the first element, and the length."""
+        """All runs by their place: the place, the number of the first element, and the length."""
         return sorted((at, start, length) for (at, length), start in zip(self.runs, self.starts, strict=False))
 
     def within(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs that lie in the places ``[begin, stop)``, as far as they do: place, element and length."""
+        """Yield the runs in the places ``[begin, stop)``, cut to these: place, first element and length."""
         first = max(bisect_right(self._ascending, (begin, stop, 0)) - 1, 0)
         for number in range(first, len(self._ascending)):
             at, start, length = self._ascending[number]
@@ -142,17 +142,17 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return next((start for _, start, _ in self.within(place, place + 1)), None)
 
     def place(self, element: int) -> int | None:
-        """Return where an element lies; None if the part has not so many."""
+        """Return the place of an element; None if the part has not so many."""
         run = bisect_right(self.starts, element) - 1
         return self.runs[run][0] + element - self.starts[run] if element < self.length else None
 
     def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where elements lie."""
+        """Return the places of elements, all of which the part has."""
         run = np.searchsorted(self.starts, elements, side="right") - 1
         return np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
 
     def in_chunks(self, size: int, total: int) -> Placement | None:
-        """Return the same of chunks of a length, of an array that is ``total`` long; None where they do not meet."""
+        """Return the places of chunks of ``size`` in an array of length ``total``; None where a chunk is divided."""
         runs: list[tuple[int, int]] = []
         for (at, length), start in zip(self.runs, self.starts, strict=False):
             is_end = at + length == total and start + length == self.length
@@ -171,7 +171,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
 
 class Wanted(NamedTuple):
-    """A piece that is wanted: the coordinates of its chunk, the elements of that, and where they go."""
+    """A piece of a part's chunk: the chunk's coordinates, the elements that are taken, and where they go."""
 
     coords: tuple[int, ...]
     box: Box
@@ -190,10 +190,11 @@ def wanted(
 ) -> list[Wanted]:
     """Return the pieces of a part, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
 
-    ``placements`` say, by axis, where elements of a part lie that has some only. Where the array ends with the part,
-    what is behind the end in the part's chunks is taken with them. ValueError where that are too many.
+    ``placements`` are, by axis, the places of a part's elements where it has only some. Where the array ends with the
+    part, what is beyond the end in the part's chunks is taken as well. ValueError where there are too many pieces.
     """
-    bounds: list[tuple[int, list[tuple[int, int, int]]]] = []  # along each dimension: theirs; runs: place, low, high
+    # For each dimension the length of the part's chunks, and the runs that are taken: place, first element, end.
+    bounds: list[tuple[int, list[tuple[int, int, int]]]] = []
     sizes = part.chunks or ()
     for k, (coord, size, theirs, extent) in enumerate(zip(coords, recut.chunks, sizes, part.shape, strict=True)):
         first = coord * size - (start if k == axis else 0)
@@ -220,7 +221,7 @@ def wanted(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What pieces are made of, and what they are made into.
+# Pieces, and the chunks that are joined from them.
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -246,7 +247,7 @@ class Source(msgspec.Struct, frozen=True):
         return grid.encoding.encode(coords)
 
     def absent(self) -> npt.NDArray[Any]:
-        """Return the one value of elements that are in no chunk, as it is shown."""
+        """Return the value of elements whose chunk does not exist, as it is shown."""
         dtype = dtype_of(self.meta)
         assert dtype is not None, "only arrays of numbers are recut"
         fill = np.full(1, fill_of(self.meta, dtype), dtype)
@@ -266,7 +267,7 @@ class Source(msgspec.Struct, frozen=True):
         return Packed(found.source, cut, cut.size, parts=(found,))
 
     def _range(self, box: Box) -> tuple[int, int] | None:
-        """Return offset and length of elements that lie together in a chunk as it is stored."""
+        """Return offset and length of elements that are one range of the stored chunk; None if they are not."""
         if self.recoding is not None or not is_plain(self.meta):
             return None
         return contiguous(self.meta.chunks or (), box, np.dtype(self.dtype).itemsize)
@@ -327,7 +328,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Makes a chunk of its pieces, each of which goes to one of ``places``; elsewhere it has ``fill``."""
+    """Makes a chunk from its pieces, one for each of ``places``, and ``fill`` elsewhere."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -347,7 +348,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) -> Entry:
-    """Return the entry of a chunk, given those of the chunks that it takes pieces of; None: no such chunk."""
+    """Return the entry of a chunk, given its pieces and the entries of their chunks (None: no such chunk)."""
     fill = recut.fill
     whole = tuple((0, size) for size in recut.chunks)
     parts: list[Entry] = []
@@ -372,7 +373,7 @@ def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) 
 
 
 def check_pieces(pieces: Sequence[ArrayMeta]) -> None:
-    """Raise ValueError where a chunk takes pieces, each of a chunk of an array, of too many or of too large ones."""
+    """Raise ValueError where a chunk takes too many pieces, or of too large chunks; an array for each piece."""
     size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in pieces)
     if len(pieces) > PIECES or size > READ:
         raise ValueError(

@@ -1,0 +1,281 @@
+"""Sets with some arrays changed: other metadata, other chunks, a part along a dimension, smaller chunks. No I/O here.
+
+Only references change: chunks are taken whole, and pieces of chunks without a codec as ranges.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts
+from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.virtual_concat.recutting import contiguous, is_plain
+from refshard_fs.references.key_table import Value
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
+
+Numbers = npt.NDArray[np.int64]
+Move = Callable[[Any], Any]  # returns the new coordinates of chunks along an axis, given the old ones
+# Moves by axis, and the byte range of each chunk that is moved so (None: all of it).
+Moved = tuple[Mapping[int, Move], tuple[int, int] | None]
+
+
+def grid_of(doc: Mapping[str, Any], where: str) -> ChunkGrid:
+    """Return the chunk grid of an array; ManifestError, which begins with ``where``, if it is not known."""
+    meta = zarrmeta.array_meta(doc, where)
+    if meta is None or meta.grid is None:
+        raise ManifestError(f"{where} has no chunk grid")
+    return meta.grid
+
+
+class ChangedSet:
+    """A set some of whose arrays are replaced; `result` returns it."""
+
+    def __init__(self, part: NamedSet) -> None:
+        self.part = part
+        self.tables: dict[str, ChunkTable] = dict(part.refs.tables)
+        self.members: dict[str, Value] = dict(part.refs.side.items())
+        self._changed: set[str] = set()
+
+    def put(
+        self,
+        variable: Variable,
+        doc: Mapping[str, Any],
+        attributes: Value | None = None,
+        chunks: Mapping[int, bytes] = {},
+    ) -> ChunkGrid:
+        """Replace an array by one with the metadata ``doc`` and only these inline ``chunks``; return its grid."""
+        path = variable.path
+        grid = grid_of(doc, f"{path!r} of {self.part.name}")
+        for number in self.part.inline.get(path, {}):
+            self.members.pop(join(path, self.part.refs.tables[path].grid.tail(number)), None)
+        self.members[variable.key] = dict(doc)
+        if attributes is not None:
+            self.members[join(path, ".zattrs")] = attributes
+        self.members |= {join(path, grid.tail(number)): data for number, data in chunks.items()}
+        self.tables[path] = ChunkTable.from_parts(grid, [])
+        self._changed.add(path)
+        return grid
+
+    def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
+        """Replace an array by one of ``values`` in one inline chunk, of a type that holds them."""
+        doc, data = plain(with_type(variable.meta, values.dtype), values)
+        self.put(variable, doc, attributes, {0: data} if values.size else {})
+
+    def put_empty(self, like: NamedSet, path: str, dim: str, length: int) -> None:
+        """Add an array of another set, of some ``length`` along ``dim`` and without chunks."""
+        variable = like.variables[path]
+        shape = list(variable.meta.shape)
+        shape[variable.dims.index(dim)] = length
+        self.put(variable, {**variable.meta.raw, "shape": shape}, like.refs.side.get(join(path, ".zattrs")))
+
+    def put_moved(self, variable: Variable, doc: Mapping[str, Any], moves: Iterable[Moved]) -> None:
+        """Replace an array by one with the metadata ``doc`` and this one's chunks, moved; those outside are dropped."""
+        path = variable.path
+        old, (numbers, ranges) = self.tables[path].grid, self.tables[path].part()
+        inline = self.part.inline.get(path, {})
+        grid, parts = self.put(variable, doc), []
+        for along, piece in moves:
+            moved, is_inside = _moved(numbers.astype(np.int64), old, grid, along)
+            kept = ranges.take(is_inside)
+            if piece is not None:
+                offset, length = piece
+                kept = Ranges(kept.targets, kept.offsets + np.uint64(offset), np.full_like(kept.lengths, length))
+            parts.append(Part(moved[is_inside].astype(np.uint64), kept))
+            moved, is_inside = _moved(np.array(list(inline), np.int64), old, grid, along)
+            cut = slice(None) if piece is None else slice(piece[0], sum(piece))
+            for number, stays, data in zip(moved.tolist(), is_inside.tolist(), inline.values(), strict=True):
+                if stays:
+                    self.members[join(path, grid.tail(number))] = data[cut]
+        self.tables[path] = ChunkTable.from_parts(grid, parts)
+
+    def put_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace metadata documents, by key; chunks stay as they are."""
+        self.members |= {key: dict(doc) for key, doc in documents.items()}
+        self._changed |= {parent(key)[0] for key in documents}
+
+    def result(self, *, keeps_digests: bool = False) -> NamedSet:
+        """Return the changed set. Digests of arrays that were replaced are dropped, unless it ``keeps_digests``."""
+        part, changed = self.part, self._changed
+        refs = ReferenceSet(part.refs.urls, self.tables, self.members, pins=part.refs.pins)
+        variables = {**part.variables, **VariableReader().read(refs, part.name, changed)}
+        stale = set() if keeps_digests else changed
+        digests = {path: digest for path, digest in part.digests.items() if path not in stale}
+        return msgspec.structs.replace(part, refs=refs, variables=variables, digests=digests)
+
+
+def _moved(
+    numbers: Numbers, old: ChunkGrid, new: ChunkGrid, along: Mapping[int, Move]
+) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Return the numbers in a ``new`` grid of chunks of the ``old`` one, and which of them lie inside."""
+    moved, is_inside = np.zeros(len(numbers), np.int64), np.ones(len(numbers), np.bool_)
+    for axis, (coords, count) in enumerate(zip(np.unravel_index(numbers, old.counts), new.counts, strict=True)):
+        now = along[axis](coords) if axis in along else coords
+        moved = moved * count + now
+        is_inside &= (now >= 0) & (now < count)
+    return moved, is_inside
+
+
+def _linear(coords: Any, factor: int, offset: int) -> Any:
+    return coords * factor + offset
+
+
+def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) -> NamedSet:
+    """Return a set with metadata ``documents`` (by key) in place of its own."""
+    if not documents:
+        return part
+    changed = ChangedSet(part)
+    changed.put_documents(documents)
+    return changed.result(keeps_digests=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Gaps: sets without chunks.
+
+
+def only_coordinate(variable: Variable, values: npt.NDArray[Any], like: NamedSet, name: str) -> NamedSet:
+    """Return a set of nothing but a coordinate with ``values``, stored as in another set."""
+    changed = ChangedSet(NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}))
+    changed.put_values(variable, values, like.refs.side.get(join(variable.path, ".zattrs")))
+    return changed.result()
+
+
+def gap(
+    like: NamedSet, dim: str, name: str, length: int, extent: NamedSet | None, *, with_others: bool = False
+) -> NamedSet:
+    """Return a set with the arrays of another one along ``dim``, without chunks, but with the coordinate of ``extent``.
+
+    Without ``extent`` the coordinate has no chunks either. ``with_others`` it has all other arrays as well.
+    """
+    stored = None if extent is None else extent.coordinate(dim)
+    values = None if extent is None or stored is None else extent.values(stored.path)
+    empty = NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}, units=like.units)
+    changed = ChangedSet(msgspec.structs.replace(like, name=name) if with_others else empty)
+    for path in like.along(dim):
+        variable = like.variables[path]
+        if extent is None or not variable.is_coordinate:
+            changed.put_empty(like, path, dim, length)
+        elif values is not None:
+            changed.put_values(variable, values, like.refs.side.get(join(path, ".zattrs")))
+    if extent is not None and stored is not None and values is None:  # text, in chunks of any kind
+        path = stored.path
+        changed.put(stored, stored.meta.raw, extent.refs.side.get(join(path, ".zattrs")), extent.inline.get(path, {}))
+        if len(extent.refs.tables[path]):
+            raise ManifestError(f"the values of {path!r} at {extent.name} are not known: other sets refer to them")
+    return changed.result()
+
+
+# ----------------------------------------------------------------------------------------------------
+# A part of a set along a dimension.
+
+
+def trimmed(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
+    """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks."""
+    changed = ChangedSet(part)
+    is_changed = False
+    for path, axis in part.along(dim).items():
+        variable, meta = part.variables[path], part.variables[path].meta
+        if start == 0 and stop == meta.shape[axis]:
+            continue
+        is_changed = True
+        size = meta.chunks[axis] if meta.chunks is not None else 0
+        are_whole = size and not start % size and (not stop % size or stop == meta.shape[axis])
+        values = part.values(path) if len(meta.shape) == 1 or not are_whole else None
+        if values is not None:
+            changed.put_values(variable, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
+            continue
+        if not are_whole:
+            raise ManifestError(
+                f"of {part.name} elements {start} to {stop} along {dim!r} are taken, and chunks of {path!r} have "
+                f"{size}: a chunk cannot be taken in part"
+            )
+        shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
+        move = partial(_linear, factor=1, offset=-(start // size))
+        changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: move}, None)])
+    return changed.result() if is_changed else part
+
+
+# ----------------------------------------------------------------------------------------------------
+# Smaller chunks, which are ranges of those that are stored.
+
+
+def subchunked(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> NamedSet:
+    """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension.
+
+    If ``lazy``, chunks are cut when they are read: the set is returned unchanged, once it is clear that they can be.
+    """
+    shapes = {path: _smaller_chunks(part, path, subchunks) for path in part.variables}
+    if lazy or not any(shapes.values()):
+        return part
+    changed = ChangedSet(part)
+    for path, shape in shapes.items():
+        if shape is not None:
+            _divide(changed, path, shape)
+    return changed.result(keeps_digests=True)
+
+
+def _smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Return the shape of an array's chunks by ``subchunks``; None for its own.
+
+    ManifestError where a piece of a chunk is no range of it.
+    """
+    variable = part.variables[path]
+    chunks = variable.meta.chunks
+    asked = [subchunks.get(dim or "") for dim in variable.dims]
+    if variable.is_coordinate or not any(asked):
+        return None
+    where = f"the chunks of {path!r} of {part.name}"
+    if chunks is None:
+        raise ManifestError(f"{where} are not of one size, or not known: they have no smaller pieces")
+    shape = tuple(size if n is None else min(n, size) for n, size in zip(asked, chunks, strict=True))
+    dtype = dtype_of(variable.meta)
+    if shape == chunks:
+        return None
+    if dtype is None or not is_plain(variable.meta):
+        codecs = ", ".join(zarrmeta.codecs_of(variable.meta)) or f"order {variable.meta.order}"
+        raise ManifestError(f"{where} are encoded ({codecs}), so that no range of one is a smaller chunk (subchunks=)")
+    if contiguous(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
+        raise ManifestError(
+            f"{where} have the shape {list(chunks)}: pieces of {list(shape)} are not in one range each. "
+            "subchunks= divides the first dimension, or one before which chunks have the length 1"
+        )
+    return shape
+
+
+def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
+    part, variable = changed.part, changed.part.variables[path]
+    meta, dtype = variable.meta, dtype_of(variable.meta)
+    chunks = meta.chunks or ()
+    assert dtype is not None, "`_smaller_chunks` has looked at it"
+    if any(size % n for size, n in zip(chunks, shape, strict=True)):
+        raise ManifestError(
+            f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, no multiple of {list(shape)}: "
+            "lazy=True takes pieces of any length"
+        )
+    size = math.prod(chunks) * dtype.itemsize
+    if not np.isin(changed.tables[path].part().ranges.lengths, (size, WHOLE)).all():
+        raise ManifestError(
+            f"not all chunks of {path!r} of {part.name} have the {size} bytes of {list(chunks)} elements"
+        )
+    counts = tuple(a // b for a, b in zip(chunks, shape, strict=True))  # pieces of a chunk along each axis
+    moves: list[Moved] = []
+    for at in itertools.product(*map(range, counts)):
+        box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
+        along: dict[int, Move] = {
+            axis: partial(_linear, factor=n, offset=k) for axis, (n, k) in enumerate(zip(counts, at, strict=True))
+        }
+        moves.append((along, contiguous(chunks, box, dtype.itemsize)))
+    grid = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+    changed_grid = {"chunks": list(shape)} if meta.zarr_format == 2 else {"chunk_grid": grid}
+    changed.put_moved(variable, {**meta.raw, **changed_grid}, moves)
