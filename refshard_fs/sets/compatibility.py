@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -85,9 +85,11 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
             ignored = STORAGE | _ignored_of_values(path, one, other)
             check_metadata(path, described(path, one), described(path, other), ignored)
         what, is_equal = "values", same_values(mine, theirs)
-    elif isinstance(one.digests.get(path), _Values) and isinstance(other.digests.get(path), _Values):
-        check_metadata(path, described(path, one), described(path, other), STORAGE | TYPES)
-        what, is_equal = "values", one.digests[path] == other.digests[path]
+    elif isinstance(first := one.digests.get(path), _Values) and isinstance(second := other.digests.get(path), _Values):
+        # What means "missing" makes no difference unless it is among the values.
+        ignored = STORAGE | (frozenset() if first.is_mistaken(second) else TYPES)
+        check_metadata(path, described(path, one), described(path, other), ignored)
+        what, is_equal = "values", first == second
     else:
         check_metadata(path, described(path, one), described(path, other))
         what, is_equal = "references", _references(path, one) == _references(path, other)
@@ -301,12 +303,11 @@ def _with_inline(
     return chunks
 
 
-class _Values(NamedTuple):
-    """The numbers of an array, however they are stored, and which of its marks for missing ones are among them."""
+class _Values(msgspec.Struct, frozen=True, eq=False):
+    """The numbers of an array, however they are stored; ``marks`` mean "missing", and ``missing`` are among them."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    digest: bytes
+    content: tuple[str, tuple[int, ...], bytes]  # type, shape, digest
+    marks: frozenset[float]
     missing: frozenset[float]
 
     @classmethod
@@ -316,10 +317,21 @@ class _Values(NamedTuple):
         if values is None or values.dtype.kind not in "iuf":
             return None
         variable = part.variables[path]
-        marks = [*map(variable.attributes.get, ("_FillValue", "missing_value")), variable.meta.raw.get("fill_value")]
-        missing = frozenset(m for m in marks if isinstance(m, int | float) and np.isin(values, m).any())
+        named = [*map(variable.attributes.get, ("_FillValue", "missing_value")), variable.meta.raw.get("fill_value")]
+        marks = frozenset(mark for mark in named if isinstance(mark, int | float))
         plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-        return cls(plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest(), missing)
+        content = plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest()
+        return cls(content, marks, frozenset(mark for mark in marks if np.isin(values, mark).any()))
+
+    def is_mistaken(self, other: _Values) -> bool:
+        """Whether a value of one array means "missing" in the other only."""
+        return not (self.missing | other.missing).isdisjoint(self.marks ^ other.marks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Values) and self.content == other.content and not self.is_mistaken(other)
+
+    def __hash__(self) -> int:
+        return hash(self.content)
 
 
 def _digest(chunks: Mapping[int, bytes]) -> bytes:
