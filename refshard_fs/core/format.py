@@ -166,6 +166,11 @@ class Format(msgspec.Struct, frozen=True):
         return steps
 
 
+def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
+    """Return what recognises files by their first bytes, which are one of ``magics``."""
+    return lambda probe: probe.head.startswith(magics)
+
+
 def plugins(group: str) -> Iterator[Any]:
     """Yield what other packages have registered in a group of entry points."""
     for entry in _entry_points().select(group=group):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.format import Format, Probe, begins_with
 
 COLUMNS = "__rootdirs__"  # a table's list of columns
 STORAGE = "meta/storage"  # an array's parameters
@@ -16,11 +16,7 @@ def _is_bcolz(probe: Probe) -> bool:
     return COLUMNS in probe.documents
 
 
-def _is_bloscpack(probe: Probe) -> bool:
-    return probe.head.startswith(MAGIC)
-
-
 FORMAT = Format(
     "bcolz", _is_bcolz, "refshard_fs.formats.bcolz.rootdir", markers=(STORAGE, COLUMNS), documents=(STORAGE, COLUMNS)
 )
-BLOSCPACK = Format("bloscpack", _is_bloscpack, "refshard_fs.formats.bcolz.bloscpack")
+BLOSCPACK = Format("bloscpack", begins_with(MAGIC), "refshard_fs.formats.bcolz.bloscpack")

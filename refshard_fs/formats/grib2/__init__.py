@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.format import Format, begins_with
 
 MAGIC = b"GRIB"
 
 
-def _is_grib(probe: Probe) -> bool:
-    return probe.head.startswith(MAGIC)
-
-
-FORMAT = Format("grib2", _is_grib, "refshard_fs.formats.grib2.source")
+FORMAT = Format("grib2", begins_with(MAGIC), "refshard_fs.formats.grib2.source")

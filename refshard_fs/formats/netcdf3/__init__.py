@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.format import Format, begins_with
 
 MAGICS = (b"CDF\1", b"CDF\2", b"CDF\5")
 
 
-def _recognises(probe: Probe) -> bool:
-    return probe.head[:4] in MAGICS
-
-
-FORMAT = Format("netcdf3", _recognises, "refshard_fs.formats.netcdf3.source")
+FORMAT = Format("netcdf3", begins_with(*MAGICS), "refshard_fs.formats.netcdf3.source")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.format import Format, begins_with
 
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # byte order, then 42, or 43 for BigTIFF
 
 
-def _is_tiff(probe: Probe) -> bool:
-    return probe.head.startswith(MAGICS)
-
-
-FORMAT = Format("tiff", _is_tiff, "refshard_fs.formats.tiff.source")
+FORMAT = Format("tiff", begins_with(*MAGICS), "refshard_fs.formats.tiff.source")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.format import Format, begins_with
 
 MEMBER = b"PK\3\4"
 END = b"PK\5\6"
 
 
-def _recognises(probe: Probe) -> bool:
-    return probe.head.startswith((MEMBER, END))
-
-
-FORMAT = Format("zip", _recognises, "refshard_fs.formats.zip.source")
+FORMAT = Format("zip", begins_with(MEMBER, END), "refshard_fs.formats.zip.source")
