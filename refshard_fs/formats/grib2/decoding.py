@@ -217,7 +217,7 @@ _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # whose local paramete
 _TABLES: Final = 28
 
 
-_SAID: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
+_KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
 _CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
 
 
@@ -262,15 +262,15 @@ def named(parameter: Parameter) -> Named:
             clone = library.codes_clone(handle)  # some kinds of level are told by their values when a message is opened
             library.codes_release(handle)
             handle = clone
-            said = {key: library.codes_get(handle, key) for key in _SAID}
+            by_key = {key: library.codes_get(handle, key) for key in _KEYS}
         except library.CodesInternalError:
             return fallback
         finally:
             library.codes_release(handle)
-    said = {key: value for key, value in said.items() if value not in ("unknown", "undef")}
-    level = said.setdefault("typeOfLevel", fallback.level)
-    if "shortName" not in said:
+    by_key = {key: value for key, value in by_key.items() if value not in ("unknown", "undef")}
+    level = by_key.setdefault("typeOfLevel", fallback.level)
+    if "shortName" not in by_key:
         return Named(fallback.name, level, {})
-    attributes = {name: said[key] for name, key in _CF.items() if key in said}
-    attributes |= {f"GRIB_{key}": value for key, value in said.items()}
-    return Named(said.get("cfVarName", said["shortName"]), level, attributes)
+    attributes = {name: by_key[key] for name, key in _CF.items() if key in by_key}
+    attributes |= {f"GRIB_{key}": value for key, value in by_key.items()}
+    return Named(by_key.get("cfVarName", by_key["shortName"]), level, attributes)

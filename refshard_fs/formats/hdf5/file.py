@@ -147,10 +147,10 @@ def verified(data: bytes, what: str) -> bytes:
     from numcodecs.checksum32 import jenkins_lookup3  # slow to import
 
     body = data[:-4]
-    said = int.from_bytes(data[-4:], "little")
-    found = jenkins_lookup3(body, 0)
-    if len(data) < 4 or found != said:
-        raise ValueError(f"the checksum of {what} is {found:#010x}, not {said:#010x} as written: it is damaged")
+    stored = int.from_bytes(data[-4:], "little")
+    computed = jenkins_lookup3(body, 0)
+    if len(data) < 4 or computed != stored:
+        raise ValueError(f"the checksum of {what} is {computed:#010x}, not {stored:#010x} as written: it is damaged")
     return body
 
 

@@ -90,8 +90,9 @@ def _selection(fields: Fields) -> Box | None:
     return tuple(_extent([fields.uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank))
 
 
-def _extent(said: Sequence[int], unlimited: int) -> tuple[int, int]:
-    start, stride, count, block = said
+def _extent(hyperslab: Sequence[int], unlimited: int) -> tuple[int, int]:
+    """Return where a regular hyperslab starts along a dimension, and how many elements it has."""
+    start, stride, count, block = hyperslab
     if unlimited in (count, block):
         raise ManifestError(UNLIMITED)
     if count != 1 and stride != block:
