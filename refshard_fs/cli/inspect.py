@@ -225,7 +225,11 @@ def _print_keys(sign: str, style: Style, count: int, some: tuple[str, ...]) -> N
 )
 def _map(arguments: Namespace) -> None:
     """Draw where an array's or a set's bytes lie, and the requests for a slice."""
-    made = open_source(arguments).visualize(arguments.array, arguments.select)
+    fs = open_source(arguments)
+    try:
+        made = fs.visualize(arguments.array, arguments.select)
+    except IndexError as e:
+        raise ValueError(f"--select {arguments.select!r} does not fit the array: {e}") from e
     made.save(arguments.output)
     print_line(f"{arguments.output}: {made.scene.title}: {made.scene.text}")
 

@@ -198,6 +198,13 @@ def test_errors_of_any_kind_are_one_line(refs: Refs, capsys: pytest.CaptureFixtu
         assert "Traceback" not in printed
 
 
+def test_a_selection_beyond_an_array_names_its_option(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", refs(), "a", "-o", "x.svg", "--select", "a[99]"]) == 2
+    assert capsys.readouterr().err == (
+        "refshard: --select 'a[99]' does not fit the array: index 99 is out of bounds for size 5\n"
+    )
+
+
 def test_what_was_written_is_said_with_size_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "refs.json"
     source.write_text(json.dumps({"a": "text", "b": ["s3://old/b", 0, 5]}))
