@@ -31,9 +31,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DO
 SHELL = [text for language, text in BLOCKS if language == "sh"]
 
 
-@pytest.mark.parametrize(
-    ("number", "last_words"), [(0, "examples/quickstart.py"), (1, "-m pytest -n 3 --dist worksteal")]
-)
+@pytest.mark.parametrize(("number", "last_words"), [(0, "examples/quickstart.py"), (1, "-m pytest -n 2")])
 def test_the_first_two_shell_blocks_are_one_line_each_with_an_environment_of_their_own(
     number: int, last_words: str
 ) -> None:

@@ -241,7 +241,7 @@ class ReferenceBuilder:
         if len(self._urls) != 1:
             urls = Texts.joined(self._urls)
             starts, stops = urls.spans()
-            is_first, numbers = distinct(b"".join((urls.data, PAD)), starts, stops)
+            is_first, numbers = distinct(b"".join((urls.data.data, PAD)), starts, stops)
             self._renumber(urls.where(is_first), numbers)
         return self._urls[0]
 
