@@ -195,7 +195,9 @@ def distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Boolean
         return is_first, np.arange(count)
     begins = np.ones(count, np.bool_)  # a group of equals, in the order of hashes
     begins[same + 1] = False
-    doubtful = np.union1d(same, same + 1)
+    is_doubtful = ~begins
+    is_doubtful[same] = True
+    doubtful = np.flatnonzero(is_doubtful)
     begins[doubtful[runs(text, starts[places[doubtful]], stops[places[doubtful]])]] = True
     is_first[places[~begins]] = False
     numbers = is_first.cumsum() - 1
