@@ -79,13 +79,15 @@ class ReferenceBuilder:
     def add_members(self, members: Mapping[Any, Any]) -> None:
         """Take members as Python values."""
         items = iter(members.items())
-        while batch := dict(islice(items, BATCH)):
-            regular = {key: value for key, value in batch.items() if type(key) is str and _is_regular(value)}
+        is_short = len(members) <= 2 * BATCH
+        for batch in (members,) if is_short else iter(lambda: dict(islice(items, BATCH)), {}):
+            regular, others = batch, {}
+            if not _are_regular(batch):
+                regular = {key: value for key, value in batch.items() if _are_regular({key: value})}
+                others = {key: value for key, value in batch.items() if key not in regular}
             found = _scanned(regular) if len(regular) > FEW else None
-            if found is None:
-                self._add_one_by_one(batch)
-            else:
-                self._add_one_by_one({key: value for key, value in batch.items() if key not in regular})
+            self._add_one_by_one(batch if found is None else others)
+            if found is not None:
                 self._add(found)
 
     def expand(self, expand: Callable[[str], str]) -> None:
@@ -324,10 +326,15 @@ def _value(value: Any, urls: dict[str | None, int]) -> Value:
             raise ManifestError(f"{value!r} is neither data nor a reference")
 
 
-def _is_regular(value: Any) -> bool:
-    """Whether a value is a text, or a list that begins with one: bytes, for one, would become a text as JSON."""
-    kind = type(value)
-    return kind is str or ((kind is list or kind is tuple) and len(value) > 0 and type(value[0]) is str)
+def _are_regular(members: Mapping[Any, Any]) -> bool:
+    """Whether all keys and URLs are texts, and no data are empty: bytes, for one, would become a text as JSON."""
+    values = members.values()
+    return (
+        set(map(type, members)) == {str}
+        and set(map(type, values)) <= {str, list, tuple}
+        and all(values)
+        and set(map(type, map(itemgetter(0), values))) == {str}
+    )
 
 
 def _scanned(members: Mapping[str, Any]) -> Members | None:

@@ -86,7 +86,7 @@ def scan(block: bytes | memoryview) -> Members | None:
     found = _ranges(text, values_end[references], following[references], blank)
     if found is None:
         return None
-    text = bytearray(text)
+    text = text if isinstance(text, bytearray) else bytearray(text)
     marked = np.frombuffer(text, np.uint8)
     if escapes is not None:
         marked[escapes.places] = escapes.meanings
@@ -131,7 +131,7 @@ def _without_escapes(text: bytes | bytearray) -> _Escapes | None:
     replaced = bytearray(text)
     np.frombuffer(replaced, np.uint8)[places + 1] = 1
     places -= np.arange(len(places))
-    return _Escapes(replaced.translate(None, b"\\"), places, meanings)
+    return _Escapes(replaced.replace(b"\\", b""), places, meanings)
 
 
 def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: bytes) -> tuple[UInt64s, UInt64s] | None:
