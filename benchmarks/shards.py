@@ -40,9 +40,9 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # fsspec leaves its ses
 SIDE = 120  # elements of four bytes along a chunk
 ROWS, COLUMNS = 100, 10  # of the chunk grid
 REPEATS, QUICK = 5, 2
-QUICK_PATTERNS = ("random", "narrow column", "row", "shard")
+QUICK_PATTERNS = ("random", "random, together", "narrow column", "row", "shard")
 
-Selection = tuple[slice, slice]
+Selection = tuple[Any, Any]
 
 
 class Pattern(NamedTuple):
@@ -63,10 +63,13 @@ def patterns() -> dict[str, Pattern]:
     everything = slice(None)
     points = [slice(at, at + 1) for at in random.Random(2).sample(range(COLUMNS * SIDE), 10)]
     scattered = [chunk(n) for n in random.Random(1).sample(range(ROWS * COLUMNS), 100)]
+    rows, columns = np.divmod(random.Random(1).sample(range(ROWS * COLUMNS), 100), COLUMNS)
+    places = (rows * SIDE + SIDE // 2, columns * SIDE + SIDE // 3)  # a point in each of those chunks
     return {
         "one chunk, twice": Pattern([chunk(437)] * 2, 2),
         "random": Pattern(scattered, 100),
         "random, twice": Pattern(scattered * 2, 200),
+        "random, together": Pattern([places], 100),
         "narrow column": Pattern([(everything, slice(250, 260))], 100),
         "ten columns": Pattern([(everything, point) for point in points], 1000),
         "column in a shard": Pattern([(slice(0, 10 * SIDE), slice(0, SIDE))], 10),

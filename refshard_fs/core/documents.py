@@ -186,9 +186,11 @@ class Documents(Generic[K]):
 
     def array_of(self, key: str) -> Steps[str | None]:
         """Return the path of the array that ``key`` lies below; metadata is read to find out, if need be."""
-        if nearest(key, self.arrays) is None:
+        path = self.known(key)
+        if path is None:
             yield from self._discover(key)
-        return nearest(key, self.arrays)
+            path = self.known(key)
+        return path
 
     def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
         """Return ``names``, which lie in ``prefix``, with the sizes of the metadata documents as they are shown."""

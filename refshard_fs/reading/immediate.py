@@ -127,6 +127,20 @@ class Immediate:
             raise FileNotFoundError(key)
         return entry
 
+    def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Found | None]:
+        """Return where each of ``keys`` lies, `Found` of None if there is no such key, as far as that is remembered."""
+        # After an error the event loop looks the keys up, and tells whose it is.
+        if keyspace.in_memory:
+            with contextlib.suppress(Exception):
+                return [Found(keyspace.find(key)) for key in keys]
+        out: list[Found | None] = [None] * len(keys)
+        for look_up in keyspace.lookups(keys):
+            with contextlib.suppress(Exception):
+                found = self.run(look_up.steps, may_load=False)
+                for place, entry in zip(look_up.places, () if found is None else found.value, strict=False):
+                    out[place] = Found(entry)
+        return out
+
     def reaches(self, span: Span) -> bool:
         """Whether the bytes of ``span`` need no event loop. Of what may not be read, or opened, its reader is told."""
         try:

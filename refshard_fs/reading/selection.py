@@ -20,6 +20,7 @@ from refshard_fs.core.model import Entry
 from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
 from refshard_fs.reading.immediate import Immediate
+from refshard_fs.reading.loading import Found
 from refshard_fs.reading.plan import MIB
 
 # Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
@@ -117,10 +118,13 @@ class SelectionRead:
 
     async def run(self, keys: Sequence[str]) -> None:
         """Read and decode ``keys``."""
-        for number, key in enumerate(keys):
-            if number % KEYS == KEYS - 1:
+        for first in range(0, len(keys), KEYS):
+            if first:
                 await asyncio.sleep(0)
-            self._add(number, key)
+            some = keys[first : first + KEYS]
+            found = self._immediate.find_all(self._keyspace, some)
+            for i, key in enumerate(some):
+                self._add(first + i, key, found[i])
         try:
             self._go_on()
             while self._asked or self._ready or self._jobs:
@@ -136,15 +140,13 @@ class SelectionRead:
             finally:
                 self._share.give_back(self._share.used)
 
-    def _add(self, number: int, key: str) -> None:
-        try:
-            entry = self._immediate.find(self._keyspace, key)
-        except FileNotFoundError:
-            self._ready.append((_Chunk(number, Request(key), None, 0), None))
-            return
+    def _add(self, number: int, key: str, found: Found | None) -> None:
+        entry = None if found is None else found.value
         size = None if entry is None else entry.size
         chunk = _Chunk(number, Request(key), entry, self._chunk_size if size is None else size)
-        if entry is not None and self._immediate.has(entry):
+        if found is not None and entry is None:
+            self._ready.append((chunk._replace(weight=0), None))
+        elif entry is not None and self._immediate.has(entry):
             self._ready.append((chunk._replace(is_near=True), None))
         else:
             self._far.append(chunk)

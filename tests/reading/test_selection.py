@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import random
 import threading
@@ -10,11 +11,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.reading import selection
 from refshard_fs.reading.dispatch import Share, SharedMemory
+from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.selection import Together
 from tests.servers.http import RangeServer
 
@@ -253,3 +257,31 @@ def test_memory_may_be_given_back_by_what_is_collected_while_it_is_counted() -> 
     thread.start()
     thread.join(20)
     assert [[share.used for share in shares] for shares in done] == [[0, CHUNK]]
+
+
+def test_an_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(zarr, "create_array"):
+        pytest.skip("zarr 2 writes no shards")
+    stored: dict[str, Any] = {}
+    array = zarr.create_array(stored, shape=(40, 10), shards=(10, 10), chunks=(1, 10), dtype="u1", compressors=None)
+    array[:] = values = np.arange(400, dtype="u1").reshape(40, 10)
+    array[5] = 0  # which is not stored
+    refs = {key: "base64:" + base64.b64encode(value.to_bytes()).decode() for key, value in stored.items()}
+    fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True)
+    keys = [f"c/{row}/0" for row in range(40)]
+    asked: list[object] = []
+    get = Answers.get
+
+    def counted(self: Answers, need: Any, *others: Any) -> Any:
+        asked.append(need)
+        return get(self, need, *others)
+
+    def read() -> dict[int, bytes | None]:
+        found: dict[int, bytes | None] = {}
+        asyncio.run(fs._read_selection(keys, found.__setitem__, chunk_size=10, threads=False))
+        return found
+
+    first = read()
+    monkeypatch.setattr(Answers, "get", counted)
+    assert read() == first == {row: None if row == 5 else values[row].tobytes() for row in range(40)}
+    assert len(asked) == 4
