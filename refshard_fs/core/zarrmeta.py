@@ -385,13 +385,21 @@ def names_codecs(codecs: object) -> bool:
     return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
 
 
+def transformed(doc: Mapping[str, Any]) -> str | None:
+    """Return why storage transformers hide the chunks of an array with metadata ``doc``; None if it has none."""
+    found = doc.get("storage_transformers")
+    return f"its storage_transformers are {_spelled(found)}, and how these store chunks is not known" if found else None
+
+
 def undecodable(meta: ArrayMeta, path: str) -> str | None:
     """Return why nobody can know how the chunks of the array ``path`` are encoded; None if its metadata says it."""
     if meta.zarr_format == 3:
         codecs = meta.raw.get("codecs")
         if codecs == [lost(path)]:
             return f"its codecs are {_LOST % path}"
-        return None if names_codecs(codecs) else f"its codecs are {_spelled(codecs)}, no list of codecs with names"
+        if not names_codecs(codecs):
+            return f"its codecs are {_spelled(codecs)}, no list of codecs with names"
+        return transformed(meta.raw)
     for member, given in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
         names = [codec.get("id") if isinstance(codec, dict) else None for codec in _listed(given) if codec is not None]
         if not isinstance(given, list) or not all(isinstance(name, str) for name in names):

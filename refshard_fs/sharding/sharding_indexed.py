@@ -34,6 +34,9 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
             meta = zarrmeta.array_meta(doc, "its metadata")
         case _:
             return None
+    transformed = zarrmeta.transformed(doc)
+    if transformed is not None:
+        return Unsharded(None, doc, transformed)
     if meta is None or meta.grid is None:
         return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
     levels, innermost, reason = _unwind(codecs, len(meta.shape))

@@ -79,6 +79,8 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
             kind = doc.get("shard_format", "indexed")
         case {"zarr_format": 3, "storage_transformers": [{"configuration": {"chunks_per_shard": shards}}]}:
             kind = "indexed"
+        case {"zarr_format": 3, "storage_transformers": [*several]} if any(map(_is_sharding, several)):
+            return Unsharded(None, doc, zarrmeta.transformed(doc))
         case _:
             return None
     shown = {k: v for k, v in doc.items() if k not in ("shards", "shard_format", "storage_transformers")}
@@ -104,6 +106,13 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     nest = Nest((1,) * len(lengths), tuple(range(len(lengths))), lambda _: level)
     grid = msgspec.structs.replace(meta.grid, shards=lengths)
     return Unsharded(ShardLayout(grid, tuple(map(Equal, lengths)), [nest]), shown)
+
+
+def _is_sharding(transformer: object) -> bool:
+    match transformer:
+        case {"configuration": {"chunks_per_shard": _}}:
+            return True
+    return False
 
 
 def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:

@@ -55,6 +55,11 @@ def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytes
     [
         ("a/.zarray", {**ARRAY, "filters": 5}, "a: its member 'filters' is 5, which names no codec"),
         ("b/c/zarr.json", {**V3_ARRAY, "codecs": None}, "b/c: its codecs are null, no list of codecs with names"),
+        (
+            "b/c/zarr.json",
+            {**V3_ARRAY, "storage_transformers": [{"name": "other"}]},
+            'b/c: its storage_transformers are [{"name":"other"}], and how these store chunks is not known',
+        ),
     ],
 )
 def test_info_warns_of_arrays_that_nobody_can_decode(

@@ -261,6 +261,15 @@ def test_a_declaration_that_says_no_manifest_is_an_error(tmp_path: Path) -> None
         opened(str(tmp_path)).cat_file("c/0")
 
 
+@pytest.mark.parametrize("other", [{"name": "other"}, {"configuration": {"chunks_per_shard": [2]}}])
+def test_chunks_behind_several_transformers_are_no_missing_ones(tmp_path: Path, other: Any) -> None:
+    several = [{"name": "chunk-manifest-json", "configuration": {"manifest": {"0": {"data": "ab"}}}}, other]
+    (tmp_path / "zarr.json").write_text(json.dumps(metadata((4,), (2,)) | {"storage_transformers": several}))
+    fs = opened(str(tmp_path))
+    with pytest.raises(ManifestError, match="how these store chunks is not known"):
+        fs.cat_file("c/0")
+
+
 def test_chunks_beside_a_manifest_are_not_looked_at(tmp_path: Path) -> None:
     write(tmp_path, {"0": {"data": "ab"}})
     (tmp_path / "c").mkdir()

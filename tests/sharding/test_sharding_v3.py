@@ -132,6 +132,20 @@ def test_compressed_shards_pass_whole_and_are_reported(tmp_path: Path) -> None:
     assert np.array_equal(array(tmp_path)[...], data)
 
 
+@pytest.mark.parametrize(
+    "transformers",
+    [[{"name": "other"}], [{"name": "other"}, {"type": "indexed", "configuration": {"chunks_per_shard": [2, 2]}}]],
+)
+def test_shards_behind_storage_transformers_pass_whole_and_are_reported(tmp_path: Path, transformers: Any) -> None:
+    write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
+    text = json.dumps({**json.loads((tmp_path / "zarr.json").read_text()), "storage_transformers": transformers})
+    (tmp_path / "zarr.json").write_text(text)
+    fs = opened(tmp_path)
+    assert fs.cat_file("zarr.json").decode() == text
+    assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
+    assert "storage_transformers" in fs.left_whole[""]
+
+
 def test_info_tells_what_is_left_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a", sparse((13, 17), FILL), (6, 8), [sharding((3, 2)), GzipCodec()])
     write(tmp_path / "b", sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])

@@ -176,6 +176,8 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
     match doc.get("storage_transformers"):
         case [{"name": name} as transformer] if name == NAME:
             pass
+        case [*several] if any(isinstance(one, dict) and one.get("name") == NAME for one in several):
+            return doc, Declared(grid, None, zarrmeta.transformed(doc))
         case _:
             return doc, None if is_group else Declared(grid)
     if grid is None and not is_group:
