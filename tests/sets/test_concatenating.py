@@ -324,6 +324,16 @@ def test_disjoint_variables_are_merged() -> None:
     assert merged.references["air/0.1"] == one["air/0.1"]
 
 
+def test_dimensions_without_a_name_are_not_one_dimension_where_sets_are_merged_with_what_others_lack() -> None:
+    parts = [chunked(name, np.ones(shape, "<f4"), shape, []) for name, shape in (("one", (4,)), ("two", (5, 3)))]
+    for part in parts:
+        for key in [key for key in part if key.endswith(".zattrs")]:
+            del part[key]
+    merged = refshard_fs.concat(parts, join="outer")
+    assert merged.references["one/0"] == parts[0]["one/0"]
+    assert merged.references["two/0.0"] == parts[1]["two/0.0"]
+
+
 @pytest.mark.parametrize("is_scalar", [False, True])
 def test_what_differs_where_nothing_is_joined_needs_a_dimension_and_no_set_of_it_is_taken(is_scalar: bool) -> None:
     one, two = day(0, 2), day(2, 2)
