@@ -5,8 +5,9 @@ What a format cannot hold is a ManifestError that names the key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,31 +104,49 @@ class PartitionBuilder:
 
 # Returns a URL as it is to be spelled in the set that is written.
 Respell = Callable[[str | None], str | None]
+# Runs the look-up that a function makes (again for each try), on behalf of a key, and returns its answer.
+Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 
-class ReferenceStream(Protocol):
+class ReferenceStream(ABC):
     """What a writer of references needs. Whatever is no chunk with a place in ``grids`` is a document."""
 
+    grids: Mapping[str, ChunkGrid]  # of all arrays, by path
+    in_memory: bool  # whether no reads are needed to go through it
+    tell: Callable[[int], object] | None = None  # called with how many rows more were gone through
+
+    @abstractmethod
     def pins(self) -> dict[str, Any] | None:
         """Return the JSON value of the set's pins; None if it has none."""
 
-    in_memory: bool  # whether no reads are needed to go through it
-
-    @property
-    def grids(self) -> Mapping[str, ChunkGrid]:
-        """The chunk grids of all arrays, by path."""
-
+    @abstractmethod
     def documents(self) -> Iterator[tuple[str, Any]]:
         """Yield key and value of all documents, as version 0 JSON has them; data that is no text, as bytes."""
 
-    def ranges(self, array: str, size: int) -> Steps[list[range]]:
-        """Return the chunk numbers of the partitions of ``size`` rows that may hold chunks, ascending."""
+    @abstractmethod
+    def places(self, array: str, size: int) -> Iterable[int]:
+        """Return which of the partitions of ``size`` rows may hold chunks, ascending."""
 
-    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+    @abstractmethod
+    def partition(self, array: str, numbers: range) -> Partition:
         """Return the references of chunks ``numbers``; a URL may be None, the default target."""
 
+    def partitions(self, array: str, size: int, few: int = 0) -> Iterator[tuple[range, Partition]]:
+        """Yield the chunk numbers and the references of the partitions of ``size`` rows that may hold chunks.
 
-class FlatStream:
+        Of an array with up to ``few`` partitions, there are all.
+        """
+        stop = self.grids[array].size
+        count = -(-stop // size)
+        for i in range(count) if count <= few else self.places(array, size):
+            numbers = range(i * size, min((i + 1) * size, stop))
+            partition = self.partition(array, numbers)
+            if self.tell is not None:
+                self.tell(len(numbers))
+            yield numbers, partition
+
+
+class FlatStream(ReferenceStream):
     """The stream of a set in columns."""
 
     in_memory = True
@@ -166,15 +185,12 @@ class FlatStream:
     def documents(self) -> Iterator[tuple[str, Any]]:
         yield from self._documents
 
-    def ranges(self, array: str, size: int) -> Steps[list[range]]:
-        yield from ()
-        stop = self.grids[array].size
+    def places(self, array: str, size: int) -> list[int]:
         places = {number // size for number in (*self._inline.get(array, ()), *self._extras.get(array, ()))}
         places.update(np.unique(self._tables[array].present() // np.uint64(size)).tolist())
-        return [range(i * size, min((i + 1) * size, stop)) for i in sorted(places)]
+        return sorted(places)
 
-    def partition(self, array: str, numbers: range) -> Steps[Partition]:
-        yield from ()
+    def partition(self, array: str, numbers: range) -> Partition:
         table = self._tables[array]
         part = table.part(table.present(numbers.start, numbers.stop))
         builder = PartitionBuilder(len(numbers))

@@ -29,15 +29,13 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet, with_edits
-from refshard_fs.references.stream import Respell
+from refshard_fs.references.stream import Respell, Run
 from refshard_fs.references.values import METADATA, grid_of
 from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.sharding.view import ShardView
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
 Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
-# Runs the look-up that a function makes (again for each try), on behalf of a key, and returns its answer.
-Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
 INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
@@ -331,7 +329,7 @@ def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
 
 def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str | None = None) -> ReferenceSet:
     """Return the references of a parquet set in columns; or those of one array."""
-    stream = ParquetStream(keyspace, respell)
+    stream = ParquetStream(keyspace, respell, run)
     side: dict[str, Any] = dict(stream.documents())
     urls: dict[str | None, int] = {}
     tables = {}
@@ -339,8 +337,7 @@ def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str
         if array is not None and path != array:
             continue
         parts = []
-        for numbers in run(path, partial(stream.ranges, path, ROWS)):
-            partition = run(path, partial(stream.partition, path, numbers))
+        for numbers, partition in stream.partitions(path, ROWS):
             codes = np.array([urls.setdefault(url, len(urls)) for url in partition.urls], np.uint32)
             rows = np.flatnonzero(partition.ranges.targets != ABSENT)
             ranges = partition.ranges.take(rows)

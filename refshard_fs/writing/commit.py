@@ -83,7 +83,7 @@ def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     session = writer.session
     refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
     document = Document(base.url, session.given(base.url), base.facts, writer.overlay.sent)
-    save_json(FlatStream(refs, as_written), session.run, base.url, document)
+    save_json(FlatStream(refs, as_written), base.url, document)
 
 
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
-import io
 import lzma
 import os
 import uuid
@@ -21,12 +20,12 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
+from refshard_fs.core.compression import zstd
 from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Steps
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError, told
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
@@ -39,10 +38,10 @@ from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace,
 from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import FlatStream, Partition, ReferenceStream, Respell
+from refshard_fs.references.stream import FlatStream, ReferenceStream, Respell
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
-from refshard_fs.session.collect import Extras, Run, collect, gather, walked
+from refshard_fs.session.collect import Extras, collect, gather, walked
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.session.session import Session
@@ -52,6 +51,7 @@ _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "bz2": lambda file: bz2.BZ2File(file, "wb"),
     "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115  # the caller closes it
+    **dict.fromkeys(("zst", "zstd"), lambda file: zstd().ZstdFile(file, "wb", level=3)),
 }
 
 
@@ -62,12 +62,6 @@ def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
     if suffix in _PACKING:
         with _PACKING[suffix](file) as packed:
             yield packed
-    elif suffix in ("zst", "zstd"):
-        plain = io.BytesIO()
-        yield plain
-        from numcodecs import Zstd  # slow to import, and few sets are compressed so
-
-        file.write(Zstd(level=3).encode(plain.getvalue()))
     else:
         yield file
 
@@ -94,7 +88,7 @@ def save(
     names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
     would go where something is already.
     """
-    run, sink = session.run, Objects(url, options)
+    sink = Objects(url, options)
     spell = partial(respelling, session.options.open, session.options.source)
     whole, spelled = spell(), spell(None if format == "chunk-manifest" else url)
     remarks: dict[str, None] = {}
@@ -111,14 +105,16 @@ def save(
     folder = data_url_of(absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
         stream = _stream_of(found, session, respell, copies, pins_as_extras=format == "chunk-manifest")
-        stream = _Counted(stream, callback, 2 if format == "parquet" and stream.in_memory else 1)
+        times = 2 if format == "parquet" and stream.in_memory else 1  # once to see whether a parquet set can hold it
+        callback.set_size(times * sum(grid.size for grid in stream.grids.values()))
+        stream.tell = callback.relative_update
         match format:
             case "parquet":
-                _save_parquet(stream, run, sink, record_size, overwrite)
+                _save_parquet(stream, sink, record_size, overwrite)
             case "json":
-                save_json(stream, run, url, sink)
+                save_json(stream, url, sink)
             case "chunk-manifest":
-                _save_manifests(stream, run, sink, overwrite)
+                _save_manifests(stream, sink, overwrite)
             case _:
                 raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
     for remark in filter(None, remarks):
@@ -140,7 +136,7 @@ def _stream_of(
         case FlatKeySpace(refs=refs):
             return FlatStream(refs, respell, pins_as_extras=pins_as_extras)
         case ParquetKeySpace():
-            return ParquetStream(keyspace, respell)
+            return ParquetStream(keyspace, respell, session.run)
     if copies is None:
         refs, extras = session.run("", partial(gather, keyspace))
     else:
@@ -253,25 +249,7 @@ def absolute(url: str) -> str:
     return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
 
 
-def _partitions(stream: ReferenceStream, run: Run, size: int, few: int) -> Iterator[tuple[str, range, Partition]]:
-    """Yield array, chunk numbers and references; of arrays of up to ``few`` partitions, also those that are empty."""
-    for array in stream.grids:
-        yield from _of_array(stream, run, array, size, few)
-
-
-def _of_array(
-    stream: ReferenceStream, run: Run, array: str, size: int = JSON_ROWS, few: int = 0
-) -> Iterator[tuple[str, range, Partition]]:
-    grid = stream.grids[array]
-    if grid.size <= few * size:
-        ranges = [range(i, min(i + size, grid.size)) for i in range(0, grid.size, size)]
-    else:
-        ranges = run(array, partial(stream.ranges, array, size))
-    for numbers in ranges:
-        yield array, numbers, run(array, partial(stream.partition, array, numbers))
-
-
-def _save_parquet(stream: ReferenceStream, run: Run, sink: Objects, record_size: int, overwrite: bool) -> None:
+def _save_parquet(stream: ReferenceStream, sink: Objects, record_size: int, overwrite: bool) -> None:
     if record_size < 1:
         raise ValueError(f"record_size={record_size}: a partition has at least one row")
     require_pyarrow()
@@ -282,17 +260,19 @@ def _save_parquet(stream: ReferenceStream, run: Run, sink: Objects, record_size:
         )
     document = parquet_writing.layout_document(stream.documents(), record_size)
     if stream.in_memory:
-        for array, numbers, partition in _partitions(stream, run, record_size, 0):
-            parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition, dry=True)
+        for array, grid in stream.grids.items():
+            for numbers, partition in stream.partitions(array, record_size):
+                parquet_writing.parquet_partition(array, grid, numbers, partition, dry=True)
     _make_room(sink, overwrite)
     with _all_or_nothing(sink):
         files: dict[str, bytes] = {}
-        for array, numbers, partition in _partitions(stream, run, record_size, FEW):
-            data = parquet_writing.parquet_partition(array, stream.grids[array], numbers, partition)
-            files[partition_name(array, numbers.start // record_size)] = data
-            if len(files) == TOGETHER:
-                sink.put_all(files)
-                files = {}
+        for array, grid in stream.grids.items():
+            for numbers, partition in stream.partitions(array, record_size, FEW):
+                data = parquet_writing.parquet_partition(array, grid, numbers, partition)
+                files[partition_name(array, numbers.start // record_size)] = data
+                if len(files) == TOGETHER:
+                    sink.put_all(files)
+                    files = {}
         sink.put_all(files)
         sink.put_all({PARQUET: document})  # last: without it, there is no set
 
@@ -322,35 +302,20 @@ def _make_room(sink: Objects, overwrite: bool) -> None:
     sink.remove_tree()
 
 
-class _Counted:
-    """A stream that tells a callback how many chunks it has gone through, ``times`` over."""
-
-    def __init__(self, stream: ReferenceStream, callback: Callback, times: int) -> None:
-        self.grids, self.in_memory = stream.grids, stream.in_memory
-        self.pins, self.documents, self.ranges = stream.pins, stream.documents, stream.ranges
-        self._stream, self._callback = stream, callback
-        callback.set_size(times * sum(grid.size for grid in stream.grids.values()))
-
-    def partition(self, array: str, numbers: range) -> Steps[Partition]:
-        found = yield from self._stream.partition(array, numbers)
-        self._callback.relative_update(len(numbers))
-        return found
-
-
-def save_json(stream: ReferenceStream, run: Run, url: str, sink: Objects | Document) -> None:
+def save_json(stream: ReferenceStream, url: str, sink: Objects | Document) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
     try:
-        _write_json(stream, run, url, sink, 1)
+        _write_json(stream, url, sink, 1)
     except json_writing.LooksLikeTemplate as e:
         if stream.pins() is not None:
             raise ManifestError(
                 f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, or "
                 "give the pins up with unpinned()"
             ) from e
-        _write_json(stream, run, url, sink, 0)
+        _write_json(stream, url, sink, 0)
 
 
-def _write_json(stream: ReferenceStream, run: Run, url: str, sink: Objects | Document, version: int) -> None:
+def _write_json(stream: ReferenceStream, url: str, sink: Objects | Document, version: int) -> None:
     start, end = json_writing.FRAMES[version]
     with sink.stream() as whole, _compressing(url, whole) as file:
         file.write(start)
@@ -358,11 +323,12 @@ def _write_json(stream: ReferenceStream, run: Run, url: str, sink: Objects | Doc
         for key, value in stream.documents():
             file.write(comma + json_writing.member(key, value, version))
             comma = b","
-        for array, numbers, partition in _partitions(stream, run, JSON_ROWS, 0):
-            members = json_writing.chunk_members(array, stream.grids[array], numbers, partition, version)
-            if members:
-                file.write(comma + members)
-                comma = b","
+        for array, grid in stream.grids.items():
+            for numbers, partition in stream.partitions(array, JSON_ROWS):
+                members = json_writing.chunk_members(array, grid, numbers, partition, version)
+                if members:
+                    file.write(comma + members)
+                    comma = b","
         pins = stream.pins()
         if pins is not None:
             file.write(b'},"refshard":{"pins":' + zarrmeta.dumps(pins) + b"}}")
@@ -370,22 +336,22 @@ def _write_json(stream: ReferenceStream, run: Run, url: str, sink: Objects | Doc
             file.write(end)
 
 
-def manifest_of(stream: ReferenceStream, run: Run, array: str) -> bytes:
+def manifest_of(stream: ReferenceStream, array: str) -> bytes:
     """Return the chunk manifest of an array."""
     members: list[str] = []
-    for _, numbers, partition in _of_array(stream, run, array):
+    for numbers, partition in stream.partitions(array, JSON_ROWS):
         members += manifest_writing.manifest_members(stream.grids[array], numbers, partition, array)
     return ("{" + ",\n".join(members) + "}\n").encode()
 
 
-def _save_manifests(stream: ReferenceStream, run: Run, sink: Objects, overwrite: bool) -> None:
+def _save_manifests(stream: ReferenceStream, sink: Objects, overwrite: bool) -> None:
     nodes = manifest_writing.hierarchy(stream.documents(), stream.grids)
     names = sink.names()
     if names and not (overwrite and _ROOT in names):
         raise FileExistsError(f"{sink.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
     written: dict[str, bytes] = {}
     for array in stream.grids:
-        written[join(array, manifest_writing.MANIFEST)] = manifest_of(stream, run, array)
+        written[join(array, manifest_writing.MANIFEST)] = manifest_of(stream, array)
         nodes[array] = manifest_writing.with_manifest(nodes[array])
     if names:
         sink.remove_tree()

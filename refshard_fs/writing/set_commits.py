@@ -139,18 +139,14 @@ class ParquetCommit(DirectoryCommit):
         self._drop(array, layout.partitions(array))
 
     def _make_anew(self, layout: Layout, array: str, *, keeps: bool) -> None:
-        grid = layout.grids[array]
         refs = ReferenceSet(Texts.of(()), {}, {})
         if keeps and self._old is not None:
             refs = columns_of(self._old, self._run, as_written, array)
         side = {key: value for key, value in refs.side.items() if is_within(key, array)}
         metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
         refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
-        stream = FlatStream(refs, as_written)
         self._drop(array, 0)
-        for numbers in self._run(array, partial(stream.ranges, array, layout.record_size)):
-            part = self._run(array, partial(stream.partition, array, numbers))
-            assert len(part) <= grid.size
+        for numbers, part in FlatStream(refs, as_written).partitions(array, layout.record_size):
             self._put(layout, array, numbers.start // layout.record_size, part)
 
     def _put(self, layout: Layout, array: str, number: int, part: Partition) -> None:
@@ -307,7 +303,7 @@ class ManifestCommit(DirectoryCommit):
                     f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it"
                 )
         stream = FlatStream(refs, lambda url: None if url is None else absolute(url), {path: extras})
-        data = manifest_of(stream, self._run, path)
+        data = manifest_of(stream, path)
         name = f"manifest.{self._token}.json"
         self._written.append(join(path, name))
         self._store.put(join(path, name), (data,))

@@ -6,7 +6,7 @@ What a parquet set cannot hold is a ManifestError that names the key.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -17,12 +17,19 @@ from refshard_fs.core.columns import ABSENT, WHOLE, Row
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join
 from refshard_fs.core.keyspace import place
-from refshard_fs.core.model import Inline, Span, Steps
+from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import OFFSETS, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, Value, partition_name
-from refshard_fs.references.stream import Partition, PartitionBuilder, Respell, check_representable
+from refshard_fs.references.stream import (
+    Partition,
+    PartitionBuilder,
+    ReferenceStream,
+    Respell,
+    Run,
+    check_representable,
+)
 from refshard_fs.references.values import check_name, is_utf8, object_in
 
 
@@ -107,9 +114,6 @@ def encode(partition: Partition) -> bytes:
 # All of a parquet set, a partition at a time: as a mapping for users, and as a stream for writers. No I/O here.
 
 
-# Runs a look-up that may take several tries, on behalf of a key.
-Look = Callable[[str, Callable[[], Steps[Any]]], Any]
-
 MEMO: Final = 4096  # values that are remembered
 
 
@@ -120,7 +124,7 @@ class LazyReferences(Mapping[str, Any]):
     ``len``: how many chunks exist stands nowhere.
     """
 
-    def __init__(self, keyspace: ParquetKeySpace, run: Look) -> None:
+    def __init__(self, keyspace: ParquetKeySpace, run: Run) -> None:
         self.keyspace = keyspace
         self._run = run
         self._memo: dict[str, Any] = {}
@@ -176,15 +180,16 @@ def _spelled(value: Value | None) -> Any:
             return value
 
 
-class ParquetStream:
-    """The stream of a parquet set, of which a partition at a time is loaded."""
+class ParquetStream(ReferenceStream):
+    """The stream of a parquet set, of which ``run`` loads a partition at a time."""
 
     in_memory = False
 
-    def __init__(self, keyspace: ParquetKeySpace, respell: Respell) -> None:
+    def __init__(self, keyspace: ParquetKeySpace, respell: Respell, run: Run) -> None:
         self.grids = keyspace.grids
         self._keyspace = keyspace
         self._respell = respell
+        self._run = run
 
     def pins(self) -> None:
         """A parquet set has none."""
@@ -197,20 +202,19 @@ class ParquetStream:
         if old and PARQUET not in metadata:
             yield PARQUET, {"metadata": old, "zarr_consolidated_format": 1}
 
-    def ranges(self, array: str, size: int) -> Steps[list[range]]:
+    def places(self, array: str, size: int) -> Iterable[int]:
         stop, own = self.grids[array].size, self._keyspace.layout.record_size
-        stored = yield from self._keyspace.stored(array, 0, stop)
-        starts: dict[int, None] = {}
-        for number in stored:
+        places: dict[int, None] = {}
+        for number in self._run(array, partial(self._keyspace.stored, array, 0, stop)):
             last = min((number + 1) * own, stop) - 1
-            starts.update(dict.fromkeys(range(number * own // size, last // size + 1)))
-        return [range(i * size, min((i + 1) * size, stop)) for i in starts]
+            places.update(dict.fromkeys(range(number * own // size, last // size + 1)))
+        return places
 
-    def partition(self, array: str, numbers: range) -> Steps[Partition]:
+    def partition(self, array: str, numbers: range) -> Partition:
         own = self._keyspace.layout.record_size
         builder = PartitionBuilder(len(numbers))
         for number in range(numbers.start // own, (numbers.stop - 1) // own + 1):
-            part = yield from self._keyspace.partition(array, number)
+            part = self._run(array, partial(self._keyspace.partition, array, number))
             if part is None:
                 continue
             start = number * own  # of the part's rows
