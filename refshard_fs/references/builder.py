@@ -355,8 +355,10 @@ def _may_be_odd(keys: Keys) -> bool:
     """Whether one of ``keys``, which follow one another, may have another normal form, or none."""
     if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may be too long
         return True
-    steps = (b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0")
-    return any(odd in steps for odd in (b"\0\0", b"\0.\0", b"\0..\0", b"\\"))
+    characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)
+    ends = np.flatnonzero(characters == 0)  # of steps
+    first = characters[ends[:-1][np.diff(ends) <= len("..") + 1] + 1]  # of the short ones
+    return b"\\" in keys.text or bool(((first == 0) | (first == ord("."))).any())
 
 
 def _count(value: Any, name: str) -> int:

@@ -39,6 +39,10 @@ def _words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
 def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
     """Return at which of ``starts`` the text goes on with ``expected``, which has no NUL but at its end."""
     fits: Any = True
+    if len(expected) < 3:  # bytes are found in a fifth of the time that words take
+        for i, byte in enumerate(expected):
+            fits &= np.frombuffer(text, np.uint8)[starts + i] == byte
+        return np.full(len(starts), True) if fits is True else fits
     for i in range(0, len(expected), 8):
         part = expected[i : i + 8]
         words = _words(text, np.minimum(starts + i, len(text) - 8) if i else starts)[:, 0]
