@@ -54,7 +54,8 @@ def scan(block: bytes | memoryview) -> Members | None:
     """
     sample = bytes(block[:4096])
     blank = b" " if b'": ["' in sample or b'": "' in sample else b""
-    text: bytes | bytearray = b"".join((block, b",", blank, b'"', PAD))
+    # Blanks before it spare `numbers_before` a copy of the text.
+    text: bytes | bytearray = b"".join((b" " * 16, block, b",", blank, b'"', PAD))
     if not text.isascii():
         text.decode()
     escapes = None
