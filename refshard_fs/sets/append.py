@@ -315,12 +315,12 @@ def _append_line(
             document = _whole(document, kept, new, base.url)
             extent = only_coordinate(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
     first, new = with_digests([first, new], [dim], rules.same)
-    # One set without chunks stands for all that the document has: they are encoded as the first of them.
+    # One set without chunks stands for all that the document has, the first among them: all are encoded as that.
     old = gap(first, dim, base.url, document.starts[-1], extent, with_others=True)
     found, _ = SetRow(
         dim,
-        [urls[0], urls[0], url],
-        [first, old, new],
+        urls,
+        [old, new],
         Rules(rules.same, is_outer=document.join == "outer", lazy=True),
         {**document.metadata, **times.metadata},
         {**document.bounds, **times.bounds},
@@ -339,7 +339,7 @@ def _append_line(
     replaced = joined.document.starts[-1] - document.starts[-1]
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(url))
     document = msgspec.structs.replace(
-        document.with_values(found.parts[1].values).with_parts([line]),
+        document.with_values(found.parts[0].values).with_parts([line]),
         chunks={**found.chunks, **document.chunks},
         metadata=found.metadata,
         bounds=found.bounds,

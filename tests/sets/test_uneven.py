@@ -93,6 +93,17 @@ def test_where_chunks_meet_references_stay_as_they_are(tmp_path: Path) -> None:
     assert b'"chunks"' not in refshard_fs.concat(files, "time", lazy=True, chunks={"time": 2}).content
 
 
+def test_a_document_that_grows_by_other_chunks_has_those_that_most_elements_have(tmp_path: Path) -> None:
+    parts = [(0, 3, (1, 3, 4)), (3, 1, (1, 3, 4)), (4, 6, (2, 3, 4))]
+    files = [month(tmp_path / f"{i}.nc", *part) for i, part in enumerate(parts)]
+    cube = str(tmp_path / "cube.refshard")
+    refshard_fs.concat(files[:2], "time", lazy=True).save(cube)
+    refshard_fs.append(cube, files[2], "time")
+    found = of_xarray(cube)
+    assert found["v"].encoding["chunks"] == (2, 3, 4)
+    xr.testing.assert_equal(found, expected(files))
+
+
 def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
     files = year(tmp_path, CUTS["a chunk a month"])
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 1}))
