@@ -28,6 +28,12 @@ FOUND = {
     "a manifest's path that is not UTF-8": ("prefix_map", b'{"name":"chunk-manifest-json","a":"\xf8"}'),
     "a member named by half a surrogate pair": ("chunk_manifest", b'{"2.0": {"\\ud800": "abc"}}'),
     "a dimension of half a surrogate pair": ("templates", b'\n\n\nk\nu\n\n\n{"i": {"stop": "\\ud800"}}'),
+    "a sharding named by half a surrogate pair": (
+        "neuroglancer_info",
+        b'{"data_type": "uint8", "num_channels": 1, "scales": [{"key": "a", "size": [8, 8, 8],'
+        b' "chunk_sizes": [[4, 4, 4]], "encoding": "raw",'
+        b' "sharding": {"@type": "neuroglancer_uint64_sharded_v1", "hash": "\\ud800"}}]}',
+    ),
     "a grid of more partitions than memory holds": (
         "parquet_layout",
         b'{"metadata": {"a/.zarray": {"zarr_format": 2, "shape": [4, 69007199254740993], "chunks": [1, 2], "dtype":'

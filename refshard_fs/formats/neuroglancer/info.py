@@ -162,7 +162,7 @@ def _sharding(doc: object, where: str) -> Sharding | None:
         raise _NotShown(f"its sharding {shown(doc)} is not known")
     try:
         return msgspec.convert(doc, Sharding)
-    except msgspec.ValidationError as e:
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
         raise ManifestError(f"{where}: its 'sharding' is not as specified: {e}") from None
 
 
