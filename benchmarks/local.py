@@ -3,8 +3,8 @@
     python -m benchmarks.local [--quick]
 
 Chunks of 4 KB and of 100 KB of one file are read in random order (by zarr: in order), in turns; medians of seconds a
-chunk (those that ``cat`` returns are all kept). *dict* is zarr reading the same chunks from memory: its own cost, which
-nobody can undercut.
+chunk (those that ``cat`` returns are all kept). *dict* is zarr reading the same chunks from memory, and *LocalStore*
+from a file for each chunk; this filesystem reads that directory as well.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 import fsspec
 import numpy as np
 import zarr
-from zarr.storage import FsspecStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from benchmarks.measure import Goal, Row, show
 from refshard_fs.fs import RefShardFileSystem
 
 warnings.filterwarnings("ignore", module="zarr")
 
-CASES = ((4096, 2000, 20, 1.8), (100_000, 500, 6, 1.4))  # bytes and number of chunks; goals of cat_file, through zarr
+CASES = ((4096, 2000, 20, 3), (100_000, 500, 6, 3))  # bytes and number of chunks; goals of cat_file, through zarr
 ROUNDS, QUICK = 15, 3
 
 Read = Callable[[], object]
@@ -77,10 +77,17 @@ def measured(folder: Path, size: int, count: int, goals: tuple[float, float], ro
         count,
         rounds,
     )
+    directory = folder / f"{size}.zarr"
+    for key in ours.find(""):
+        directory.joinpath(key).parent.mkdir(parents=True, exist_ok=True)
+        directory.joinpath(key).write_bytes(ours.cat_file(key))
+    options_of_files = {**options, "fo": f"file://{directory}"}
     stores = {
         "theirs": FsspecStore(fsspec.filesystem("reference", remote_protocol="file", asynchronous=True, **options)),
         "ours": FsspecStore(RefShardFileSystem(asynchronous=True, **options)),
         "dict": memory(ours),
+        "LocalStore": LocalStore(directory, read_only=True),
+        "files": FsspecStore(RefShardFileSystem(asynchronous=True, **options_of_files)),
     }
     arrays = {name: zarr.open_array(store, path="a", mode="r") for name, store in stores.items()}
     assert np.array_equal(arrays["ours"][...], arrays["theirs"][...])
@@ -92,6 +99,8 @@ def measured(folder: Path, size: int, count: int, goals: tuple[float, float], ro
         Row(f"{what} cat of all", "s", found["theirs, many"], found["ours, many"], Goal()),
         Row(f"{what} through zarr", "s", zarrs["theirs"], zarrs["ours"], Goal(ratio=goals[1])),
         Row(f"{what} zarr over a dict", "s", zarrs["theirs"], zarrs["dict"], Goal()),
+        Row(f"{what} through zarr; LocalStore, of files", "s", zarrs["LocalStore"], zarrs["ours"], Goal(ratio=1)),
+        Row(f"{what} both of files", "s", zarrs["LocalStore"], zarrs["files"], Goal(ratio=1)),
     ]
 
 
