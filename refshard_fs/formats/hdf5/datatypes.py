@@ -250,7 +250,8 @@ def _string(size: int, flags: int) -> Datatype:
         raise ValueError("a string of no bytes")
     dtype = np.dtype(f"S{size}")
     padding = _PADDINGS[flags & 15]
-    return Datatype(size, "string", dtype, dtype, padding=padding, is_recast=padding != "null-padded" and size > 1)
+    is_recast = padding == "space-padded" or (padding == "null-terminated" and size > 1)
+    return Datatype(size, "string", dtype, dtype, padding=padding, is_recast=is_recast)
 
 
 def _array_of(base: Datatype, dims: tuple[int, ...]) -> Datatype:

@@ -103,16 +103,26 @@ def test_complex_numbers_of_the_library_are_numpys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("padding", [h5py.h5t.STR_NULLTERM, h5py.h5t.STR_NULLPAD, h5py.h5t.STR_SPACEPAD])
-def test_fixed_strings_are_read_as_the_library_reads_them(tmp_path: Path, padding: int) -> None:
-    texts = b"abc\0de", b"f \0  a", b"     \0", b" zz\0z ", b"\0     ", b"      ", b"abcdef"
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (b"abc\0de", b"f \0  a", b"     \0", b" zz\0z ", b"\0     ", b"      ", b"abcdef"),
+        (b"a", b" ", b"\0", b"\xe9"),
+    ],
+    ids=["texts", "characters"],
+)
+def test_fixed_strings_are_read_as_the_library_reads_them(
+    tmp_path: Path, texts: tuple[bytes, ...], padding: int
+) -> None:
+    size = len(texts[0])
     raw = b"".join(texts)
     tid = h5py.h5t.C_S1.copy()
-    tid.set_size(6)
+    tid.set_size(size)
     tid.set_strpad(padding)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         space = h5py.h5s.create_simple((len(texts),))
         dataset = h5py.h5d.create(file.id, b"a", tid, space)
-        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(raw, "V6"), mtype=tid)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(raw, f"V{size}"), mtype=tid)
         expected = h5py.Dataset(dataset)[:]
     found = parse_datatype(message(tid))
     assert datatypes.recast(found, raw).tolist() == expected.tolist()
