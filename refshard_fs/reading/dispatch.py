@@ -130,10 +130,9 @@ class SharedBudget(SharedMemory):
 
     def wake(self, dispatch: Dispatch) -> None:
         """Have other loops than that of ``dispatch``, which gave something back, begin what was refused."""
-        if not self._refused:
-            return
-        with self._lock:
-            refused, self._refused = self._refused, set()
+        with self._lock:  # whoever is being refused meanwhile is among them then
+            refused = list(self._refused)
+            self._refused.clear()
         for each in self._alive(refused):
             if each is not dispatch:
                 with contextlib.suppress(RuntimeError):  # its loop was closed
@@ -263,6 +262,8 @@ class Dispatch(Share):
 
     def pump(self) -> None:
         """Begin as many requests as host and budget allow."""
+        if self.loop.is_closed():  # the collector ends a dropped request, wherever Python is: perhaps within a lock
+            return
         self.changed()
         for host in self._hosts.values():
             while host.active < host.limit:

@@ -16,8 +16,9 @@ import pytest
 import zarr
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.core.stats import Stats
 from refshard_fs.reading import selection
-from refshard_fs.reading.dispatch import Share, SharedMemory
+from refshard_fs.reading.dispatch import Budget, Dispatch, Share, SharedBudget, SharedMemory
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.selection import Together
 from tests.servers.http import RangeServer
@@ -285,3 +286,62 @@ def test_an_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pyte
     monkeypatch.setattr(Answers, "get", counted)
     assert read() == first == {row: None if row == 5 else values[row].tobytes() for row in range(40)}
     assert len(asked) == 4
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connection is dropped as well
+def test_requests_of_a_closed_loop_may_be_collected_while_something_is_counted(http_server: RangeServer) -> None:
+    """They end wherever Python is, here within a lock: they must begin no others, for which there is no loop."""
+    refs = references(http_server.put("/x", DATA))
+    fs = RefShardFileSystem(
+        refs, asynchronous=True, skip_instance_cache=True, max_memory=MEMORY, concurrency=1, max_gap=-1, readahead=0
+    )
+
+    async def begin() -> None:
+        await fs._session.prefetch(KEYS[:3], wait=True, tell=lambda count: None)
+        http_server.fault("silent", "/x")
+        begun = [asyncio.ensure_future(fs._cat_file(key)) for key in KEYS[10:12]]
+        requests = fs._session.engine().fetcher.requests
+        await settled(lambda: requests.active == 1 and bool(requests.host(refs[KEYS[0]][0]).urgent))
+        assert not any(task.done() for task in begun)
+
+    def work() -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin())
+        loop.close()
+        del loop
+        with fs._session.stats._lock:
+            gc.collect()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_loop_that_is_refused_while_another_gives_back_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        shared = SharedBudget(Budget(requests=2, memory=MEMORY))
+        here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # unused
+        for each in (here, there):
+            assert shared.begin(each, each.host("http://host/x"), 1, MEMORY)
+        woken = asyncio.Event()
+        ends = threading.Thread(target=end, args=(shared, there), daemon=True)
+
+        def active_at(name: str) -> int:
+            active = there.host("http://host/x").active
+            if not ends.ident:
+                ends.start()
+                ends.join(0.5)  # long enough for who needs no lock
+            return active
+
+        monkeypatch.setattr(there, "active_at", active_at)
+        monkeypatch.setattr(here, "pump", woken.set)
+        assert not shared.begin(here, here.host("http://host/x"), 1, MEMORY)
+        async with asyncio.timeout(20):
+            await woken.wait()
+
+    def end(shared: SharedBudget, dispatch: Dispatch) -> None:
+        dispatch.host("http://host/x").active -= 1
+        shared.wake(dispatch)
+
+    asyncio.run(run())
