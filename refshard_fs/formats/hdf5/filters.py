@@ -245,11 +245,15 @@ def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
 def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     (size,) = struct.unpack_from("<I", data)
-    if size > _most(length):
-        raise ValueError(f"an szip chunk of {size} bytes")
+    width = 1 << max((values[2] - 1).bit_length() - 3, 0)  # bytes of a pixel; what is no whole one is lost in writing
+    if size > _most(length) or size % width:
+        raise ValueError(f"an szip chunk of {size} bytes, in pixels of {width}")
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     options = dict(zip(names, values, strict=False))
-    return bytes(by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
+    found = bytes(by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
+    if len(found) != size:
+        raise ValueError(f"an szip chunk of {size} bytes is cut short: it has {len(found)}")
+    return found
 
 
 def _lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:

@@ -275,6 +275,21 @@ def test_damaged_chunks_are_errors_or_other_values_and_nothing_else(name: str) -
             pass
 
 
+@pytest.mark.parametrize("dtype", ["<u4", "<u8"])
+def test_bytes_that_szip_has_lost_are_an_error_and_not_what_memory_held(dtype: str) -> None:
+    """What scale-offset makes is no whole number of pixels: the library itself loses what is beyond, and reads others."""
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_chunk((16,))
+    create.set_scaleoffset(h5py.h5z.SO_INT, 0)
+    create.set_szip(4, 4)
+    with in_memory() as file:
+        made = h5py.h5d.create(file.id, b"a", h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple((16,)), create)
+        dataset = h5py.Dataset(made)
+        dataset[:] = np.arange(16) * 12  # in 8 bits each
+        with pytest.raises(ValueError, match="an szip chunk of 38 bytes"):
+            shown(dataset)
+
+
 def test_damaged_messages_are_value_errors() -> None:
     with in_memory() as file, in_memory("latest") as latest:
         for target in (file, latest):
