@@ -371,6 +371,12 @@ def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]
 # Several look-ups as one: what they need is asked for together, in rounds.
 
 
+def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Yield ``items`` in parts of up to ``most``."""
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
 def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Return what each of ``many`` returns, in their order; the first error of any ends them all.
 

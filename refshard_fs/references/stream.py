@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row
+from refshard_fs.core.columns import ABSENT, WHOLE, Part, Ranges, Row
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Steps
@@ -193,24 +193,21 @@ class FlatStream(ReferenceStream):
     def partition(self, array: str, numbers: range) -> Partition:
         table = self._tables[array]
         part = table.part(table.present(numbers.start, numbers.stop))
+        rows, targets = part.numbers.astype(np.int64) - numbers.start, part.ranges.targets
         builder = PartitionBuilder(len(numbers))
-        builder.put(part.numbers.astype(np.int64) - numbers.start, self._urls, part.ranges)
+        builder.put(rows, self._urls, part.ranges)
         inline, extras = self._inline.get(array, {}), self._extras.get(array, {})
         builder.inline.update((n - numbers.start, inline[n]) for n in inline.keys() & numbers)
-        checks = {} if self._each_pin is None else _checks(self._each_pin, table, numbers)
+        checks = {} if self._each_pin is None else _checks(self._each_pin, rows.tolist(), targets.tolist())
         checks |= {n - numbers.start: dict(extras[n]) for n in extras.keys() & numbers}
         return builder.finish(checks)
 
 
-def _checks(pins: Pins, table: ChunkTable, numbers: range) -> dict[int, dict[str, str]]:
-    """Return the ETags and times of the chunks ``numbers``, by their places among these."""
-    found = {}
-    for number in table.present(numbers.start, numbers.stop).tolist():
-        row = table.row(number)
-        pin = None if row is None else pins.pin(row.target)
-        if pin is not None and pin.version:
-            found[number - numbers.start] = pin.version
-    return found
+def _checks(pins: Pins, rows: Sequence[int], targets: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Return the ETags and times of the targets of rows, by row."""
+    found = {target: pins.pin(target) for target in set(targets)}
+    versions = {target: pin.version for target, pin in found.items() if pin is not None and pin.version}
+    return {row: versions[target] for row, target in zip(rows, targets, strict=True) if target in versions}
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Partition) -> None:

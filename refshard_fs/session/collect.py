@@ -18,7 +18,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, tails
-from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, batches, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document
@@ -84,8 +84,8 @@ def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Ex
     return walk.found()
 
 
-class _Made(NamedTuple):
-    """A key whose bytes are made from others, and which chunk of an array it is, if it is one."""
+class _Found(NamedTuple):
+    """What a key is, and which chunk of an array it is, if it is one."""
 
     key: str
     entry: Entry
@@ -115,7 +115,7 @@ class Walk:
         self.arrays: dict[str, _Array] = {}
         self._keyspace = keyspace
         self._manifests: set[str] = set()
-        self.made: list[_Made] = []
+        self.made: list[_Found] = []  # whose bytes are made from others: no reference can stand for them
 
     def directory(self, prefix: str, within: str | None) -> Steps[None]:
         """Keep all keys below ``prefix``, which lies in the array ``within``, if in one."""
@@ -128,11 +128,9 @@ class Walk:
             if (yield from self._manifest(prefix)):
                 return
         files = [join(prefix, n.name) for n in names if not n.is_directory and n.name not in documents]
-        for first in range(0, len(files), TOGETHER):
-            yield from self._files(files[first : first + TOGETHER], within)
-        below = [join(prefix, listed.name) for listed in names if listed.is_directory]
-        for first in range(0, len(below), DIRECTORIES):
-            yield from together([self.directory(path, within) for path in below[first : first + DIRECTORIES]])
+        yield from self._files(files, within)
+        for some in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
+            yield from together([self.directory(path, within) for path in some])
 
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
@@ -158,47 +156,50 @@ class Walk:
             self.side.pop(manifest, None)
         present, empty = found
         array = self.arrays[path]
-        keys = [join(path, tail) for tail in tails(array.grid, present)]
-        for first in range(0, len(keys), TOGETHER):
-            yield from self._files(keys[first : first + TOGETHER], path, with_pins=True)
+        yield from self._files([join(path, tail) for tail in tails(array.grid, present)], path, with_pins=True)
         array.extras.update((number, {}) for number in empty.tolist())
         return True
 
     def _files(self, keys: Sequence[str], within: str | None, *, with_pins: bool = False) -> Steps[None]:
-        """Keep ``keys``, which lie in the array ``within``, if in one; all are looked up together."""
+        """Keep ``keys``, which lie in the array ``within``, if in one."""
         array = None if within is None else self.arrays[within]
-        keys = [key for key in keys if key not in self._manifests]
-        look_ups = self._keyspace.lookups(keys)
-        found = yield from together([look_up.steps for look_up in look_ups])
-        entries: dict[int, Entry | None] = {}
-        for look_up, some in zip(look_ups, found, strict=True):
-            entries.update(zip(look_up.places, some, strict=True))
-        for i, key in enumerate(keys):
-            entry = entries[i]
-            if entry is None:
-                continue
-            number = None if array is None else array.grid.number(relative(key, within or ""))
-            if _is_made(entry):
-                self.made.append(_Made(key, entry, array, number))
-                continue
-            value, extras = self._value(key, entry, with_pins=with_pins and number is not None)
-            self.keep(_Made(key, entry, array, number), value)
-            if array is not None and number is not None and extras:
-                array.extras[number] = extras
+        for batch in batches(keys, TOGETHER):
+            some = [key for key in batch if key not in self._manifests]
+            for key, entry in zip(some, (yield from self._entries(some)), strict=True):
+                if entry is None:
+                    continue
+                number = None if array is None else array.grid.number(relative(key, within or ""))
+                found = _Found(key, entry, array, number)
+                if _is_made(entry):
+                    self.made.append(found)
+                    continue
+                value, extras = self._value(key, entry, with_pins=with_pins and number is not None)
+                self.keep(found, value)
+                if array is not None and number is not None and extras:
+                    array.extras[number] = extras
 
-    def keep(self, made: _Made, value: Row | bytes) -> None:
+    def _entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
+        """Return the entries of ``keys``, which are looked up together."""
+        look_ups = self._keyspace.lookups(keys)
+        found: list[Entry | None] = [None] * len(keys)
+        for look_up, some in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
+            for place, entry in zip(look_up.places, some, strict=True):
+                found[place] = entry
+        return found
+
+    def keep(self, found: _Found, value: Row | bytes) -> None:
         """Keep what a key holds."""
-        if made.array is None or made.number is None or not isinstance(value, Row):
-            self.side[made.key] = value
+        if found.array is None or found.number is None or not isinstance(value, Row):
+            self.side[found.key] = value
         else:
-            made.array.add(made.number, value)
+            found.array.add(found.number, value)
 
     def too_much(self) -> str | None:
         """Return the first key with which there is more to copy than a set should hold; None where all of it fits."""
         ends = itertools.accumulate(made.size for made in self.made)
         return next((made.key for made, end in zip(self.made, ends, strict=True) if end > INLINED), None)
 
-    def batches(self) -> Iterator[list[_Made]]:
+    def batches(self) -> Iterator[list[_Found]]:
         """Yield what no reference can stand for, about `COPIED` bytes at a time."""
         ends = itertools.accumulate(made.size for made in self.made)
         for _, group in itertools.groupby(zip(self.made, ends, strict=True), lambda pair: pair[1] // COPIED):

@@ -20,6 +20,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
+from refshard_fs.core.model import batches
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
@@ -224,8 +225,7 @@ def chunks_read(
     keys = {number: _chunk_keys(parts[number], paths) for number, paths in small.items()}
     at_urls = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
     at_urls = [n for n in at_urls if can_scan(parts[n].options)]
-    for start in range(0, len(at_urls), AT_ONCE):
-        some = at_urls[start : start + AT_ONCE]
+    for some in batches(at_urls, AT_ONCE):
         refs = {f"{n}/{key}": _reference(parts[n], *chunk) for n in some for key, chunk in keys[n].items()}
         fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], parts[some[0]].options))
         data = _read(fs, list(refs))

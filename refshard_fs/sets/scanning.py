@@ -23,7 +23,7 @@ from refshard_fs.core.columns import ChunkTable
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
-from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
 from refshard_fs.errors import ManifestError, RefShardError, told_cause
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.virtual_concat.document import of_part
@@ -123,7 +123,7 @@ class _Scanner(Engines):
 
     async def all(self, urls: Sequence[str], found: Found) -> None:
         """Scan the sources at ``urls``."""
-        pieces = iter([range(first, min(first + ROUND, len(urls))) for first in range(0, len(urls), ROUND)])
+        pieces = batches(range(len(urls)), ROUND)
         tasks = [asyncio.create_task(self._some(pieces, urls, found)) for _ in range(ROUNDS)]
         try:
             await asyncio.gather(*tasks)
@@ -131,7 +131,7 @@ class _Scanner(Engines):
             for task in tasks:
                 task.cancel()
 
-    async def _some(self, pieces: Iterator[range], urls: Sequence[str], found: Found) -> None:
+    async def _some(self, pieces: Iterator[Sequence[int]], urls: Sequence[str], found: Found) -> None:
         for piece in pieces:
             results = await self.engine().run_all([self._scanned(urls[number]) for number in piece])
             for number, result in zip(piece, results, strict=True):
@@ -206,10 +206,9 @@ class _Scanner(Engines):
 
 def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
     """Scan with the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
-    pieces = [range(first, min(first + PIECE, len(urls))) for first in range(0, len(urls), PIECE)]
-    futures: dict[Future[list[Any]], range] = {}
+    futures: dict[Future[list[Any]], Sequence[int]] = {}
     try:
-        for piece in pieces:
+        for piece in batches(range(len(urls)), PIECE):
             some = [urls[number] for number in piece]
             theirs = {url: known[url] for url in some if url in known}
             futures[executor.submit(scan_piece, some, dict(options), theirs)] = piece

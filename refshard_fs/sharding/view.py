@@ -20,7 +20,7 @@ import numpy.typing as npt
 from refshard_fs.core.documents import ArrayView, Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, batches, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.sharding.index import Level, Table, TableIndex
@@ -264,8 +264,7 @@ class ShardView(ArrayView[ArrayInfo]):
             return None
         cells = {lengths: _cells(layout, lengths) for lengths in levels}
         found: list[ShardRows] = []
-        for first in range(0, len(sizes), _BATCH):
-            batch = list(sizes)[first : first + _BATCH]
+        for batch in batches(list(sizes), _BATCH):
             steps = [self._table(path, layout.key(path, shard), levels[sizes[shard]][0]) for shard in batch]
             for shard, loaded in zip(batch, (yield from together(steps)), strict=True):
                 if loaded is not None:
@@ -319,10 +318,8 @@ class ShardView(ArrayView[ArrayInfo]):
                 return None
         directories, shards = layout.expand(leading, names)
         found = [Listed(name, None, True) for name in directories]
-        for first in range(0, len(shards), _BATCH):
-            batch = [
-                (tuple(map(len, layout.room(shard))), shard, [*chunks]) for shard, chunks in shards[first:][:_BATCH]
-            ]
+        for some in batches(shards, _BATCH):
+            batch = [(tuple(map(len, layout.room(shard))), shard, [*chunks]) for shard, chunks in some]
             steps = [
                 self._in_shard(path, shard, lengths, [layout.slots(layout.split(c)[2], lengths) for c in chunks])
                 for lengths, shard, chunks in batch

@@ -23,7 +23,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import is_bounded
 from refshard_fs.core.keys import ChunkGrid, join, parent, relative
-from refshard_fs.core.model import Facts, Head, Stat
+from refshard_fs.core.model import Facts, Head, Stat, batches
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
 from refshard_fs.core.zarrmeta import undecodable
 from refshard_fs.errors import (
@@ -47,7 +47,6 @@ from refshard_fs.tools.survey import (
     Survey,
     Surveyed,
     array_of,
-    batches,
     contents,
     survey,
 )
@@ -213,7 +212,6 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
 
 
 STAT_TOGETHER: Final = 1024  # targets that are asked at a time
-_END: Final = np.uint64(WHOLE)
 
 
 class Ranges:
@@ -244,7 +242,7 @@ class Ranges:
     def text(self, row: int) -> str:
         """Return the range of a row in words."""
         stop = self.stops[row]
-        return f"bytes [{self.starts[row]}, {'end' if stop == _END else stop})"
+        return f"bytes [{self.starts[row]}, {'end' if stop == WHOLE else stop})"
 
     def users(self) -> tuple[Positions, Positions]:
         """Return the first row of each target (-1: none), and how many rows each has."""
@@ -255,16 +253,16 @@ class Ranges:
     def beyond(self, sizes: UInt64s) -> Positions:
         """Return the rows that reach beyond their target; ``sizes`` are WHOLE where unknown."""
         size = sizes[self.targets]
-        over = np.where(self.stops == _END, self.starts > size, self.stops > size)
-        return np.flatnonzero(over & (size != _END))
+        over = np.where(self.stops == WHOLE, self.starts > size, self.stops > size)
+        return np.flatnonzero(over & (size != WHOLE))
 
     def shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
         """Return the rows that repeat another row's range, and those that begin within one; each with the other row.
 
         A row that begins within several others comes with the nearest one before it.
         """
-        stops = np.where(self.stops == _END, sizes[self.targets], self.stops)
-        known = np.flatnonzero((stops != _END) & (stops > self.starts))
+        stops = np.where(self.stops == WHOLE, sizes[self.targets], self.stops)
+        known = np.flatnonzero((stops != WHOLE) & (stops > self.starts))
         order = known[np.lexsort((stops[known], self.starts[known], self.targets[known]))]
         targets, starts, ends = self.targets[order], self.starts[order], stops[order]
         same = (targets[1:] == targets[:-1]) & (starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1])
@@ -407,7 +405,7 @@ class _Check:
         """Ask each web server of large files for one byte, and find those that answer with the whole file."""
         urls = self._source.urls
         large = [
-            i for i in np.flatnonzero((sizes != _END) & (sizes >= UNASKED)).tolist() if protocol_of(urls[i]) in WEB
+            i for i in np.flatnonzero((sizes != WHOLE) & (sizes >= UNASKED)).tolist() if protocol_of(urls[i]) in WEB
         ]
         largest = {server_of(urls[i]): i for i in sorted(large, key=sizes.__getitem__)}
         for server, i in largest.items():

@@ -14,7 +14,8 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Surveyed, batches, contents, survey
+from refshard_fs.core.model import batches
+from refshard_fs.tools.survey import BATCH, INLINE, Chunks, Extents, Positions, Surveyed, contents, survey
 from refshard_fs.tools.views import progress
 
 NAMED: Final = 10  # keys of each kind that are named
@@ -77,7 +78,7 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
         found = []
         with progress("diff") as shown:
             shown.set_size(len(keys))
-            for some in batches(keys):
+            for some in batches(keys, BATCH):
                 ours = contents(first, some)
                 for key, one, other in zip(some, ours, contents(second, some, shown.relative_update), strict=True):
                     failed = [data for data in (one, other) if isinstance(data, Exception)]

@@ -6,8 +6,8 @@ of arrays in shards, the shards' indexes are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.core.edits import unedited
 from refshard_fs.core.keys import is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, batches, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
@@ -33,12 +33,10 @@ from refshard_fs.sharding.view import ArrayRows, ShardRows, ShardView
 from refshard_fs.tools.views import progress
 
 Positions = npt.NDArray[np.int64]
-T = TypeVar("T")
 
 INLINE: Final = -1  # in the target column: the source itself holds the bytes
 BATCH: Final = 4096  # keys that are looked up, or read, at a time
 LOOKED_FOR: Final = 1_000_000  # chunks of an array, at most, that are looked up one by one if a shard index is damaged
-_END: Final = np.uint64(WHOLE)
 
 
 class Surveyed(Protocol):
@@ -90,7 +88,7 @@ class Chunks(NamedTuple):
         numbers, (codes, starts, lengths) = table.part()
         known = np.unique(codes)
         renumbered = np.fromiter((target(int(code)) for code in known), np.int64, len(known))
-        stops = np.where(lengths == _END, _END, starts + lengths)
+        stops = np.where(lengths == WHOLE, lengths, starts + lengths)
         return cls(numbers, renumbered[np.searchsorted(known, codes)], starts, stops, np.zeros(len(numbers), bool))
 
     @classmethod
@@ -160,12 +158,12 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
     @property
     def sizes(self) -> UInt64s:
         """Bytes of each chunk; 0 where only its target knows."""
-        return np.where(self.chunks.stops == _END, np.uint64(0), self.chunks.stops - self.chunks.starts)
+        return np.where(self.chunks.stops == WHOLE, np.uint64(0), self.chunks.stops - self.chunks.starts)
 
     @property
     def unsized(self) -> int:
         """Chunks of which only the target knows the size."""
-        return int((self.chunks.stops == _END).sum())
+        return int((self.chunks.stops == WHOLE).sum())
 
 
 Fault = tuple[str, Exception]  # a key or a directory, and why it could not be surveyed
@@ -210,12 +208,6 @@ def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | 
     ``tell(1)`` is called as each is read.
     """
     return fs._session.wait(fs._session.read_all, list(map(Request, keys)), tell)
-
-
-def batches(items: Sequence[T], most: int = BATCH) -> Iterator[Sequence[T]]:
-    """Yield ``items`` in parts of up to ``most``."""
-    for start in range(0, len(items), most):
-        yield items[start : start + most]
 
 
 def array_of(key: str, arrays: Mapping[str, object]) -> str:
@@ -357,7 +349,7 @@ class _Surveying:
     def _look_up(self, names: Mapping[str, int | None], *, listed: bool) -> None:
         with progress("look up") as shown:
             shown.set_size(len(names))
-            for keys in batches(list(names)):
+            for keys in batches(list(names), BATCH):
                 entries = self._fs._session.wait(self._find_all, keys)
                 for key, entry in zip(keys, entries, strict=True):
                     match entry:

@@ -22,7 +22,7 @@ from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps, batches
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, require_pyarrow
@@ -263,8 +263,7 @@ class ParquetKeySpace(KeySpace):
             return [Listed(level.child(start), None, True)] if there else []
         parts: list[Part] = []
         numbers = yield from self.stored(array, start, stop)
-        for i in range(0, len(numbers), BATCH):
-            batch = numbers[i : i + BATCH]
+        for batch in batches(numbers, BATCH):
             partitions = yield from self.partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
                 if partition is not None:

@@ -21,7 +21,7 @@ from refshard_fs.core.array_group import ArrayGroup, Chunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps, batches
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.neuroglancer import INFO
 from refshard_fs.formats.neuroglancer.info import Scale, parse_info
@@ -157,8 +157,7 @@ class ShardChunks(_ScaleChunks):
                 block = self._sharding.block(number)
                 table = yield self._table(shard, block)
                 present = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
-                for first in range(0, len(present), _BATCH):
-                    some = present[first : first + _BATCH]
+                for some in batches(present, _BATCH):
                     loads = [self._minishard(shard, table[i].tolist()) for i in some]
                     minishards = yield tuple(load for load in loads if load is not None)
                     for i, minishard in zip(some, minishards, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.format import FileBytes
-from refshard_fs.core.model import Inline, Span, Steps
+from refshard_fs.core.model import Inline, Span, Steps, batches
 from refshard_fs.errors import ManifestError
 
 HEAD: Final = 1 << 16  # bytes of the file that are read first: IFDs and their values lie there in a COG
@@ -130,8 +130,7 @@ class Tiff(FileBytes):
     def at(self, offsets: Sequence[int], ahead: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
         """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each, and from those ``ahead``."""
         found: list[Ifd] = []
-        for first in range(0, len(offsets), AT_ONCE):
-            some = offsets[first : first + AT_ONCE]
+        for some in batches(offsets, AT_ONCE):
             heads = yield from self.load([(offset, self._count.size) for offset in some], window, ahead)
             counts = [self._count.unpack(head)[0] for head in heads]
             for offset, count in zip(some, counts, strict=True):

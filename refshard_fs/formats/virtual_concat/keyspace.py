@@ -21,7 +21,7 @@ from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.cf_times import UNITS
@@ -434,9 +434,7 @@ class ConcatKeySpace(KeySpace):
         If that is None, what lies in the array's own directory.
         """
         found: dict[str, Listed] = {}
-        numbers = range(len(self.document.parts))
-        for first in range(0, len(numbers), TOGETHER):
-            some = numbers[first : first + TOGETHER]
+        for some in batches(range(len(self.document.parts)), TOGETHER):
             listings = yield from together([self._listing(number, path, array, grid, leading) for number in some])
             found |= {listed.name: listed for listing in listings for listed in listing}
             if len(found) > LISTED:

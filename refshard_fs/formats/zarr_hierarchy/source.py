@@ -14,7 +14,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps
+from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps, batches
 from refshard_fs.errors import NotListable, SourceNotReachable, told_cause
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
@@ -85,8 +85,7 @@ def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
     """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
     urls = list(refs.urls)
     pins: list[Pin | None] = []
-    for first in range(0, len(urls), TOGETHER):
-        part = urls[first : first + TOGETHER]
+    for part in batches(urls, TOGETHER):
         found = iter((yield from _facts([url for url in part if url is not None])))
         pins += [None if url is None else _pin(next(found)) for url in part]
         tell(len(part))
@@ -142,8 +141,7 @@ def _documents(hierarchy: Hierarchy, pins: Mapping[str, Pin]) -> Steps[tuple[dic
     """Return all metadata by key, as they were when ``pins`` were made, and the grids of arrays."""
     keys = [key for key in pins if zarrmeta.is_metadata(key)]
     found: dict[str, bytes] = {}
-    for first in range(0, len(keys), TOGETHER):
-        part = keys[first : first + TOGETHER]
+    for part in batches(keys, TOGETHER):
         answers: Sequence[Any] = yield tuple(Load(Span(hierarchy.url_of(key), pin=pins[key]), Raw()) for key in part)
         found.update(zip(part, answers, strict=True))
     grids: dict[str, ChunkGrid] = {}
