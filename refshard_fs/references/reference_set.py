@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt64s
+from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, renumbered
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
 from refshard_fs.core.keyspace import Grids, chunk_names, place
@@ -299,8 +299,9 @@ class _Editing:
         if table is not None:
             outside = table.present()
             if grid is not None and grid.encoding == table.grid.encoding and len(grid.counts) == len(table.grid.counts):
-                part, outside = _moved(table, grid)
-                parts.append(part)
+                numbers, is_inside = renumbered(outside, table.grid, grid)
+                parts.append(table.part(outside[is_inside])._replace(numbers=numbers[is_inside]))
+                outside = outside[~is_inside]
             rows = ((number, table.row(number)) for number in outside.tolist())
             self._side |= {join(path, table.grid.tail(number)): row for number, row in rows if row is not None}
         if grid is None:
@@ -324,18 +325,3 @@ class _Editing:
 def _of_chunks(table: ChunkTable, chosen: Booleans) -> ChunkTable:
     """Return ``table`` with some of its chunks."""
     return ChunkTable.from_parts(table.grid, [table.part(table.present()[chosen])])
-
-
-def _moved(table: ChunkTable, grid: ChunkGrid) -> tuple[Part, UInt64s]:
-    """Return the rows of ``table`` as those of ``grid``, and the numbers, in the old one, of chunks outside of it."""
-    numbers = table.present()
-    if not grid.counts:
-        return table.part(numbers), numbers[:0]
-    coords = np.unravel_index(numbers.astype(np.int64), table.grid.counts) if len(numbers) else ()
-    inside = np.ones(len(numbers), np.bool_)
-    new = np.zeros(len(numbers), np.uint64)
-    for column, count in zip(coords, grid.counts, strict=bool(len(numbers))):
-        inside &= column < count
-        new = new * np.uint64(count) + column.astype(np.uint64)
-    part = table.part(numbers[inside])._replace(numbers=new[inside])
-    return part, numbers[~inside]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import UInt64s
+from refshard_fs.core.columns import UInt64s, renumbered
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import batches
 from refshard_fs.tools.survey import BATCH, INLINE, Chunks, Extents, Positions, Surveyed, contents, survey
@@ -157,12 +157,5 @@ def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:
         return numbers[: len(a)], numbers[len(a) :]
     if one is None or other is None or one.encoding != other.encoding or len(one.counts) != len(other.counts):
         return None
-    counts = tuple(map(max, one.counts, other.counts))
-    return _in_grid(a.chunks.numbers, one, counts), _in_grid(b.chunks.numbers, other, counts)
-
-
-def _in_grid(numbers: UInt64s, grid: ChunkGrid, counts: tuple[int, ...]) -> UInt64s:
-    if grid.counts[1:] == counts[1:] or not len(numbers):
-        return numbers
-    coords = np.unravel_index(numbers.astype(np.int64), grid.counts)
-    return np.ravel_multi_index(coords, counts).astype(np.uint64)
+    both = ChunkGrid(tuple(map(max, one.counts, other.counts)), one.encoding)
+    return renumbered(a.chunks.numbers, one, both)[0], renumbered(b.chunks.numbers, other, both)[0]
