@@ -134,17 +134,16 @@ class Documents(Generic[K]):
     ) -> None:
         self.base = base
         self.view = next(_views)
-        self.arrays: dict[str, K] = {}
-        self.grids: Mapping[str, ChunkGrid] = Grids(
-            self._grid, lambda: dict.fromkeys([*base.grids, *list(self.arrays)])
-        )
+        arrays: dict[str, K] = {}
+
+        def grid(path: str) -> ChunkGrid | None:  # no method: these documents would be freed by the collector alone
+            known = arrays.get(path)
+            return base.grids.get(path) if known is None or known.grid is None else known.grid
+
+        self.arrays = arrays
+        self.grids: Mapping[str, ChunkGrid] = Grids(grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
         self._rewrite = rewrite
         self._on_array = on_array
-
-    def _grid(self, path: str) -> ChunkGrid | None:
-        """Return the grid of an array as it is shown, if that is known, or else as the base has it."""
-        known = self.arrays.get(path)
-        return self.base.grids.get(path) if known is None or known.grid is None else known.grid
 
     def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
         """Add the arrays that the base knows without reads. Those without any of ``marks`` become ``plain`` ones."""

@@ -10,6 +10,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -28,6 +29,7 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
 
 MEMORY: Final = 64 << 20  # bytes of edits that are held in memory
+FILE: Final = 256 << 20  # bytes of a temporary file; twice as many for each other one in use, so that there are few
 
 
 class _File:
@@ -36,23 +38,25 @@ class _File:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # it lives as long as this
         self._mapped = memoryview(b"")
-        self._end = 0
+        self.end = 0
         self.pid = os.getpid()
 
     def add(self, data: bytes) -> int:
         """Write ``data`` at the end; return where it begins."""
-        start, view = self._end, memoryview(data)
+        start, view = self.end, memoryview(data)
         self._file.seek(start)
         while view:  # one call may write a part
             view = view[self._file.write(view) or 0 :]
-        self._end += len(data)
+        self.end += len(data)
         return start
 
     def view(self, start: int, stop: int) -> memoryview:
         """Return bytes mapped from the file: they take no memory of their own."""
-        if stop > len(self._mapped):
-            self._mapped = memoryview(mmap.mmap(self._file.fileno(), self._end, access=mmap.ACCESS_READ))
-        return self._mapped[start:stop]
+        mapped = self._mapped
+        if stop > len(mapped):
+            mapped = memoryview(mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_READ))
+            self._mapped = mapped  # which another thread may replace at once by a shorter one
+        return mapped[start:stop]
 
     def __del__(self) -> None:
         self._file.close()
@@ -74,7 +78,8 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
 class Spool:
     """Keeps values from any thread until their commit: up to ``memory`` bytes in memory, the rest in a file.
 
-    The file has no name, and disappears with the last value in it, however the process ends.
+    The file has no name, and disappears with the last value in it, however the process ends. There are several,
+    for values may be replaced again and again: a file all of whose values were replaced is gone.
     """
 
     def __init__(self) -> None:
@@ -82,6 +87,7 @@ class Spool:
         self.in_memory = 0  # bytes
         self._lock = fork_safe(threading.Lock())
         self._file: _File | None = None
+        self._files: weakref.WeakSet[_File] = weakref.WeakSet()  # those in use
 
     def keep(self, data: bytes, instead: object = None) -> Inline | Spooled:
         """Return an edit that has ``data``; it replaces ``instead``, whose memory is free if it was in memory."""
@@ -91,9 +97,12 @@ class Spool:
             if self.in_memory + len(data) <= self.memory:
                 self.in_memory += len(data)
                 return Inline(data)
-            if self._file is None or self._file.pid != os.getpid():  # a forked child leaves its parent's file alone
-                self._file = _File()
-            return Spooled(self._file, self._file.add(data), len(data))
+            file = self._file
+            is_ours = file is not None and file.pid == os.getpid()  # a forked child leaves its parent's file alone
+            if file is None or not is_ours or file.end >= FILE << len(self._files) - 1:
+                file = self._file = _File()
+                self._files.add(file)
+            return Spooled(file, file.add(data), len(data))
 
     def clear(self) -> None:
         """Start with an empty file. Values that are still referred to stay readable."""
@@ -264,8 +273,7 @@ class EditedKeySpace(View):
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         super().__init__(base)
         self.edits = edits
-        self._parsed: dict[str, tuple[Inline, ChunkGrid | None]] = {}  # grids of written arrays, by key
-        self.grids = Grids(self._grid, self._array_paths)
+        self.grids = _edited_grids(base, edits)
         self.in_memory = base.in_memory
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -363,24 +371,33 @@ class EditedKeySpace(View):
                 return True
         return False
 
-    def _grid(self, path: str) -> ChunkGrid | None:
-        """Return the grid of an array: the base's, unless the array's metadata was written or removed."""
+
+def _edited_grids(base: KeySpace, edits: Edits) -> Grids:
+    """Return the grids of ``base``, but for arrays whose metadata was written or removed.
+
+    They do not refer to the key space that they are of, which would then be freed by the collector alone.
+    """
+    parsed: dict[str, tuple[Inline, ChunkGrid | None]] = {}  # grids of written arrays, by key
+
+    def find(path: str) -> ChunkGrid | None:
         for key in (join(path, name) for name in ARRAY_DOCUMENTS):
-            match self.edits.get(key):
+            match edits.get(key):
                 case Inline(data) as edit:
-                    known = self._parsed.get(key)
+                    known = parsed.get(key)
                     if known is None or known[0] is not edit:
-                        known = self._parsed[key] = edit, zarrmeta.grid_of(data)
+                        known = parsed[key] = edit, zarrmeta.grid_of(data)
                     return known[1]
                 case Span():
                     return None
-        if self.edits.hides(path) or self.edits.get(join(path, ".zarray")) is REMOVED:
+        if edits.hides(path) or edits.get(join(path, ".zarray")) is REMOVED:
             return None
-        return self.base.grids.get(path)
+        return base.grids.get(path)
 
-    def _array_paths(self) -> Iterable[str]:
-        written = [parent(key)[0] for key in self.edits.changes() if is_array_document(key)]
-        return dict.fromkeys([*self.base.grids, *written])
+    def paths() -> Iterable[str]:
+        written = [parent(key)[0] for key in edits.changes() if is_array_document(key)]
+        return dict.fromkeys([*base.grids, *written])
+
+    return Grids(find, paths)
 
 
 def _is_document(edit: Edit, document: object) -> bool:

@@ -94,9 +94,15 @@ class ShardView(ArrayView[ArrayInfo]):
         self, base: KeySpace, options: tuple[tuple[str, Any], ...] = (), whole: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(base)
-        self.reports: dict[str, str] = dict(base.reports)
+        reports = dict(base.reports)
+
+        def report(path: str, seen: ArrayInfo) -> None:  # no method: the view would be freed by the collector alone
+            if seen.reason is not None:
+                reports[path] = seen.reason
+
+        self.reports = reports
         self.options = options
-        self._documents = Documents(base, Unshard(options, whole), self._report)
+        self._documents = Documents(base, Unshard(options, whole), report)
         self.grids = self._documents.grids
 
     @property
@@ -127,10 +133,6 @@ class ShardView(ArrayView[ArrayInfo]):
         layout = self._documents.arrays[path].layout
         assert layout is not None
         return layout
-
-    def _report(self, path: str, seen: ArrayInfo) -> None:
-        if seen.reason is not None:
-            self.reports[path] = seen.reason
 
     # ------------------------------------------------------------------ looking keys up
 

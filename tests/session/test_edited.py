@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core import edits as module
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool
 from refshard_fs.core.model import Inline
 from tests.sharding.in_memory import Files
 from tests.sharding.writers import sparse, write_prototype
@@ -53,3 +58,55 @@ def test_a_key_that_is_written_again_never_shows_the_source() -> None:
     while not done.is_set():
         assert edits.get("a/b/0") is not None
     writer.join()
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "a"}])
+def test_what_was_opened_is_freed_with_its_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
+    """Not by the collector, at some time: it may be hundreds of megabytes, and a temporary file of what was written."""
+    write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
+    fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True, **mode)
+    assert fs.find("")
+    opened: Any = fs._session.open()
+    left = []
+    while opened is not None:
+        left.append(weakref.ref(opened))
+        opened = opened.base
+    gc.disable()
+    try:
+        del fs
+        assert [ref() for ref in left] == [None] * len(left)
+    finally:
+        gc.enable()
+
+
+def test_values_that_are_replaced_again_and_again_take_no_more_and_more_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FILE", 1000)
+    spool, edits = Spool(), Edits()
+    spool.memory = 0
+    edits.put("kept", spool.keep(b"kept" * 25))
+    for number in range(200):
+        edits.put("replaced", spool.keep(b"%3d." % number * 25, edits.get("replaced")))
+    assert sum(file.end for file in spool._files) <= 4 * 1000
+    assert edits.get("kept").data == b"kept" * 25  # type: ignore[union-attr]
+    assert edits.get("replaced").data == b"199." * 25  # type: ignore[union-attr]
+
+
+def test_many_values_are_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FILE", 1000)
+    spool = Spool()
+    spool.memory = 0
+    kept = [spool.keep(b"%3d." % number * 25) for number in range(1000)]
+    assert len(spool._files) < 10
+    assert [edit.data for edit in kept] == [b"%3d." % number * 25 for number in range(1000)]
+
+
+def test_a_value_is_whole_though_another_thread_maps_less_of_its_file_at_the_same_time() -> None:
+    class Shorter(module._File):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value[:2] if name == "_mapped" else value)
+
+    file = Shorter()
+    start = file.add(b"bytes")
+    assert bytes(file.view(start, start + 5)) == b"bytes"
