@@ -19,9 +19,9 @@ from refshard_fs.cli.program import main, parser
 HEAD = """\
 # Command line
 
-Made of the parser of `refshard` by `docs/commands.py`; `refshard COMMAND --help` says the same. SOURCE is whatever
-`fo=` takes. The exit status is 0; 1 where `check` finds errors or `diff` a difference; 2 where something cannot be
-read, and one line says why.
+Made of the parser of `refshard` by `docs/commands.py`; `refshard COMMAND --help` says the same. Where that is not on
+the PATH, it is `python -m refshard_fs COMMAND`. SOURCE is whatever `fo=` takes. The exit status is 0; 1 where `check`
+finds errors or `diff` a difference; 2 where something cannot be read, and one line says why.
 
 Commands that open a SOURCE take, besides their own:
 """

@@ -30,6 +30,7 @@ tools
 fs
 sets
 cli universal_path xarray_backend zarr_pipeline
+__main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
 LIBRARIES = {"templates"}  # folders in formats/ that are no format: several may use them

@@ -7,6 +7,8 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -173,6 +175,13 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert stopped.value.code == 0
     assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["ls", "gone.json"], 2)])
+def test_the_package_runs_as_the_command(arguments: list[str], status: int) -> None:
+    run = subprocess.run([sys.executable, "-m", "refshard_fs", *arguments], capture_output=True, text=True, check=False)
+    assert run.returncode == status
+    assert __version__ in run.stdout or "gone.json" in run.stderr
 
 
 def test_a_warning_is_one_line_too(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:

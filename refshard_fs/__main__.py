@@ -1,0 +1,6 @@
+"""The command ``refshard`` as ``python -m refshard_fs``, where its script is not on the PATH."""
+
+from refshard_fs.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
