@@ -193,6 +193,8 @@ class _Parser:
             raise ValueError("a compound datatype without members")
         if len({field.name for field in fields}) != len(fields):
             raise ValueError("a compound datatype has two members of one name")
+        if (taken := sum(field.datatype.size for field in fields)) > size:
+            raise ValueError(f"members of a compound of {size} bytes take {taken}: they overlap")
         return _compound_of(size, tuple(fields))
 
     def _enum(self, count: int, version: int, depth: int) -> Datatype:

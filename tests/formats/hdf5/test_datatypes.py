@@ -189,6 +189,16 @@ def test_messages_that_are_cut_short_or_changed_are_errors_and_nothing_else() ->
                 pass
 
 
+def test_members_of_a_compound_do_not_overlap() -> None:
+    """Side by side, as zarr has them, those of a small file would take gigabytes."""
+    name, opaque = b"%d\0", bytes([0x35, 0, 0, 0, 0, 0, 16, 0])  # of a mebibyte
+    members = [name % number + bytes(3) + opaque for number in range(1500)]
+    compound = bytes([0x36, *len(members).to_bytes(3, "little"), 0, 0, 16, 0])
+    assert parse_datatype(compound[:1] + bytes([1, 0, 0]) + compound[4:] + members[0]).shown is not None
+    with pytest.raises(ValueError, match="members of a compound of 1048576 bytes take 1572864000"):
+        parse_datatype(compound + b"".join(members))
+
+
 def test_types_within_types_end() -> None:
     array = bytes([0x3A, 0, 0, 0, 4, 0, 0, 0, 1, 1, 0, 0, 0])
     with pytest.raises(ValueError, match="nest more than 16 deep"):
