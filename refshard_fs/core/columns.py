@@ -218,8 +218,10 @@ class ChunkTable:
 
 def renumbered(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
     """Return the numbers in the grid ``after`` of chunks of the grid ``before``, and which of them lie in it."""
+    if before.counts[1:] == after.counts[1:]:
+        return numbers, numbers < after.size
     new, inside = np.zeros(len(numbers), np.uint64), np.ones(len(numbers), np.bool_)
-    if len(numbers) and before.counts:
+    if len(numbers):
         for coords, count in zip(np.unravel_index(numbers.astype(np.int64), before.counts), after.counts, strict=True):
             inside &= coords < count
             new = new * np.uint64(count) + coords.astype(np.uint64)
