@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts
+from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.errors import ManifestError
@@ -25,7 +24,6 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
 
-Numbers = npt.NDArray[np.int64]
 Move = Callable[[Any], Any]  # returns the new coordinates of chunks along an axis, given the old ones
 # Moves by axis, and the byte range of each chunk that is moved so (None: all of it).
 Moved = tuple[Mapping[int, Move], tuple[int, int] | None]
@@ -83,21 +81,11 @@ class ChangedSet:
     def put_moved(self, variable: Variable, doc: Mapping[str, Any], moves: Iterable[Moved]) -> None:
         """Replace an array by one with the metadata ``doc`` and this one's chunks, moved; those outside are dropped."""
         path = variable.path
-        old, (numbers, ranges) = self.tables[path].grid, self.tables[path].part()
-        inline = self.part.inline.get(path, {})
         grid, parts = self.put(variable, doc), []
         for along, piece in moves:
-            moved, is_inside = _moved(numbers.astype(np.int64), old, grid, along)
-            kept = ranges.take(is_inside)
-            if piece is not None:
-                offset, length = piece
-                kept = Ranges(kept.targets, kept.offsets + np.uint64(offset), np.full_like(kept.lengths, length))
-            parts.append(Part(moved[is_inside].astype(np.uint64), kept))
-            moved, is_inside = _moved(np.array(list(inline), np.int64), old, grid, along)
-            cut = slice(None) if piece is None else slice(piece[0], sum(piece))
-            for number, stays, data in zip(moved.tolist(), is_inside.tolist(), inline.values(), strict=True):
-                if stays:
-                    self.members[join(path, grid.tail(number))] = data[cut]
+            rows, inline = placed_chunks(self.part, path, grid, along, piece)
+            parts.append(rows)
+            self.members |= inline
         self.tables[path] = ChunkTable.from_parts(grid, parts)
 
     def put_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
@@ -115,20 +103,52 @@ class ChangedSet:
         return msgspec.structs.replace(part, refs=refs, variables=variables, digests=digests)
 
 
+def placed_chunks(
+    part: NamedSet, path: str, grid: ChunkGrid, along: Mapping[int, Move], piece: tuple[int, int] | None = None
+) -> tuple[Part, dict[str, bytes]]:
+    """Return the chunks of a set's array as they lie in another ``grid``: references by number, inline ones by key.
+
+    They are moved ``along`` these axes; along all others both grids are the same. Those that come to lie outside are
+    dropped. ``piece`` is the byte range that is taken of each (None: all of it).
+    """
+    table = part.refs.tables[path]
+    numbers, ranges = table.part()
+    moved, is_inside = _moved(numbers, table.grid, grid, along)
+    rows = Part(moved, ranges) if is_inside.all() else Part(moved[is_inside], ranges.take(is_inside))
+    if piece is not None:
+        offset, length = piece
+        kept = rows.ranges
+        pieces = Ranges(kept.targets, kept.offsets + np.uint64(offset), np.full_like(kept.lengths, length))
+        rows = rows._replace(ranges=pieces)
+    chunks = part.inline.get(path)
+    if not chunks:
+        return rows, {}
+    moved, is_inside = _moved(np.array(list(chunks), np.uint64), table.grid, grid, along)
+    cut = slice(None) if piece is None else slice(piece[0], sum(piece))
+    placed = zip(moved.tolist(), is_inside.tolist(), chunks.values(), strict=True)
+    return rows, {join(path, grid.tail(number)): data[cut] for number, stays, data in placed if stays}
+
+
 def _moved(
-    numbers: Numbers, old: ChunkGrid, new: ChunkGrid, along: Mapping[int, Move]
-) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    numbers: UInt64s, old: ChunkGrid, new: ChunkGrid, along: Mapping[int, Move]
+) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
     """Return the numbers in a ``new`` grid of chunks of the ``old`` one, and which of them lie inside."""
-    moved, is_inside = np.zeros(len(numbers), np.int64), np.ones(len(numbers), np.bool_)
-    for axis, (coords, count) in enumerate(zip(np.unravel_index(numbers, old.counts), new.counts, strict=True)):
+    last = max(along, default=-1)
+    stride = math.prod(new.counts[last + 1 :])  # the same in both grids: nothing moves along these axes
+    left, moved = np.divmod(numbers.astype(np.int64), stride)
+    is_inside = np.ones(len(numbers), np.bool_)
+    for axis in range(last, -1, -1):
+        left, coords = np.divmod(left, old.counts[axis]) if axis else (left, left)
         now = along[axis](coords) if axis in along else coords
-        moved = moved * count + now
-        is_inside &= (now >= 0) & (now < count)
-    return moved, is_inside
+        moved += now * stride
+        stride *= new.counts[axis]
+        is_inside &= (now >= 0) & (now < new.counts[axis])
+    return moved.astype(np.uint64), is_inside
 
 
-def _linear(coords: Any, factor: int, offset: int) -> Any:
-    return coords * factor + offset
+def shifted(offset: int, factor: int = 1) -> Move:
+    """Return how chunks move that are ``factor`` times as far apart, the first one at ``offset``."""
+    return lambda coords: coords * factor + offset
 
 
 def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) -> NamedSet:
@@ -201,8 +221,7 @@ def trimmed(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
                 f"{size}: a chunk cannot be taken in part"
             )
         shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
-        move = partial(_linear, factor=1, offset=-(start // size))
-        changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: move}, None)])
+        changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: shifted(-(start // size))}, None)])
     return changed.result() if is_changed else part
 
 
@@ -272,9 +291,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     moves: list[Moved] = []
     for at in itertools.product(*map(range, counts)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
-        along: dict[int, Move] = {
-            axis: partial(_linear, factor=n, offset=k) for axis, (n, k) in enumerate(zip(counts, at, strict=True))
-        }
+        along = {axis: shifted(k, factor=n) for axis, (n, k) in enumerate(zip(counts, at, strict=True))}
         moves.append((along, contiguous(chunks, box, dtype.itemsize)))
     grid = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
     changed_grid = {"chunks": list(shape)} if meta.zarr_format == 2 else {"chunk_grid": grid}

@@ -5,9 +5,7 @@ Where sets do not fit, a ManifestError names them, the variable and the field.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +25,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
-from refshard_fs.sets.changed_set import grid_of
+from refshard_fs.sets.changed_set import Move, grid_of, placed_chunks, shifted
 from refshard_fs.sets.common_units import times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
@@ -177,10 +175,9 @@ class _Concatenation:
         part = self.sets[number]
         refs = part.refs
         self._take_metadata(path, part)
-        for chunk, data in part.inline.get(path, {}).items():
-            self.side[join(path, refs.tables[path].grid.tail(chunk))] = data
         if path in refs.tables:
-            self.tables[path] = ChunkTable.from_parts(refs.tables[path].grid, [self._part(path, number)])
+            grid = refs.tables[path].grid
+            self.tables[path] = ChunkTable.from_parts(grid, [self._placed(path, number, grid, {})])
         if path in part.digests:
             self.digests[path] = part.digests[path]
 
@@ -201,10 +198,12 @@ class _Concatenation:
             self.side |= with_attributes(variable.key, doc, others)
         return grid
 
-    def _part(self, path: str, number: int) -> Part:
-        """Return a set's references to the chunks of an array, by the targets of all sets."""
-        numbers, ranges = self.sets[number].refs.tables[path].part()
-        return Part(numbers, ranges._replace(targets=ranges.targets + np.uint32(self.first_targets[number])))
+    def _placed(self, path: str, number: int, grid: ChunkGrid, along: Mapping[int, Move]) -> Part:
+        """Add a set's inline chunks of an array; return its references, by the targets of all sets."""
+        rows, inline = placed_chunks(self.sets[number], path, grid, along)
+        self.side |= inline
+        targets = rows.ranges.targets + np.uint32(self.first_targets[number])
+        return rows._replace(ranges=rows.ranges._replace(targets=targets))
 
     def _join(self, path: str, axis: int) -> None:
         """Add an array with the chunks of all sets."""
@@ -226,22 +225,9 @@ class _Concatenation:
         grid = self._add_metadata(variable, doc)
         start, parts = 0, []
         for number, (part, length, size) in enumerate(zip(self.sets, lengths, sizes, strict=True)):
-            count = -(-length // size) if size else 0
-            if path in part.refs.tables and count:
-                move = partial(
-                    _renumbered,
-                    count=count,
-                    total=grid.counts[axis],
-                    inner=math.prod(grid.counts[axis + 1 :]),
-                    start=start,
-                )
-                rows = self._part(path, number)
-                parts.append(rows._replace(numbers=move(rows.numbers.astype(np.uint64))))
-                inline = sorted(part.inline.get(path, {}).items())
-                moved = move(np.array([chunk for chunk, _ in inline], np.uint64))
-                for chunk, (_, data) in zip(moved.tolist(), inline, strict=True):
-                    self.side[join(path, grid.tail(chunk))] = data
-            start += count
+            if path in part.refs.tables:
+                parts.append(self._placed(path, number, grid, {axis: shifted(start)}))
+            start += -(-length // size) if size else 0
         self.tables[path] = ChunkTable.from_parts(grid, parts)
         if all(path in part.digests for part in self.sets):
             self.digests[path] = tuple(part.digests[path] for part in self.sets)
@@ -333,19 +319,6 @@ def recut_shapes(
         if not meet or any(theirs != whole for theirs, _ in shapes):
             recut[path] = wanted(commonest(shapes, axis))
     return recut
-
-
-def _renumbered(numbers: Any, count: int, total: int, inner: int, start: int) -> Any:
-    """Return the numbers of chunks in a longer grid: ``count`` along an axis, from ``start`` on, become ``total``.
-
-    ``inner`` is the number of chunks along all later axes.
-    """
-    if total == count:
-        return numbers
-    if len(numbers) and numbers[-1] < count * inner:  # ascending: all in the first place of the axes before
-        return numbers + np.uint64(start * inner)
-    outer, rest = np.divmod(numbers, np.uint64(count * inner))
-    return outer * np.uint64(total * inner) + rest + np.uint64(start * inner)
 
 
 # ----------------------------------------------------------------------------------------------------
