@@ -23,6 +23,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, calendar_of, finest, is_time, spelled
 from refshard_fs.formats.virtual_concat.document import difference
+from refshard_fs.formats.virtual_concat.recoding import exactly
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata
 from refshard_fs.sets.compatibility import chunks_read
 from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
@@ -161,10 +162,8 @@ def _converted(
     for fill in fills:
         if isinstance(fill, int | float) and (np.isin(values, fill).any() or np.isin(numbers, fill).any()):
             raise ValueError(f"the value {fill}, which stands for missing ones, is among its values")
-    with np.errstate(invalid="ignore", over="ignore"):
-        stored = numbers.astype(values.dtype)
-    is_exact = np.array_equal(stored.astype(numbers.dtype), numbers, equal_nan=numbers.dtype.kind == "f")
-    return stored if is_exact else numbers
+    stored = exactly(numbers, values.dtype)
+    return numbers if stored is None else stored
 
 
 def _refused(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:

@@ -22,7 +22,6 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
-from refshard_fs.formats.virtual_concat.recutting import Recut
 from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
@@ -151,7 +150,7 @@ class SetRow(msgspec.Struct, frozen=True):
 
     def references(self) -> NamedSet:
         """Return all as one set of references; ManifestError if they do not fit."""
-        parts, _ = self._completed(self.parts)
+        parts = self._completed(self.parts).parts
         return concatenate(parts, self.dim, self.rules.same, is_rectilinear=self.rules.is_rectilinear)
 
     def document(self) -> tuple[ConcatDocument, NamedSet]:
@@ -162,13 +161,13 @@ class SetRow(msgspec.Struct, frozen=True):
         own = stored.coordinate(dim)  # the document holds its values as they are stored
         shown = {key: doc for key, doc in self.metadata.items() if own is None or key != own.key}
         with_lead = [*self.parts[:first], with_metadata(stored, shown), *self.parts[first + 1 :]]
-        parts, aligned = self._completed(with_lead)
-        places = dict(zip((n for n, source in enumerate(self.sources) if source), aligned.places, strict=True))
+        parts, places, unions = self._completed(with_lead)
         lead = parts[first]
         axes, variables = lead.along(dim), lead.variables
         metadata = {**self.metadata, **_changed_documents(lead, stored)}
         recut = {**recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
+        whole = msgspec.structs.replace(whole, units=stored.units)
         lengths = [part.length(dim) for part in parts]
         coordinate = lead.coordinate(dim)
         given = None if self.stacking is None else self.stacking.values
@@ -182,19 +181,10 @@ class SetRow(msgspec.Struct, frozen=True):
             values = [plain(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
         elif given is None:
             coordinate = None
-        lines = [
-            Part("", length, data, source, places.get(number, {}))
-            if isinstance(source, ConcatDocument)
-            else Part(source, length, data, None, places.get(number, {}))
-            for number, (source, length, data) in enumerate(zip(self.sources, lengths, values, strict=True))
-        ]
-        recut_documents = {}
-        for path, shape in recut.items():
-            meta, axis = variables[path].meta, axes[path]
-            full = [*meta.shape[:axis], sum(lengths), *meta.shape[axis + 1 :]]
-            recut_documents[variables[path].key] = Recut.of(meta, full, shape, f"{path!r} of {lead.name}").meta.raw
-        whole = msgspec.structs.replace(with_metadata(whole, recut_documents), units=stored.units)
-        unions = {d: {path: axis for path, axis in lead.along(d).items() if path in axes} for d in aligned.unions}
+        lines = []
+        for source, length, data, own_places in zip(self.sources, lengths, values, places, strict=True):
+            url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)
+            lines.append(Part(url, length, data, within, own_places))
         held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
         metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
         document = ConcatDocument(
@@ -206,14 +196,14 @@ class SetRow(msgspec.Struct, frozen=True):
             metadata=metadata,
             bounds=dict(self.bounds),
             stacked=() if self.stacking is None else self.stacking.paths,
-            unions=unions,
+            unions={d: {path: axis for path, axis in lead.along(d).items() if path in axes} for d in unions},
             parts=tuple(lines),
             held=held,
         )
         return document, whole
 
-    def _completed(self, given: Sequence[NamedSet]) -> tuple[list[NamedSet], Aligned]:
-        """Return the parts ready to be concatenated, gaps among them; `Aligned` is of the others."""
+    def _completed(self, given: Sequence[NamedSet]) -> Aligned:
+        """Return the parts ready to be concatenated, gaps among them."""
         dim, rules = self.dim, self.rules
         sets = [part for source, part in zip(self.sources, given, strict=True) if source]
         has_gaps = len(sets) < len(given)
@@ -226,12 +216,12 @@ class SetRow(msgspec.Struct, frozen=True):
             parts[0] = with_metadata(parts[0], roomier(parts, str(dim)))
         else:
             parts = [with_fills(part, fills) for part in parts]
-        left = iter(parts)
-        row = [
-            next(left) if source else gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent)
-            for source, extent in zip(self.sources, given, strict=True)
-        ]
-        return row, aligned
+        row, places = list(parts), list(aligned.places)
+        for number, (source, extent) in enumerate(zip(self.sources, given, strict=True)):
+            if not source:
+                row.insert(number, gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent))
+                places.insert(number, {})
+        return Aligned(row, places, aligned.unions)
 
 
 def _changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, Any]]:

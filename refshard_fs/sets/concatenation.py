@@ -5,7 +5,7 @@ Where sets do not fit, a ManifestError names them, the variable and the field.
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recutting import Placement, check_recut, commonest
+from refshard_fs.formats.virtual_concat.recoding import exactly
+from refshard_fs.formats.virtual_concat.recutting import Placement, Recut, check_recut, commonest
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -36,14 +37,15 @@ def concatenate(
     dim: str | None,
     same: Iterable[str] = (),
     *,
-    recut: Container[str] | None = None,
+    recut: Mapping[str, tuple[int, ...]] | None = None,
     is_rectilinear: bool = False,
 ) -> NamedSet:
     """Return ``sets`` as one: arrays with ``dim`` joined along it in order, all others merged.
 
     Variables without ``dim`` must be equal in all sets that have them, but for those in ``same``, which are taken from
     the first. ``recut`` is for a document: arrays along ``dim`` may be encoded differently then, for chunks are recoded
-    when they are read, and arrays in ``recut`` get no references, for their chunks are cut when they are read. If it
+    when they are read, and arrays in ``recut`` have chunks of that shape, without references: they are cut when they
+    are read. If it
     ``is_rectilinear``, chunks may have another length along ``dim`` in each set.
     """
     joined = _Concatenation(sets, dim, frozenset(same), recut, is_rectilinear)
@@ -58,7 +60,7 @@ class _Concatenation:
         sets: Sequence[NamedSet],
         dim: str | None,
         same: frozenset[str],
-        recut: Container[str] | None,
+        recut: Mapping[str, tuple[int, ...]] | None,
         is_rectilinear: bool,
     ) -> None:
         self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
@@ -122,16 +124,18 @@ class _Concatenation:
             )
         axis = variable.dims.index(self.dim)
         values = self._values(path, axis) if variable.is_coordinate or path in self.joined_as_values else None
-        is_recut = self.recut is not None and path in self.recut
-        how: Joining = "as they are" if self.recut is None else "recut" if is_recut else "recoded"
+        chunks = None if self.recut is None else self.recut.get(path)
+        how: Joining = "as they are" if self.recut is None else "recoded" if chunks is None else "recut"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
             how = "of other lengths"
         for part in self.sets[1:]:
             check_joinable(path, first, part, axis, how if values is None else "stored anew")
-        if values is None and is_recut:
+        if values is None and chunks is not None:
             for part in self.sets:
                 check_recut(path, part.variables[path].meta, part.name)
-            self._take_metadata(path, first)
+            shape = list(variable.meta.shape)
+            shape[axis] = sum(part.variables[path].meta.shape[axis] for part in self.sets)
+            self._add_metadata(variable, Recut.of(variable.meta, shape, chunks, f"{path!r} of {first.name}").meta.raw)
             return
         if values is None:
             self._join(path, axis)
@@ -258,12 +262,11 @@ class _Concatenation:
         mine = every[0].dtype
         if all((values.dtype.kind, values.dtype.itemsize) == (mine.kind, mine.itemsize) for values in every):
             return joined
-        with np.errstate(invalid="ignore", over="ignore"):
-            stored = joined.astype(mine)
-        if np.array_equal(stored.astype(joined.dtype), joined, equal_nan=joined.dtype.kind == "f"):
+        stored = exactly(joined, mine)
+        if stored is not None:
             return stored  # of the first set's type, if that holds all
         for part, values in zip(self.sets, every, strict=True):
-            if not np.array_equal(values.astype(joined.dtype).astype(values.dtype), values, equal_nan=True):
+            if exactly(values, joined.dtype) is None:
                 raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
         return joined
 
@@ -287,16 +290,16 @@ def recut_shapes(
     dim: str,
     chunks: Mapping[str, int],
     subchunks: Mapping[str, int],
-    places: Mapping[int, Mapping[str, Placement]] = {},
+    places: Sequence[Mapping[str, Placement]],
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of chunks (by path) of arrays that are recut: whose chunks do not meet along ``dim``.
 
     Along each dimension the length that most elements have is taken, or that of ``chunks``, and no more than
-    ``subchunks`` says. Arrays whose chunks meet, and have that shape, are not recut. ``places`` say, by number of the
-    set, where its elements lie along other dimensions.
+    ``subchunks`` says. Arrays whose chunks meet, and have that shape, are not recut. ``places`` say of each set
+    where its elements lie along other dimensions.
     """
     recut = {}
-    placements = {item for own in places.values() for item in own.items()}
+    placements = {item for own in places for item in own.items()}
     for path, first in sets[0].variables.items():
         if dim not in first.dims or first.is_coordinate:
             continue

@@ -119,6 +119,14 @@ def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
     return encoded.tobytes() if isinstance(encoded, np.ndarray) else bytes(encoded)
 
 
+def exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Return values as another type; None where it does not hold them all exactly."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        stored = values.astype(dtype)
+        is_exact = np.array_equal(stored.astype(values.dtype), values, equal_nan=values.dtype.kind in "fcmM")
+    return stored if is_exact else None
+
+
 # ----------------------------------------------------------------------------------------------------
 # From one array's chunks to another's.
 
@@ -243,9 +251,8 @@ class Recoding(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.where}: {e}") from e
         numbers = np.zeros(values.shape, there.dtype)
         numbers[~missing] = there
-        with np.errstate(invalid="ignore", over="ignore"):
-            out = numbers.astype(mine.dtype)
-        if not (missing | (out == numbers) | (np.isnan(out) & np.isnan(numbers))).all():
+        out = exactly(numbers, mine.dtype)
+        if out is None:
             raise ValueError(f"{self.where}: a time cannot be stored exactly as {mine.dtype}")
         return out
 
