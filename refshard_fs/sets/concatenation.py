@@ -214,8 +214,6 @@ class _Concatenation:
         variable = self.sets[0].variables[path]
         first = variable.meta
         lengths = [part.variables[path].meta.shape[axis] for part in self.sets]
-        if first.chunks is None or first.grid is None:
-            raise ManifestError(f"{self.sets[0].name}: the chunks of {path!r} are not of one size, or not known")
         sizes = [self._chunk_length(part, path, axis) for part in self.sets]
         for part, length, size in zip(self.sets[:-1], lengths, sizes, strict=False):
             if size and length % size:

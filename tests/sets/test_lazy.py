@@ -170,6 +170,15 @@ def test_documents_are_parts_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(eager["air"], expected["air"])
 
 
+def test_a_document_in_place_of_a_url_has_the_length_that_is_given_for_all(tmp_path: Path) -> None:
+    written(tmp_path, [day(0, 2), day(2, 2)])
+    document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2}
+    within = document | {"sets": ["part1.json"]}
+    (tmp_path / "all.json").write_text(json.dumps(document | {"sets": ["part0.json", [within]]}))
+    expected = read(refshard_fs.concat([day(0, 2), day(2, 2)], "time"))
+    np.testing.assert_array_equal(read(str(tmp_path / "all.json"))["air"], expected["air"])
+
+
 def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
     document = {"refshard": "concat", "dim": "time", "axes": {"a": 0}, "length": 2, "sets": ["self.json"]}
     (tmp_path / "self.json").write_text(json.dumps(document))

@@ -84,6 +84,15 @@ class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
     held: dict[str, str] = {}
 
 
+class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """A part as it is written: its URL or document (None: a gap), and as much of the rest as it needs."""
+
+    of: str | dict[str, Any] | None
+    length: int | None = None
+    values: str | None = None
+    places: dict[str, tuple[tuple[int, int], ...]] = {}
+
+
 class ConcatDocument(_Head, frozen=True, kw_only=True):
     """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all else is the first set's.
 
@@ -201,32 +210,24 @@ def with_marker_first(document: Mapping[str, Any]) -> bytes:
 
 
 def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
-    document: ConcatDocument | None = None
-    of, length, values, places = (
-        [*entry, None, None, None, None][:4] if isinstance(entry, list) else (entry, *[None] * 3)
-    )
-    match entry:
-        case str() | [str()] | [str(), int()] | [str(), int(), str()] | [str(), int(), str() | None, {}]:
-            pass
-        case [None, int()] | [None, int(), str()]:
-            of = ""
-        case [None, *_]:
-            raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
-        case [{}, int()] | [{}, int(), str()] | [{}, int(), str() | None, {}]:
-            of, document = "", ConcatDocument.of(of, where, depth + 1)
-        case _:
-            raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]")
-    length = given.length if length is None else length
-    if isinstance(length, bool) or length is None or length < 1:
-        raise ValueError(f"the set {of!r} has no length along {given.dim!r}: give [url, length], or a length for all")
-    if given.coordinate is not None and values is None:
-        raise ValueError(f"the set {of!r} lacks the values of the coordinate {given.coordinate!r}")
-    runs = msgspec.convert(places or {}, dict[str, tuple[tuple[int, int], ...]])
     try:
-        data = None if values is None else from_base64(values)
+        line = msgspec.convert(entry if isinstance(entry, list) else [entry], _Line)
+    except msgspec.ValidationError as e:
+        raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]: {e}") from e
+    if line.of is None and (line.length is None or line.places):
+        raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
+    document = ConcatDocument.of(line.of, where, depth + 1) if isinstance(line.of, dict) else None
+    url = line.of if isinstance(line.of, str) else ""
+    length = given.length if line.length is None else line.length
+    if length is None or length < 1:
+        raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
+    if given.coordinate is not None and line.values is None:
+        raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
+    try:
+        values = None if line.values is None else from_base64(line.values)
     except ValueError as e:
-        raise ValueError(f"the coordinate of the set {of!r}: {e}") from e
-    return Part(of, length, data, document, {dim: Placement(some) for dim, some in runs.items()})
+        raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
+    return Part(url, length, values, document, {dim: Placement(runs) for dim, runs in line.places.items()})
 
 
 # ----------------------------------------------------------------------------------------------------
