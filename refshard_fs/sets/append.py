@@ -315,14 +315,17 @@ def _append_line(
             document = _whole(document, kept, new, base.url)
             extent = only_coordinate(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
     first, new = with_digests([first, new], [dim], rules.same)
-    # One set without chunks stands for all that the document has, the first among them: all are encoded as that.
-    old = gap(first, dim, base.url, document.starts[-1], extent, with_others=True)
+    # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
+    # documents of metadata, which have the first one's length, get its own.
+    metadata = {**document.metadata, **times.metadata}
+    old = gap(with_metadata(first, metadata), dim, base.url, document.starts[-1], extent, with_others=True)
+    metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
     found, _ = SetRow(
         dim,
         urls,
         [old, new],
         Rules(rules.same, is_outer=document.join == "outer", lazy=True),
-        {**document.metadata, **times.metadata},
+        metadata,
         {**document.bounds, **times.bounds},
         document.chunks,
     ).document()
@@ -338,8 +341,10 @@ def _append_line(
         )
     replaced = joined.document.starts[-1] - document.starts[-1]
     line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(url))
+    document = document.with_values(found.parts[0].values)
     document = msgspec.structs.replace(
-        document.with_values(found.parts[0].values).with_parts([line]),
+        document,
+        parts=(*document.parts, line),
         chunks={**found.chunks, **document.chunks},
         metadata=found.metadata,
         bounds=found.bounds,

@@ -30,7 +30,7 @@ from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
 from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
-from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid
+from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import NamedSet, with_type
@@ -593,8 +593,7 @@ def _grid_of(
         return None
     grid, others = FileGrid.of(pattern, expanded(pattern.glob, options), [str(dim) for dim in order])
     if others:
-        more = f" and {len(others) - 3:,} others" if len(others) > 3 else ""
-        misnamed = f"{', '.join(others[:3])}{more} are not named as {pattern.text!r} says"
+        misnamed = f"{some_of(others)} are not named as {pattern.text!r} says"
         if on_error == "raise" or not grid.files:
             raise ManifestError(f"{misnamed}: on_error='skip' leaves them out")
         warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=3)

@@ -247,20 +247,14 @@ class _Concatenation:
 
     def _values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
         """Return the values of an array in all sets, if all are inline."""
-        every = []
-        for part in self.sets:
-            values = part.values(path)
-            if values is None:
-                return None
-            every.append(values)
+        every = [values for part in self.sets if (values := part.values(path)) is not None]
+        if len(every) < len(self.sets):
+            return None
         try:
             joined = np.concatenate(every, axis)
         except ValueError:  # lengths along other dimensions differ, which `check_joinable` says
             return None
-        mine = every[0].dtype
-        if all((values.dtype.kind, values.dtype.itemsize) == (mine.kind, mine.itemsize) for values in every):
-            return joined
-        stored = exactly(joined, mine)
+        stored = exactly(joined, every[0].dtype)
         if stored is not None:
             return stored  # of the first set's type, if that holds all
         for part, values in zip(self.sets, every, strict=True):

@@ -156,10 +156,7 @@ class FileGrid(NamedTuple):
     def check_whole(self) -> None:
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
-            holes = self.holes
-            shown = "; ".join(map(self.described, holes[:3])) + (
-                f" and {len(holes) - 3:,} others" if len(holes) > 3 else ""
-            )
+            shown = some_of(list(map(self.described, self.holes)), "; ")
             raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
 
     def described(self, at: Sequence[int]) -> str:
@@ -184,6 +181,11 @@ class FileGrid(NamedTuple):
         version = next(variable.meta.zarr_format for variable in like.variables.values())
         _put_coordinate(empty, dim, _coordinate(self.places[dim]), number, version)
         return empty.result()
+
+
+def some_of(texts: Sequence[str], separator: str = ", ") -> str:
+    """Return the first three of ``texts``, and the number of others."""
+    return separator.join(texts[:3]) + (f" and {len(texts) - 3:,} others" if len(texts) > 3 else "")
 
 
 def _order(place: Place) -> Any:

@@ -175,10 +175,6 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}
 
-    def with_parts(self, more: Sequence[Part]) -> ConcatDocument:
-        """Return the document with ``more`` parts at its end."""
-        return msgspec.structs.replace(self, parts=(*self.parts, *more))
-
     def with_values(self, values: bytes | None) -> ConcatDocument:
         """Return the document with other values of the coordinate, of all parts."""
         if values is None:
