@@ -120,7 +120,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
         filesystem in a process (pickles, zarr's asynchronous one) together, whatever event loops they read on. The
         chunks of selections that zarr reads, from being asked for until they are decoded, have as much for themselves.
-        A whole object of unknown size is read whatever its size is; over HTTP and from S3, up to 8 GiB.
+        A whole object of unknown size counts as many bytes as the last ones of its host had, since asking for its size
+        would cost a request. It is read whatever its size is; over HTTP and from S3, up to 8 GiB.
     concurrency:
         Requests that these may have under way to one host at a time; fewer are where answers come at once.
     block_cache:
