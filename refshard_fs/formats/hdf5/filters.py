@@ -12,7 +12,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +47,7 @@ _LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
 # What decoders raise of damaged bytes, apart from ValueError.
 _FAILURES: Final = (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError)
 _PIECES: Final = 1 << 16  # of one element, that nbit packs separately
+_BITS_AT_ONCE: Final = 1 << 20  # that are unpacked together: elements of few bits would take 64 times their chunk
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -331,10 +332,18 @@ def _packed(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return np.packbits(wide, axis=1).view(">u8")[:, 0].astype(np.uint64)
 
 
-def _bits(data: bytes, count: int, width: int) -> npt.NDArray[np.uint8]:
+def _bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
+    """Yield the bits of ``count`` elements of ``width`` bits, a row for each, with the places of these elements.
+
+    They come some at a time: bits take a byte each here, and a number 64 of them while it is made.
+    """
     if len(data) * 8 < count * width:
         raise ValueError(f"{len(data)} bytes cannot hold {count} elements of {width} bits")
-    return np.unpackbits(np.frombuffer(data, np.uint8), count=count * width).reshape(count, width)
+    step = max(_BITS_AT_ONCE // max(width, 64), 512) // 8 * 8  # elements, the first of which begins with a byte
+    for first in range(0, count, step):
+        some = min(step, count - first)
+        part = np.frombuffer(data, np.uint8, -(-some * width // 8), first * width // 8)
+        yield slice(first, first + some), np.unpackbits(part, count=some * width).reshape(some, width)
 
 
 def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -353,8 +362,9 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         return plain.astype(f"{order}{code}{size}").tobytes()
     if width > size * 8:
         raise ValueError(f"scale-offset with {width} bits of {size} bytes")
-    packed = _packed(_bits(data[21:], count, width)) if width else np.zeros(count, np.uint64)
-    whole = packed.astype(f"<u{size}")
+    whole = np.zeros(count, f"<u{size}")
+    for rows, bits in _bits(data[21:], count, width) if width else ():
+        whole[rows] = _packed(bits)
     if type_class:
         least = np.frombuffer(low, f"<f{size}", 1)[0]
         scale = np.dtype(f"<f{size}").type(10.0 ** _signed(factor))
@@ -363,7 +373,7 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         found = (whole + np.frombuffer(low, f"<u{size}", 1)[0]).view(f"<{code}{size}")
     if has_fill:
         fill = np.frombuffer(struct.pack(f"<{len(values) - 8}I", *values[8:]), f"<{code}{size}", 1)
-        found = np.where(packed == (1 << width) - 1, fill, found)
+        found = np.where(whole == (1 << width) - 1, fill, found)
     made: bytes = found.astype(f"{order}{code}{size}").tobytes()
     return made
 
@@ -380,14 +390,14 @@ def _nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size, _ = _pieces(values, 3, 0, pieces, 0)
     if not size or count * size > _most(length):
         raise ValueError(f"nbit of {count} elements of {size} bytes")
-    bits = _bits(data, count, sum(precision for *_, precision, _ in pieces))
     made = np.zeros((count, size), np.uint8)
-    at = 0
-    for start, width, is_big, precision, offset in pieces:
-        number = _packed(bits[:, at : at + precision]) << np.uint64(offset)
-        raw = number.astype(">u8").view(np.uint8).reshape(count, 8)[:, 8 - width :]
-        made[:, start : start + width] = raw if is_big else raw[:, ::-1]
-        at += precision
+    for rows, bits in _bits(data, count, sum(precision for *_, precision, _ in pieces)):
+        at = 0
+        for start, width, is_big, precision, offset in pieces:
+            number = _packed(bits[:, at : at + precision]) << np.uint64(offset)
+            raw = number.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - width :]
+            made[rows, start : start + width] = raw if is_big else raw[:, ::-1]
+            at += precision
     return bytes(made.tobytes())
 
 

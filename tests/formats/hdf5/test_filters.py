@@ -16,6 +16,7 @@ from refshard_fs.formats.hdf5 import filters
 from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
 from refshard_fs.formats.hdf5.filters import Codecs, Filter, parse_pipeline
 from tests.formats.hdf5.messages import DATATYPE, PIPELINE, in_memory, messages
+from tests.memory import taking
 
 PLUGINS: dict[str, dict[str, Any]] = {
     "deflate": {"compression": "gzip", "compression_opts": 3},
@@ -273,6 +274,28 @@ def test_damaged_chunks_are_errors_or_other_values_and_nothing_else(name: str) -
             assert len(recipe.make(bytes(damaged))) == 400
         except ValueError:
             pass
+
+
+@pytest.mark.parametrize("name", ["nbit", "scale-offset"])
+def test_numbers_of_few_bits_are_unpacked_in_a_few_times_the_chunks_memory(name: str) -> None:
+    values = np.arange(1 << 20, dtype="<u2") % 7
+    tid = of_bits(h5py.h5t.STD_U16LE, 9, 0) if name == "nbit" else h5py.h5t.STD_U16LE
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_chunk(values.shape)
+    if name == "nbit":
+        create.set_filter(filters.NBIT, 0, ())
+    else:
+        create.set_scaleoffset(h5py.h5z.SO_INT, 0)
+    with in_memory() as file:
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple(values.shape), create))
+        dataset[:] = values
+        datatype, pipeline = described(dataset)
+        raw = dataset.id.read_direct_chunk((0,))[1]
+    recipe = filters.codecs_of(pipeline, datatype, values.shape).recipe(0)
+    assert recipe is not None
+    with taking(8 * values.nbytes):
+        made = recipe.make(raw)
+    assert np.array_equal(np.frombuffer(made, "<u2"), values)
 
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
