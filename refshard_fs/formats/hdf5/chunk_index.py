@@ -358,10 +358,10 @@ def _fixed_array(data: bytes, space: ChunkSpace) -> Node:
     """Return the header of a fixed array: of a dataset that has a greatest extent."""
     client, width, page_bits, count, address = unpack_block(data, space.sizes, b"FAHD", _FIXED)
     _check_array(space, client, width, page_bits)
+    if address is None:  # the chunks that there were have been removed
+        return Node(NOTHING)
     if count * width > space.room:
         raise ValueError(f"a fixed array of {count} elements is larger than its file")
-    if address is None:
-        return Node(NOTHING)
     page = 1 << page_bits
     if count <= page:
         return _node(space, NOTHING, [_block(b"FADB\0", space.sizes.block("BP") - 4, 0, count, address, width)])

@@ -288,6 +288,18 @@ def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: st
                 assert (chunk[tuple(map(slice, expected.shape))] == expected).all(), (name, key)
 
 
+def test_an_index_whose_chunks_were_all_removed_tells_of_none(tmp_path: Path) -> None:
+    """The header of a fixed array then counts elements for which the file never had room."""
+    path = tmp_path / "emptied.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        made = file.create_dataset("a", (69, 82), "u1", maxshape=(69, 82), chunks=(1, 1), fillvalue=54)
+        made[60:, 60:] = 5
+        made.resize((69, 42))
+    fs = RefShardFileSystem(str(path))
+    assert path.stat().st_size < 69 * 82
+    assert fs.cat_file("a/68.41") == b"\x36"
+
+
 def test_a_huge_chunk_that_was_never_written_is_not_made(tmp_path: Path) -> None:
     """Its bytes would be made of nothing: few of the file claim any number of them."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
