@@ -101,6 +101,23 @@ def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: 
         RefShardFileSystem(str(path)).cat_file("d/50")
 
 
+def test_a_damaged_index_does_not_keep_other_datasets_from_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        for name in ("damaged", "whole"):
+            file.create_dataset(name, data=np.arange(9), chunks=(3,))
+            file[f"{name}_contiguous"] = np.arange(3)
+    data = bytearray(path.read_bytes())
+    tree = data.index(b"TREE\1")
+    data[tree : tree + 4] = b"EERT"
+    path.write_bytes(data)
+    fs = RefShardFileSystem(str(path))
+    assert fs.cat_file("whole/1") == np.arange(3, 6).tobytes()
+    assert fs.cat_file("damaged_contiguous/0") == fs.cat_file("whole_contiguous/0") == np.arange(3).tobytes()
+    with pytest.raises(DamagedIndex, match="'damaged/1'.*EERT"):
+        fs.cat_file("damaged/1")
+
+
 def test_texts_may_be_longer_than_other_structures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
