@@ -251,9 +251,9 @@ def index_of(file: MetadataFile, space: ChunkSpace, kind: str, address: int, par
             return ChunkIndex(file, space, Child(0, _END, address, size, _b_tree_2), is_array=False)
         case "single" if math.prod(space.counts) <= 1:
             return Successive(space, address, *(parameters or (space.stored,)))
-        case "implicit":
+        case "implicit" if None not in space.most:
             return Successive(space, address, space.stored)
-        case "fixed array":
+        case "fixed array" if None not in space.most:
             root = Child(0, _END, address, sizes.block(_FIXED), _fixed_array)
             return ChunkIndex(file, space, root, is_array=True)
         case "extensible array" if space.most.count(None) == 1:
@@ -358,6 +358,8 @@ def _fixed_array(data: bytes, space: ChunkSpace) -> Node:
     """Return the header of a fixed array: of a dataset that has a greatest extent."""
     client, width, page_bits, count, address = unpack_block(data, space.sizes, b"FAHD", _FIXED)
     _check_array(space, client, width, page_bits)
+    if count < math.prod(space.counts):
+        raise ValueError(f"a fixed array has {count} elements, fewer than the {math.prod(space.counts)} chunks")
     if address is None:  # the chunks that there were have been removed
         return Node(NOTHING)
     if count * width > space.room:

@@ -11,6 +11,9 @@ import pytest
 from numcodecs.checksum32 import jenkins_lookup3
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.core.model import Inline
+from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, index_of
+from refshard_fs.formats.hdf5.file import MetadataFile, Sizes
 from tests.formats.files_of_arrays import all_bytes, check_damage
 from tests.formats.hdf5 import corpus, netcdf_files
 from tests.memory import taking
@@ -99,6 +102,31 @@ def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: 
     path.write_bytes(data)
     with pytest.raises(DamagedIndex, match="data blocks that have pages"):
         RefShardFileSystem(str(path)).cat_file("d/50")
+
+
+def test_a_fixed_array_of_too_few_elements_is_damage_and_not_missing_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("d", data=np.arange(100), chunks=(1,))
+    data = bytearray(path.read_bytes())
+    header = data.index(b"FAHD")
+    data[header + 8] = 50  # elements
+    data[header + 24 : header + 28] = jenkins_lookup3(bytes(data[header : header + 24]), 0).to_bytes(4, "little")
+    block = data.index(b"FADB") + 14
+    sum_at = block + 8 * 50
+    data[sum_at : sum_at + 4] = jenkins_lookup3(bytes(data[block - 14 : sum_at]), 0).to_bytes(4, "little")
+    path.write_bytes(data)
+    fs = RefShardFileSystem(str(path))
+    for key in ("d/20", "d/80"):
+        with pytest.raises(DamagedIndex, match="50 elements, fewer than the 100 chunks"):
+            fs.cat_file(key)
+
+
+@pytest.mark.parametrize("kind", ["implicit", "fixed array"])
+def test_an_index_of_so_many_chunks_is_none_of_a_dataset_without_limit(kind: str) -> None:
+    space = ChunkSpace(Sizes(), 1000, (1, 1), (3, 3), (3, None), 1, False)
+    with pytest.raises(ValueError, match=f"{kind}, which its extents"):
+        index_of(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))
 
 
 def test_a_damaged_index_does_not_keep_other_datasets_from_being_read(tmp_path: Path) -> None:
