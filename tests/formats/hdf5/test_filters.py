@@ -300,13 +300,14 @@ def test_numbers_of_few_bits_are_unpacked_in_a_few_times_the_chunks_memory(name:
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
 def test_bytes_that_szip_has_lost_are_an_error_and_not_what_memory_held(dtype: str) -> None:
-    """What scale-offset makes is no whole number of pixels: the library itself loses what is beyond, and reads others."""
+    """What scale-offset makes is no whole number of pixels: the library itself loses what is beyond them."""
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((16,))
     create.set_scaleoffset(h5py.h5z.SO_INT, 0)
     create.set_szip(4, 4)
     with in_memory() as file:
-        made = h5py.h5d.create(file.id, b"a", h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple((16,)), create)
+        tid, space = h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple((16,))
+        made = h5py.h5d.create(file.id, b"a", tid, space, create)
         dataset = h5py.Dataset(made)
         dataset[:] = np.arange(16) * 12  # in 8 bits each
         with pytest.raises(ValueError, match="an szip chunk of 38 bytes"):
