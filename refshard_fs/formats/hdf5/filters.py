@@ -47,7 +47,7 @@ _LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
 # What decoders raise of damaged bytes, apart from ValueError.
 _FAILURES: Final = (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError)
 _PIECES: Final = 1 << 16  # of one element, that nbit packs separately
-_BITS_AT_ONCE: Final = 1 << 20  # that are unpacked together: elements of few bits would take 64 times their chunk
+_BITS_AT_ONCE: Final = 1 << 20  # that are unpacked together, each to a byte: all would take 8 to 64 times the chunk
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -317,8 +317,12 @@ def _unshuffled(block: bytes, itemsize: int) -> bytes:
     """Return elements of which all first bits come first, then all second ones, and so on."""
     count = len(block) // itemsize // 8 * 8
     rows = np.frombuffer(block, np.uint8, count * itemsize).reshape(itemsize * 8, count // 8)
-    bits = np.unpackbits(rows, axis=1, bitorder="little")
-    return np.packbits(bits.T, axis=1, bitorder="little").tobytes() + block[count * itemsize :]
+    step = max(_BITS_AT_ONCE // (itemsize * 64), 1)  # bytes of each row, of eight elements each
+    made: list[bytes] = []
+    for first in range(0, count // 8, step):
+        bits = np.unpackbits(rows[:, first : first + step], axis=1, bitorder="little")
+        made.append(np.packbits(bits.T, axis=1, bitorder="little").tobytes())
+    return b"".join([*made, block[count * itemsize :]])
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -298,6 +298,20 @@ def test_numbers_of_few_bits_are_unpacked_in_a_few_times_the_chunks_memory(name:
     assert np.array_equal(np.frombuffer(made, "<u2"), values)
 
 
+def test_bitshuffle_in_one_block_takes_a_few_times_the_chunks_memory() -> None:
+    values = np.arange(1 << 20, dtype="<u2")
+    with in_memory() as file:
+        how = hdf5plugin.Bitshuffle(nelems=len(values), cname="none")
+        dataset = file.create_dataset("a", data=values, chunks=values.shape, **how)
+        datatype, pipeline = described(dataset)
+        raw = dataset.id.read_direct_chunk((0,))[1]
+    recipe = filters.codecs_of(pipeline, datatype, values.shape).recipe(0)
+    assert recipe is not None
+    with taking(6 * values.nbytes):
+        made = recipe.make(raw)
+    assert np.array_equal(np.frombuffer(made, "<u2"), values)
+
+
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
 def test_bytes_that_szip_has_lost_are_an_error_and_not_what_memory_held(dtype: str) -> None:
     """What scale-offset makes is no whole number of pixels: the library itself loses what is beyond them."""
