@@ -25,6 +25,7 @@ HEADER: Final = 512  # bytes of an object header that are read at once: most hav
 SMALL: Final = 1 << 16  # bytes of a coordinate that are read together: xarray would read parts of it in several rounds
 MOST_DIMENSIONS: Final = 32
 MOST_BLOCKS: Final = 1 << 16  # continuations of one object header
+UNDEFINED: Final = (1 << 32) - 1  # -1, the size of a fill value that old writers leave undefined
 
 # Messages of object headers, by their type.
 DATASPACE: Final = 0x01
@@ -234,7 +235,10 @@ def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | Non
             has_value = (version == 1 or is_defined) and len(data) >= 8
         else:
             raise ValueError(f"a fill value message of version {version}; versions 1 to 3 are known")
-    return (fields.take(fields.uint(4)) or None) if has_value else None
+    size = fields.uint(4) if has_value else 0
+    if size == UNDEFINED:
+        return None
+    return fields.take(size) or None
 
 
 class Attribute(msgspec.Struct, frozen=True):

@@ -300,6 +300,21 @@ def test_an_index_whose_chunks_were_all_removed_tells_of_none(tmp_path: Path) ->
     assert fs.cat_file("a/68.41") == b"\x36"
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_fill_value_of_the_size_minus_one_is_none(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "undefined.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("a", (4,), "<i4", chunks=(2,), fillvalue=7)[:2] = 5
+    data = bytearray(path.read_bytes())
+    size = data.index(b"\4\0\0\0\7\0\0\0")
+    data[size : size + 4] = b"\xff" * 4
+    data[size - 4] = version
+    path.write_bytes(data)
+    with h5py.File(path) as file:
+        expected = file["a"][:2]
+    assert RefShardFileSystem(str(path)).cat_file("a/0") == expected.tobytes()
+
+
 def test_a_huge_chunk_that_was_never_written_is_not_made(tmp_path: Path) -> None:
     """Its bytes would be made of nothing: few of the file claim any number of them."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
