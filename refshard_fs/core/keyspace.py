@@ -261,7 +261,7 @@ class Listing(Sequence[Listed]):
 def merged(*parts: Sequence[Listed]) -> Sequence[Listed]:
     """Return all that ``parts`` list of one directory, sorted; of two with the same name, the one that comes last.
 
-    A long `Listing` and a few files are a `Listing` again.
+    A long `Listing` and a few files are a `Listing` again, and so are several long ones.
     """
     most = max(parts, key=len)
     others = [listed for part in parts if part is not most for listed in part if len(part) <= FEW]
@@ -270,6 +270,12 @@ def merged(*parts: Sequence[Listed]) -> Sequence[Listed]:
             for listed in others:
                 most.insert(listed)
             return most
+    listings = [part for part in parts if isinstance(part, Listing)]
+    if sum(map(len, listings)) == sum(map(len, parts)) and len({part.stem for part in listings}) == 1:
+        # In half the time: no file becomes a `Listed`.
+        sizes = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
+        paths = sorted(sizes)
+        return Listing(listings[0].stem, paths, [sizes[path] for path in paths])
     found = {listed.name: listed for part in parts for listed in part}
     return [found[name] for name in sorted(found)]
 
