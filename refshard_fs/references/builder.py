@@ -81,14 +81,14 @@ class ReferenceBuilder:
         items = iter(members.items())
         is_short = len(members) <= 2 * BATCH
         for batch in (members,) if is_short else iter(lambda: dict(islice(items, BATCH)), {}):
-            regular, others = batch, {}
-            if not _are_regular(batch):
-                regular = {key: value for key, value in batch.items() if _are_regular({key: value})}
-                others = {key: value for key, value in batch.items() if key not in regular}
+            regular = _regular(batch)
             found = _scanned(regular) if len(regular) > FEW else None
-            self._add_one_by_one(batch if found is None else others)
-            if found is not None:
-                self._add(found)
+            if found is None:
+                self._add_one_by_one(batch)
+                continue
+            if len(regular) < len(batch):
+                self._add_one_by_one({key: value for key, value in batch.items() if key not in regular})
+            self._add(found)
 
     def expand(self, expand: Callable[[str], str]) -> None:
         """Expand the URLs of all members so far that have ``{{`` in them, once each; ManifestError names the key."""
@@ -326,15 +326,14 @@ def _value(value: Any, urls: dict[str | None, int]) -> Value:
             raise ManifestError(f"{value!r} is neither data nor a reference")
 
 
-def _are_regular(members: Mapping[Any, Any]) -> bool:
-    """Whether all keys and URLs are texts, and no data are empty: bytes, for one, would become a text as JSON."""
-    values = members.values()
-    return (
-        set(map(type, members)) == {str}
-        and set(map(type, values)) <= {str, list, tuple}
-        and all(values)
-        and set(map(type, map(itemgetter(0), values))) == {str}
-    )
+def _regular(members: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the members that are texts, or lists that begin with one: bytes, for one, would become a text as JSON."""
+    return {
+        key: value
+        for key, value in members.items()
+        if type(key) is str
+        and (type(value) is str or (type(value) in (list, tuple) and value and type(value[0]) is str))
+    }
 
 
 def _scanned(members: Mapping[str, Any]) -> Members | None:
