@@ -114,7 +114,8 @@ class ChildServer:
         """Return when ``is_up`` says so. Raises RuntimeError, with what the program printed, when it never does."""
         assert self._child is not None
         deadline = time.monotonic() + seconds
-        while not is_up():
+        # What answers at the port of a program that has ended is another's.
+        while not (is_up() and self._child.alive):
             if not self._child.alive or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} did not start:\n{self._child.printed()}")
             time.sleep(0.02)

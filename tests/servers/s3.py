@@ -6,6 +6,7 @@ Everything it listens on is on 127.0.0.1, and it sends nothing out (telemetry is
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -41,7 +42,8 @@ class SeaweedServer(ChildServer):
 
     name = "SeaweedFS"
     key = "ak"
-    secret = "sk"
+    # Of each process its own: a store or a proxy of another process, on a port that was free, is not taken for ours.
+    secret = secrets.token_hex(8)
 
     def __init__(self, *, anonymous: bool = True) -> None:
         super().__init__()

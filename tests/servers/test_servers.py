@@ -9,11 +9,12 @@ import pytest
 import s3fs
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]  # botocore ships no types
 
+from tests.servers import s3
 from tests.servers.child import Child
 from tests.servers.client import ask, raw
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
-from tests.servers.ports import free_ports
+from tests.servers.ports import FIRST_EPHEMERAL, free_ports
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer, weed_binary
 
@@ -26,7 +27,9 @@ def bucket(s3_server: SeaweedServer) -> str:
 
 
 def test_free_ports_differ() -> None:
-    assert len(set(free_ports(20))) == 20
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert max(ports) < FIRST_EPHEMERAL
 
 
 def test_child_is_killed_when_stopped_and_noticed_when_it_ends(tmp_path: Path) -> None:
@@ -84,6 +87,26 @@ def test_s3_store_can_be_closed_to_the_anonymous() -> None:
         server.create_bucket("closed")
         server.put("closed/x", b"x")
         assert ask(server.endpoint_url, "/closed/x").status == 403
+
+
+def test_s3_store_starts_again_if_its_port_was_taken(
+    s3_server: SeaweedServer, s3_proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even by what answers as a store does: the tests of a whole run would go there, until it ends."""
+    monkeypatch.setattr(SeaweedServer, "secret", "other")
+    given: list[list[int]] = []
+
+    def ports(count: int) -> list[int]:
+        given.append(free_ports(count))
+        if len(given) == 1:
+            given[0][6] = int(s3_proxy.url.rpartition(":")[2])  # as the port of S3
+        return given[-1]
+
+    monkeypatch.setattr(s3, "free_ports", ports)
+    with SeaweedServer() as server:
+        assert (server.endpoint_url, len(given)) == (f"http://127.0.0.1:{given[1][6]}", 2)
+        server.put("mine/x", b"")
+        assert ask(s3_server.endpoint_url, "/mine/x").status == 404
 
 
 def test_proxy_counts_what_a_signed_client_asks_of_s3(

@@ -278,7 +278,7 @@ def stored(s3_server: SeaweedServer) -> str:
 @pytest.fixture
 def s3(stored: str, s3_proxy: CountingProxy) -> Callable[..., Any]:
     """Call it with options: a filesystem whose target lies in an object store, behind the proxy that harms it."""
-    options = {"key": "ak", "secret": "sk", "endpoint_url": s3_proxy.url}
+    options = {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": s3_proxy.url}
     patient = {"timeout": 20}
     return lambda **more: open_(stored, remote_protocol="s3", remote_options=options, **patient, **more)
 

@@ -75,7 +75,7 @@ def read_all(fs: RefShardFileSystem) -> None:
 @pytest.mark.parametrize("fast_s3", [True, False])
 @pytest.mark.parametrize("how", ["remote_options", "fs options", "options", "instance", "asynchronous instance"])
 def test_s3_from_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str, fast_s3: bool) -> None:
-    options = {"key": "ak", "secret": "sk", "endpoint_url": s3_proxy.url}
+    options = {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": s3_proxy.url}
     given: dict[str, Any] = {
         "remote_options": {"remote_protocol": "s3", "remote_options": options},
         "fs options": {"fs": {"s3": options}},
@@ -116,7 +116,7 @@ def test_credentials_of_one_prefix_are_not_sent_to_another(s3_proxy: CountingPro
     fs = RefShardFileSystem(
         {"k": [s3_url, 0, 8], "other": ["s3://through-fs/other/x", 0, 8]},
         fs={"s3": {"anon": True, **client}},
-        options={"s3://through-fs/other/": {"key": "ak", "secret": "sk", **client}},
+        options={"s3://through-fs/other/": {"key": "ak", "secret": SeaweedServer.secret, **client}},
     )
     assert fs.cat(["k", "other"]) == {"k": DATA[:8], "other": DATA[:8]}
     assert {r.path: "authorization" in r.headers for r in s3_proxy.requests()} == {

@@ -117,7 +117,7 @@ def test_s3_keys_of_one_prefix_never_sign_for_another(s3_server: SeaweedServer, 
     client = {"endpoint_url": s3_proxy.url}
     reader = Reader(
         by_protocol={"s3": {"anon": True, **client}},
-        by_prefix={"s3://pool/a/": {"key": "ak", "secret": "sk", **client}},
+        by_prefix={"s3://pool/a/": {"key": "ak", "secret": SeaweedServer.secret, **client}},
     )
     for path in ("pool/a/x", "pool/ab/x"):
         assert reader.read(f"s3://{path}", 0, 5) == DATA[:5]

@@ -48,7 +48,7 @@ def signed(server: SeaweedServer, **more: Any) -> dict[str, Any]:
 
 def through(proxy: CountingProxy, **more: Any) -> dict[str, Any]:
     """Options of a signing client that comes by way of ``proxy``."""
-    return {"key": "ak", "secret": "sk", "endpoint_url": proxy.url, **more}
+    return {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": proxy.url, **more}
 
 
 def reader(options: Any, **given: Any) -> Reader:
@@ -215,7 +215,7 @@ def test_credentials_of_the_environment_are_found(
     s3_proxy: CountingProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ak")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SeaweedServer.secret)
     assert reader({"endpoint_url": s3_proxy.url}).read(f"{bucket}/x", 0, 5) == DATA[:5]
     assert "Credential=ak/" in s3_proxy.requests()[0].headers["authorization"]
 
