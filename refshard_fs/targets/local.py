@@ -99,9 +99,20 @@ def facts_of(found: os.stat_result) -> Facts:
     return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
 
 
-def _listed(entry: os.DirEntry[str]) -> Listed:
-    found = entry.stat()
-    return Listed(entry.name, found.st_size, last_modified=str(found.st_mtime_ns / 1e9))
+def _listed(entry: os.DirEntry[str]) -> Listed | None:
+    """Return ``entry`` as it is listed; None of a draft, a pipe, a link to nowhere, and of what just went away."""
+    if is_draft(entry.name):
+        return None
+    try:
+        if entry.is_dir():
+            return None if entry.is_symlink() and _leads_round(entry) else Listed(entry.name, None, True)
+        found = entry.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:  # a link to itself, or into a directory that is closed: who reads it is told
+        return Listed(entry.name, None)
+    is_file = stat.S_ISREG(found.st_mode)
+    return Listed(entry.name, found.st_size, last_modified=str(found.st_mtime_ns / 1e9)) if is_file else None
 
 
 class _File:
@@ -237,16 +248,12 @@ class LocalTarget(ImmediateTarget):
 
 def _names(directory: str | int) -> tuple[Listed, ...]:
     with os.scandir(directory) as entries:
-        return tuple(
-            Listed(e.name, None, True) if e.is_dir() else _listed(e)
-            for e in sorted(entries, key=lambda e: e.name)
-            if (e.is_dir() or e.is_file()) and not is_draft(e.name) and not (e.is_symlink() and _leads_round(e))
-        )
+        return tuple(filter(None, map(_listed, sorted(entries, key=lambda entry: entry.name))))
 
 
 def _leads_round(link: os.DirEntry[str]) -> bool:
-    """Whether a link leads to a directory that one goes through on the way to it: who lists all would never end."""
-    if not link.is_dir() or not os.path.isabs(link.path):
+    """Whether a link to a directory leads to one on the way to itself: who lists all would never end."""
+    if not os.path.isabs(link.path):
         return False
     there, way = os.path.realpath(link.path), os.path.dirname(link.path)
     if is_within(os.path.realpath(way), there):

@@ -139,6 +139,36 @@ def test_a_directory_lists_files_and_directories(tmp_path: Path) -> None:
     assert found == (Listed("a", 3, last_modified="1.5"), Listed("b", None, True))
 
 
+def test_a_file_that_goes_while_its_directory_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is there: that one of its files is gone must not be taken for that."""
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"123")
+
+    def removes(path: str) -> bool:
+        if path == "b":
+            (tmp_path / "b").unlink()
+        return False
+
+    monkeypatch.setattr(local, "is_draft", removes)
+    found = Reader().names(str(tmp_path))
+    assert found is not None
+    assert [listed.name for listed in found] == ["a", "c"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take rights there that few have")
+def test_one_odd_link_leaves_its_directory_listable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    found = Reader().names(str(tmp_path))
+    assert found is not None
+    assert [(listed.name, listed.size) for listed in found] == [("file", 3), ("itself", None)]
+    with pytest.raises(OSError, match="symbolic links"):
+        Reader().read(str(tmp_path / "itself"), 0, 5)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
