@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import HEAD, MANIFEST_BYTES
-from refshard_fs.core.keys import is_within, normalise, parent
+from refshard_fs.core.keys import check_key, is_within, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
@@ -427,8 +427,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             if "size" not in kwargs and file.details["type"] == "directory":
                 raise IsADirectoryError(f"{path!r} is a directory: ls() tells what is in it")
             return file
-        key = self._strip_protocol(path)
-        self._writing(f"write {key!r}")
+        key, _ = self._to_write(path)
         before, kind = b"", mode.replace("b", "").replace("+", "")
         if kind not in ("w", "x", "a", "r"):
             raise ValueError(f"mode {kind!r} is none that a file can be opened with")
@@ -688,20 +687,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         """Let ``path`` hold ``value``: bytes, or whatever can be set in `references`, text for one."""
-        key = self._strip_protocol(path)
-        writer = self._writing(f"write {key!r}")
+        key, writer = self._to_write(path)
         if isinstance(value, (str, list, tuple, dict)):
             self.references[key] = value
             return
         data = bytes(value)
-        if not (mode == "overwrite" and key and writer.write_now(key, data)):
+        if not (mode == "overwrite" and writer.write_now(key, data)):
             self._session.wait(self._pipe_file, path, data, mode)
 
     async def _pipe_file(self, path: str, value: bytes | str, mode: str = "overwrite", **kwargs: Any) -> None:
-        key = self._strip_protocol(path)
-        writer = self._writing(f"write {key!r}")
-        if not key:
-            raise IsADirectoryError("the root is a directory")
+        key, writer = self._to_write(path)
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
         await writer.write(key, decode(value) if isinstance(value, str) else bytes(value))
@@ -719,10 +714,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Let ``path2`` refer to the bytes of ``path1``: those of objects are not copied."""
-        source, key = self._strip_protocol(path1), self._strip_protocol(path2)
-        writer = self._writing(f"write {key!r}")
+        source = self._strip_protocol(path1)
+        self._writing(f"write {path2!r}")
         if await self._isdir(source):
             return
+        key, writer = self._to_write(path2)
         if not await writer.link(key, await self._session.find(source)):
             await self._pipe_file(key, await self._cat_file(source))
 
@@ -823,14 +819,25 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem("memory://made.json", remote_protocol="s3").resolve("a/0")
         ('s3://bucket/x.nc', 100, 150)
         """
-        key = self._strip_protocol(path)
-        writer = self._writing(f"write {key!r}")
+        key, writer = self._to_write(path)
         start, size = index(offset), None if length is None else index(length)
         if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
             raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url or 'target=')}")
         span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
             self._session.wait(writer.refer, key, span)
+
+    def _to_write(self, path: str) -> tuple[str, Writer]:
+        """Return the key that ``path`` is, and what writes it; ValueError where no source can have such a key."""
+        key = self._strip_protocol(path)
+        writer = self._writing(f"write {key!r}")
+        if not key:
+            raise IsADirectoryError("the root is a directory")
+        try:
+            check_key(key)
+        except ValueError as e:  # committed, it would make the source unreadable, or lie outside of it
+            raise ValueError(f"cannot write {key!r}: {e}") from e
+        return key, writer
 
     def _writing(self, what: str) -> Writer:
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""

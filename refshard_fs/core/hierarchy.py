@@ -15,7 +15,7 @@ from refshard_fs.core.keys import is_key, join
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Stat, Steps
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
-from refshard_fs.errors import NotListable
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
 
 
@@ -32,7 +32,11 @@ class Hierarchy(KeySpace):
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
-        return self._entry(key) if is_key(key) else None
+        if not is_key(key):
+            return None
+        entry = self._entry(key)
+        check_name(key, entry.url)
+        return entry
 
     def _entry(self, key: str) -> Span:
         return Span(self.url_of(key), optional=True)
@@ -62,6 +66,18 @@ class Hierarchy(KeySpace):
         documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
         found = yield tuple(Load(entry, Parsed(_known, (name,))) for name, entry in documents.items())
         return next((known for known in found if known is not None and known.keys), Known())
+
+
+def check_name(key: str, url: str) -> None:
+    """Raise ManifestError if ``url``, that of the object ``key``, leads elsewhere.
+
+    The object may exist all the same, as a local file may: it must not be taken for missing.
+    """
+    if "::" in key and key in url:  # over HTTP it is percent-encoded
+        raise ManifestError(
+            f"{url}: '::' joins the URLs of a chain to fsspec, so that no URL leads to an object called {key!r}: give "
+            "it another name"
+        )
 
 
 class Known(msgspec.Struct, frozen=True):

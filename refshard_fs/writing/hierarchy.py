@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from refshard_fs.core.edits import Edits
-from refshard_fs.core.hierarchy import Hierarchy
+from refshard_fs.core.hierarchy import Hierarchy, check_name
 from refshard_fs.core.keys import is_within, parent, splits
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.zarrmeta import is_metadata
@@ -101,6 +101,8 @@ class HierarchyCommit:
         return plan
 
     def _commit(self, plan: Plan) -> None:
+        for name in plan.names():
+            check_name(name, self._objects.url_of(name))
         removed = self._to_remove(plan)
         conditions = self._checked(plan, removed)
         self._objects.sweep(plan.names())

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Texts
-from refshard_fs.core.edits import EditedKeySpace, Edits
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Steps
 from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
@@ -223,11 +223,12 @@ class ManifestCommit(DirectoryCommit):
         old: Nodes = {} if self._view is None else self._run("", partial(_documents, self._view.base))
         nodes = self._nodes(old)
         root = old.get("", {})
-        touched = {
-            path
-            for path, doc in nodes.items()
-            if doc.get("node_type") == "array" and self._touches(path, doc, old.get(path))
-        }
+        arrays = {path: doc for path, doc in nodes.items() if doc.get("node_type") == "array"}
+        with_gone = {*arrays, *(path for path, doc in old.items() if doc.get("node_type") == "array")}
+        for key, edit in self._edits.changes().items():  # chunks of arrays that are gone go with these
+            if edit is not REMOVED and not zarrmeta.is_metadata(key) and nearest(key, with_gone) is None:
+                raise _no_chunk(key)
+        touched = {path for path, doc in arrays.items() if self._touches(path, doc, old.get(path))}
         # The next commit removes the manifests that this one replaces: readers have had time to open the set again.
         # Those of nodes that are gone do not stay, for with them their directories would.
         done = [join(path, name) for path in sorted(touched) if (name := _manifest(old.get(path)))]
@@ -299,15 +300,17 @@ class ManifestCommit(DirectoryCommit):
         refs = with_edits(refs, edits, self._url)
         for key in refs.side:
             if not zarrmeta.is_metadata(key) and grid.number(relative(key, path)) is None:
-                raise ManifestError(
-                    f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it"
-                )
+                raise _no_chunk(key)
         stream = FlatStream(refs, lambda url: None if url is None else absolute(url), {path: extras})
         data = manifest_of(stream, path)
         name = f"manifest.{self._token}.json"
         self._written.append(join(path, name))
         self._store.put(join(path, name), (data,))
         return manifest_writing.with_manifest(doc, name)
+
+
+def _no_chunk(key: str) -> ManifestError:
+    return ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
 
 
 def _documents(keyspace: KeySpace) -> Steps[Nodes]:

@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from refshard_fs import NotListable, ReferenceNotReachable, RefShardFileSystem, UnknownSource
+from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, RefShardFileSystem, UnknownSource
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.sharding.view import ShardView
 from tests.servers.http import RangeServer
@@ -194,3 +194,17 @@ def test_zarr_reads_it(folder: Path) -> None:
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(opened(folder).get_mapper(""), mode="r")
     assert np.array_equal(group["g/a"][...], np.frombuffer(b"12345678\0\0\0\0\0\0\0\0", "<i4"))
+
+
+def test_what_no_url_leads_to_is_not_missing_and_is_not_written(folder: Path, server: RangeServer) -> None:
+    (folder / "a::b").write_bytes(b"x")
+    fs = opened(folder, mode="a")
+    with pytest.raises(ManifestError, match="'a::b': give it another name"):
+        fs.cat_file("a::b")
+    fs.pipe_file("c::d", b"x")
+    with pytest.raises(ManifestError, match="'c::d': give it another name"):
+        fs.commit()
+    assert not (folder / "c::d").exists()
+    fs.discard()
+    server.put("/d/a::b", b"x")
+    assert opened(f"{server.url}/d").cat_file("a::b") == b"x"

@@ -461,6 +461,39 @@ def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: P
     assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
 
 
+def test_a_key_outside_of_all_arrays_is_refused_by_chunk_manifests_and_kept(tmp_path: Path) -> None:
+    fs = writable(tmp_path / "manifests", "chunk-manifest")
+    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "notes.txt": b"text"})
+    with pytest.raises(ManifestError, match=r"'notes\.txt' is neither metadata nor a chunk"):
+        fs.commit()
+    assert fs.cat_file("notes.txt") == b"text"
+    fs.rm("notes.txt")
+    fs.commit()
+
+
+@pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
+def test_what_no_source_can_have_as_a_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
+    (tmp_path / "made.zarr").mkdir()
+    (tmp_path / "made.zarr" / "zarr.json").write_bytes(group_document())
+    for fo in (path, tmp_path / "made.zarr"):
+        fs = RefShardFileSystem(str(fo), mode="a")
+        fs.pipe_file("text", b"text")
+        for write in (
+            lambda fs: fs.pipe_file(key, b"x"),
+            lambda fs: asyncio.run(fs._pipe_file(key, b"x")),
+            lambda fs: fs.refer(key, "data", 0, 1),
+            lambda fs: fs.cp_file("text", key),
+            lambda fs: fs.open(key, "wb"),
+        ):
+            with pytest.raises(ValueError, match="cannot write .* it is no key"):
+                write(fs)
+        fs.commit()
+        assert RefShardFileSystem(str(fo)).cat_file("text") == b"text"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data", "made.zarr", "refs.json"]
+    with pytest.raises(IsADirectoryError):
+        fs.refer("", "data", 0, 1)
+
+
 @pytest.mark.parametrize("format", ["json", "parquet"])
 def test_a_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
     fs = writable(tmp_path / format, format)
