@@ -92,7 +92,9 @@ def s3(folder: Path) -> Iterator[Kind]:
     """Give an object of SeaweedFS."""
     with SeaweedServer() as store, CountingProxy(store.endpoint_url, latency=LATENCY) as proxy:
         store.create_bucket("bench")
-        yield Kind(store.put("bench/data", DATA), {"key": "ak", "secret": "sk", "endpoint_url": proxy.url}, proxy)
+        yield Kind(
+            store.put("bench/data", DATA), {"key": "ak", "secret": store.secret, "endpoint_url": proxy.url}, proxy
+        )
 
 
 def served(name: str) -> Callable[[Path], contextlib.AbstractContextManager[Kind]]:

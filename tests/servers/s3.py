@@ -6,7 +6,7 @@ Everything it listens on is on 127.0.0.1, and it sends nothing out (telemetry is
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -42,8 +42,9 @@ class SeaweedServer(ChildServer):
 
     name = "SeaweedFS"
     key = "ak"
-    # Of each process its own: a store or a proxy of another process, on a port that was free, is not taken for ours.
-    secret = secrets.token_hex(8)
+    # Of each process that tests, and the same in those that it starts: the store or the proxy of another one, on a port
+    # that was free, is not taken for ours.
+    secret = "-".join(["sk", *(os.environ.get(f"PYTEST_XDIST_{name}", "") for name in ("TESTRUNUID", "WORKER"))])
 
     def __init__(self, *, anonymous: bool = True) -> None:
         super().__init__()

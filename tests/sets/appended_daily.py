@@ -19,11 +19,12 @@ import refshard_fs.formats.netcdf3.source
 import refshard_fs.sets.append
 import refshard_fs.writing.commit  # as above
 from tests.killed import serve, when_told
+from tests.servers.s3 import SeaweedServer
 
 
 def options(endpoint: str) -> dict[str, Any]:
     """How the set, the days and their chunks are opened."""
-    s3: dict[str, Any] = {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}}
+    s3: dict[str, Any] = {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}}
     return {"target_options": s3, "options": {"s3://": s3}}
 
 

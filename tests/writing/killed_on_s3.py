@@ -20,6 +20,7 @@ import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # as above
 from refshard_fs import RefShardFileSystem
 from tests.killed import serve, when_told
+from tests.servers.s3 import SeaweedServer
 from tests.sharding.test_packing import sharding, version_3
 from tests.writing import overwriting
 from tests.writing.model import array_document, group_document
@@ -29,7 +30,7 @@ WIDTH = 4  # elements of a row, which is a shard of two chunks
 
 def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
     """The source at ``url``, read and written through ``endpoint``."""
-    s3: dict[str, Any] = {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}}
+    s3: dict[str, Any] = {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}}
     format = "zarr-hierarchy" if format == "overwritten" else format
     settings: dict[str, Any] = {} if mode == "r" else {"format": format, "record_size": 4, "inline_threshold": 16}
     options = {"target_options": s3, "options": {"s3://": s3}, "skip_instance_cache": True}

@@ -68,7 +68,7 @@ def is_last(format: str) -> Callable[[Head, bytes], bool]:
 
 def options(endpoint: str) -> dict[str, Any]:
     once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
-    return {"key": "ak", "secret": "sk", "client_kwargs": {"endpoint_url": endpoint}, **once}
+    return {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}, **once}
 
 
 def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
