@@ -71,6 +71,7 @@ class RefShardBackend(BackendEntrypoint):
         **options: Any,
     ) -> xr.Dataset:
         """Return one group as a Dataset that reads when its values are asked for."""
+        self._check_names(options)
         store = _store(filename_or_obj, storage_options)
         options["drop_variables"] = drop_variables
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
@@ -99,6 +100,7 @@ class RefShardBackend(BackendEntrypoint):
         **options: Any,
     ) -> dict[str, xr.Dataset]:
         """Return all groups, each as a Dataset, by path."""
+        self._check_names(options)
         store = _store(filename_or_obj, storage_options)
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         group = options.pop("group", None) or ""
@@ -113,6 +115,15 @@ class RefShardBackend(BackendEntrypoint):
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""
         return isinstance(filename_or_obj, str) and filename_or_obj.startswith(("refshard://", "refshard::"))
+
+    def _check_names(self, options: Iterable[str]) -> None:
+        """Raise TypeError of an option that xarray's zarr engine does not take: most often it is for the source."""
+        for name in options:
+            if name not in self.open_dataset_parameters:
+                raise TypeError(
+                    f"engine='refshard' has no argument {name!r}: what opens the source goes into "
+                    f"storage_options={{{name!r}: ...}}"
+                )
 
 
 class _TypedStore(ZarrStore):

@@ -74,6 +74,12 @@ def test_a_dict_opens_with_the_filesystems_options(folder: Path) -> None:
         check(ds)
 
 
+@pytest.mark.parametrize("open_", [xr.open_dataset, xr.open_datatree, xr.open_groups])
+def test_an_option_of_the_source_in_the_wrong_place_is_told_the_right_one(folder: Path, open_: Any) -> None:
+    with pytest.raises(TypeError, match=r"no argument 'anon': .* storage_options=\{'anon': \.\.\.\}"):
+        open_(str(folder / "refs.json"), engine="refshard", anon=True)
+
+
 def test_urls_of_the_protocol_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
     path = folder / "refs.json"
