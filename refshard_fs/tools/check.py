@@ -274,9 +274,8 @@ class Ranges:
 
 
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
-TOGETHER: Final = (
-    1 << 14
-)  # chunks that are read at a time: a process that decodes them takes as long to start as for 1,000
+# Chunks that are read at a time: a process that decodes them takes as long to start as for 1,000.
+TOGETHER: Final = 1 << 14
 MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, as far as their sizes are known
 
 

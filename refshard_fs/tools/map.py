@@ -294,7 +294,12 @@ def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Pi
     source = "references in memory"
     if isinstance(fs.fo, str):
         source = PurePath(fs.fo).name if protocol_of(fs.fo) is None else fs.fo
-    found = survey(fs, None if array is None else normalise(array))
+    try:
+        found = survey(fs, None if array is None else normalise(array))
+    except FileNotFoundError as e:
+        if array is not None and array.endswith("]"):
+            raise FileNotFoundError(f"{e}. A selection is given as select={array!r} (--select)") from None
+        raise
     if not found.arrays:
         raise FileNotFoundError(f"there is no array in {source}")
     ordered = sorted(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)), reverse=True)

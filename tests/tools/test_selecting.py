@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from refshard_fs import RefShardFileSystem
 from refshard_fs.tools.map import parse_selection, spelled
 
 
@@ -30,3 +31,9 @@ def test_what_is_none_is_said_to_be_none(text: str) -> None:
 
 def test_it_is_spelled_as_it_is_written() -> None:
     assert spelled((slice(1, 2), ..., 3, slice(None, None, 2))) == "1:2, ..., 3, ::2"
+
+
+def test_a_selection_in_place_of_an_array_is_told_its_place() -> None:
+    fs = RefShardFileSystem({"a/.zarray": '{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1"}'})
+    with pytest.raises(FileNotFoundError, match=r"no array 'a\[0\]'.*select='a\[0\]' \(--select\)"):
+        fs.visualize("a[0]")
