@@ -17,7 +17,9 @@ import fsspec
 from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import split_protocol
+from fsspec.implementations.local import make_path_posix
 from fsspec.spec import AbstractFileSystem
+from fsspec.utils import other_paths
 
 from refshard_fs.core.edits import MEMORY
 from refshard_fs.core.format import HEAD, MANIFEST_BYTES
@@ -386,12 +388,70 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return [key]
         return await self._expand_path(key)
 
+    async def _expand_path(
+        self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> list[str]:
+        """Return the keys that ``path`` means, sorted, and with ``recursive`` what is below them; directories too.
+
+        Like fsspec's, but what is a key, or a directory, is no pattern.
+        """
+        found: set[str] = set()
+        for name in [path] if isinstance(path, (str, os.PathLike)) else path:
+            key = self._strip_protocol(name)
+            if has_magic(key) and not await self._exists(key):
+                with contextlib.suppress(FileNotFoundError):
+                    found.update(await super()._expand_path([key], recursive=recursive, maxdepth=maxdepth))
+                continue
+            if recursive:
+                found.update(await self._find(key, maxdepth=maxdepth, withdirs=True))
+            if not recursive or await self._exists(key):
+                found.add(key)
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found)
+
+    async def _pairs(
+        self, source: Any, target: Any, *, is_directory: bool, recursive: bool, maxdepth: int | None
+    ) -> tuple[list[str], list[str]]:
+        """Return the keys that ``source`` means, and where fsspec puts a copy of each.
+
+        Like its own, but what is a key is no pattern, and keys in the root may be copied into a directory, too:
+        fsspec's only cuts paths that begin with a slash.
+        """
+        is_one = isinstance(source, (str, os.PathLike))
+        keys = await self._expand_path(source, recursive=recursive, maxdepth=maxdepth)
+        if is_one and (not recursive or maxdepth is not None):
+            keys = [key for key in keys if not await self._isdir(key)]
+        if is_one and has_magic(self._strip_protocol(source)) and not await self._exists(source):
+            goes_into = len(keys) == 1
+        else:
+            goes_into = is_one and is_directory and not os.fspath(source).endswith("/")
+        if not keys:
+            return [], []
+        return keys, other_paths([f"/{key}" for key in keys], target, exists=goes_into, flatten=not is_one)
+
     async def _files_at(self, key: str) -> list[str]:
         """Return ``key``, or all keys below it."""
         found: list[str] = await self._find(key)
         if not found:
             raise FileNotFoundError(key)
         return found
+
+    async def _get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Callback = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not (isinstance(rpath, list) and isinstance(lpath, list)):
+            target = make_path_posix(lpath)
+            is_directory = isinstance(target, str) and (target.endswith("/") or os.path.isdir(target))
+            how = {"is_directory": is_directory, "recursive": recursive, "maxdepth": maxdepth}
+            rpath, lpath = await self._pairs(rpath, target, **how)
+        await super()._get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **kwargs)
 
     async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
         key = self._strip_protocol(rpath)
@@ -711,6 +771,22 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         callback.set_size(len(data))
         await self._pipe_file(rpath, data, mode=mode)
         callback.relative_update(len(data))
+
+    async def _copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        on_error: str | None = None,
+        maxdepth: int | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not (isinstance(path1, list) and isinstance(path2, list)):
+            is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
+            how = {"is_directory": is_directory, "recursive": recursive, "maxdepth": maxdepth}
+            path1, path2 = await self._pairs(path1, path2, **how)
+        await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Let ``path2`` refer to the bytes of ``path1``: those of objects are not copied."""

@@ -217,6 +217,60 @@ def test_a_directory_is_not_moved_into_itself_and_of_a_deep_one_only_what_was_mo
     assert fs.find("") == ["d/e/2", "new/0", "new/1"]
 
 
+def test_what_is_copied_or_moved_by_a_name_like_a_pattern_is_what_has_that_name(tmp_path: Path) -> None:
+    keys = {"T [K]/0": b"in brackets", "T K/0": b"plain", "x*": b"star", "xy": b"y"}
+    fs = RefShardFileSystem(dict(keys), mode="a")
+    fs.get("T [K]/0", str(tmp_path / "0"))
+    fs.get("T [K]", str(tmp_path / "all"), recursive=True)
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "all" / "0").read_bytes() == b"in brackets"
+    fs.copy("T [K]/0", "copy")
+    fs.copy(["x*"], "d")
+    fs.mv("T [K]", "moved", recursive=True)
+    fs.mv("x*", "star")
+    assert fs.cat("", recursive=True) == {
+        "T K/0": b"plain", "copy": b"in brackets", "d/x*": b"star", "moved/0": b"in brackets", "star": b"star", "xy": b"y"
+    }  # fmt: skip
+    fs.copy("x*", "e")  # no such key any more: a pattern
+    assert fs.cat_file("e/xy") == b"y"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "recursive"),
+    [
+        ("a", "new", False),
+        ("a", "new/", False),
+        ("a", "d", False),
+        ("a", "d/", False),
+        ("g", "d", True),
+        ("g/", "d", True),
+        ("g", "new", True),
+        ("g", "new/", True),
+        ("g/h", "", True),
+        ("g/h/0", "", False),
+        ("?", "d", False),
+        ("g/*", "new", True),
+    ],
+)
+def test_copies_are_where_fsspec_has_them_also_of_keys_in_the_root(
+    source: str, target: str, recursive: bool, tmp_path: Path
+) -> None:
+    keys = {"a": b"a", "b": b"b", "d/0": b"d", "g/0": b"g", "g/h/0": b"h"}
+    memory = fsspec.filesystem("memory")
+    root = f"/{tmp_path.name}"
+    memory.pipe({f"{root}/{key}": data for key, data in keys.items()})
+    memory.copy(f"{root}/{source}", f"{root}/{target}", recursive=recursive)
+    expected = {name.removeprefix(f"{root}/"): memory.cat_file(name) for name in memory.find(root)}
+    fs = RefShardFileSystem(dict(keys), mode="a")
+    fs.copy(source, target, recursive=recursive)
+    assert fs.cat("", recursive=True) == expected
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "0").write_bytes(b"d")
+    RefShardFileSystem(dict(keys)).get(source, f"{tmp_path}/{target}", recursive=recursive)
+    assert expected.items() - keys.items() <= {
+        (file.relative_to(tmp_path).as_posix(), file.read_bytes()) for file in tmp_path.rglob("*") if file.is_file()
+    }
+
+
 def test_mode_w_begins_with_nothing_and_replaces_the_source_at_the_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="w")
     assert fs.find("") == []
