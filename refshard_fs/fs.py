@@ -411,7 +411,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return sorted(found)
 
     async def _pairs(
-        self, source: Any, target: Any, *, is_directory: bool, recursive: bool, maxdepth: int | None
+        self, source: Any, target: Any, is_directory: bool, recursive: bool, maxdepth: int | None
     ) -> tuple[list[str], list[str]]:
         """Return the keys that ``source`` means, and where fsspec puts a copy of each.
 
@@ -448,9 +448,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         if not (isinstance(rpath, list) and isinstance(lpath, list)):
             target = make_path_posix(lpath)
-            is_directory = isinstance(target, str) and (target.endswith("/") or os.path.isdir(target))
-            how = {"is_directory": is_directory, "recursive": recursive, "maxdepth": maxdepth}
-            rpath, lpath = await self._pairs(rpath, target, **how)
+            is_directory = isinstance(target, str) and (
+                target.endswith("/") or await asyncio.to_thread(os.path.isdir, target)
+            )
+            rpath, lpath = await self._pairs(rpath, target, is_directory, recursive, maxdepth)
         await super()._get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **kwargs)
 
     async def _get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
@@ -784,8 +785,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         if not (isinstance(path1, list) and isinstance(path2, list)):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
-            how = {"is_directory": is_directory, "recursive": recursive, "maxdepth": maxdepth}
-            path1, path2 = await self._pairs(path1, path2, **how)
+            path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:

@@ -228,8 +228,13 @@ def test_what_is_copied_or_moved_by_a_name_like_a_pattern_is_what_has_that_name(
     fs.mv("T [K]", "moved", recursive=True)
     fs.mv("x*", "star")
     assert fs.cat("", recursive=True) == {
-        "T K/0": b"plain", "copy": b"in brackets", "d/x*": b"star", "moved/0": b"in brackets", "star": b"star", "xy": b"y"
-    }  # fmt: skip
+        "T K/0": b"plain",
+        "copy": b"in brackets",
+        "d/x*": b"star",
+        "moved/0": b"in brackets",
+        "star": b"star",
+        "xy": b"y",
+    }
     fs.copy("x*", "e")  # no such key any more: a pattern
     assert fs.cat_file("e/xy") == b"y"
 
