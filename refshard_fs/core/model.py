@@ -8,7 +8,7 @@ is a generator (`Steps`): it yields what it needs and is sent the answer. The en
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -81,8 +81,11 @@ class Span(msgspec.Struct, frozen=True):
         """The ranges that have to be read."""
         return (self,)
 
-    def finish(self, read: Sequence[bytes]) -> bytes:
-        """Return this entry's bytes, given those of each of its `spans`."""
+    def finish(self, read: Sequence[bytes | None]) -> bytes | None:
+        """Return this entry's bytes, given those of each of its `spans`: None for an optional one without an object.
+
+        None means that there is no such key.
+        """
         return read[0]
 
     def window(self, start: int | None = None, end: int | None = None) -> Entry:
@@ -137,7 +140,7 @@ class Inline(msgspec.Struct, frozen=True):
     def spans(self) -> tuple[Span, ...]:
         return ()
 
-    def finish(self, read: Sequence[bytes]) -> bytes:
+    def finish(self, read: Sequence[bytes | None]) -> bytes:
         return self.data
 
     def window(self, start: int | None = None, end: int | None = None) -> Inline:
@@ -153,6 +156,14 @@ class Recipe(Protocol, Hashable):
 
     def make(self, raw: bytes) -> bytes:
         """Return the bytes decoded from those that were read; ValueError where they are damaged."""
+
+
+@runtime_checkable
+class FillingRecipe(Recipe, Protocol):
+    """A recipe that knows what stands for an optional object that does not exist."""
+
+    def absent(self) -> bytes | None:
+        """Return what would be decoded from its bytes; None if there is no such key then."""
 
 
 class SizedRecipe(Recipe, Protocol):
@@ -208,12 +219,22 @@ class Packed(msgspec.Struct, frozen=True):
         begin = (self.start or 0) + offset
         return self._window(begin, begin + length, exact=True)
 
-    def finish(self, read: Sequence[bytes]) -> bytes:
-        """Return this entry's bytes, given those of each of its `spans`; ValueError where they are damaged."""
+    def finish(self, read: Sequence[bytes | None]) -> bytes | None:
+        """Return this entry's bytes, given those of each of its `spans`: None for an optional one without an object.
+
+        None means that there is no such key. ValueError where bytes are damaged.
+        """
         if self.parts:
             left = iter(read)
             read = [part.finish([next(left) for _ in part.spans]) for part in self.parts]
-        full = self.recipe.make(read[0] if len(read) == 1 else b"".join(read))
+        known = [data for data in read if data is not None]
+        if len(known) == len(read):
+            full = self.recipe.make(known[0] if len(known) == 1 else b"".join(known))
+        else:
+            filled = self.recipe.absent() if isinstance(self.recipe, FillingRecipe) else None
+            if filled is None:
+                return None
+            full = filled
         if self.made is not None and len(full) != self.made:
             raise ValueError(f"{len(full)} bytes were made where {self.made} were promised")
         data = full if self.start is None and self.stop is None else full[self.start : self.stop]

@@ -222,3 +222,13 @@ def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
         return value
     number = float(value) if not isinstance(value, str) or value in ("NaN", "Infinity", "-Infinity") else None
     return value if number is None else base64.standard_b64encode(struct.pack("<d", number)).decode()
+
+
+def of_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the fill value that xarray spells so in the attributes of version 3; what it does not, as it is."""
+    if dtype.kind != "f" or not isinstance(value, str):
+        return value
+    try:
+        return struct.unpack("<d", base64.standard_b64decode(value))[0]
+    except (ValueError, struct.error):
+        return value

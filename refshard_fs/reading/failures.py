@@ -31,6 +31,10 @@ from refshard_fs.targets.failures import (
 # What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
 
 
+class NoSuchKey(FileNotFoundError):
+    """An entry is made of an optional object that does not exist, and nothing stands for it."""
+
+
 READING: Final = "on reading "  # a note on an error that begins so says where, not what
 
 _SIGNED: Final = "The URL was signed for a time that is over: have the references written anew"
@@ -146,8 +150,7 @@ def source_failed(source: object, error: Exception) -> SourceNotReachable:
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:
     """Return what a failed read of ``entry`` means to the reader of ``key``."""
-    source = entry.source if isinstance(entry, Packed) else entry
-    if isinstance(error, ABSENT) and isinstance(source, Span) and source.optional:
+    if isinstance(error, NoSuchKey) or (isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional):
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)

@@ -15,7 +15,7 @@ from refshard_fs.core.model import Entry, Inline, Load, Need, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, told_cause
 from refshard_fs.reading.engine import DOCUMENTS, Request
-from refshard_fs.reading.failures import blame, fail
+from refshard_fs.reading.failures import NoSuchKey, blame, fail
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
@@ -199,8 +199,25 @@ class Immediate:
             return Found(value)
 
     def _bytes(self, entry: Entry, most: int | None = None) -> bytes | None:
-        answers = [answer for span in entry.spans if (answer := self._fetch(span, most)) is not None]
-        return entry.finish([bytes(a.data) for a in answers]) if len(answers) == len(entry.spans) else None
+        if isinstance(entry, Span):
+            answer = self._fetch(entry, most)
+            return None if answer is None else bytes(answer.data)
+        read: list[bytes | None] = []
+        for span in entry.spans:
+            try:
+                answer = self._fetch(span, most)
+            except ABSENT:
+                if not span.optional:
+                    raise
+                read.append(None)
+            else:
+                if answer is None:
+                    return None
+                read.append(bytes(answer.data))
+        data = entry.finish(read)
+        if data is None:
+            raise NoSuchKey
+        return data
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         place = self._pool.place(span.url, span.origin)

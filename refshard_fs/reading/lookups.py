@@ -16,7 +16,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
-from refshard_fs.reading.failures import blame, note
+from refshard_fs.reading.failures import NoSuchKey, blame, note
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Answers, Found, advance, load, naming, sized
 from refshard_fs.targets import Pool, check_size
@@ -34,6 +34,14 @@ class _Loading:
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.waiting = 0
+
+
+async def _if_there(read: Awaitable[bytes]) -> bytes | None:
+    """Return what is read of an optional object; None if there is none."""
+    try:
+        return await read
+    except ABSENT:
+        return None
 
 
 class Lookups:
@@ -183,7 +191,16 @@ class Lookups:
         return await self._bytes(entry, self._answers.longest)
 
     async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
-        return entry.finish(await asyncio.gather(*[self._fetched(span, most) for span in entry.spans]))
+        if isinstance(entry, Span):
+            return await self._fetched(entry, most)
+        reads: list[Awaitable[bytes | None]] = []
+        for span in entry.spans:
+            read = self._fetched(span, most)
+            reads.append(_if_there(read) if span.optional else read)
+        data = entry.finish(await asyncio.gather(*reads))
+        if data is None:
+            raise NoSuchKey
+        return data
 
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""

@@ -23,7 +23,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, calendar_of, finest, is_time, spelled
 from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recoding import exactly
+from refshard_fs.formats.virtual_concat.recoding import exactly, missing_values
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata
 from refshard_fs.sets.compatibility import chunks_read
 from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
@@ -158,7 +158,7 @@ def _converted(
         return None
     numbers = units.converted(values, to)
     fills = [variable.meta.raw.get("fill_value")] if variable.meta.zarr_format == 2 else []
-    fills += [variable.attributes.get(name) for name in ("_FillValue", "missing_value")]
+    fills += missing_values(variable.meta, variable.attributes, values.dtype)
     for fill in fills:
         if isinstance(fill, int | float) and (np.isin(values, fill).any() or np.isin(numbers, fill).any()):
             raise ValueError(f"the value {fill}, which stands for missing ones, is among its values")

@@ -23,7 +23,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
-from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype
+from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype, missing_values
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.changed_set import with_metadata
@@ -136,10 +136,10 @@ def _ignored_of_values(path: str, one: NamedSet, other: NamedSet) -> frozenset[s
     None where a number would be a missing value in the other set.
     """
     for part, of in ((one, other), (other, one)):
-        values, attributes = part.values(path), of.variables[path].attributes
-        marks = [attributes.get(name) for name in ("_FillValue", "missing_value")]
-        numbers = [mark for mark in marks if isinstance(mark, int | float)]
-        if values is None or values.dtype.kind not in "iuf" or np.isin(values, numbers).any():
+        values, variable = part.values(path), of.variables[path]
+        if values is None or values.dtype.kind not in "iuf":
+            return frozenset()
+        if np.isin(values, missing_values(variable.meta, variable.attributes, values.dtype)).any():
             return frozenset()
     return TYPES
 
@@ -317,8 +317,9 @@ class _Values(msgspec.Struct, frozen=True, eq=False):
         if values is None or values.dtype.kind not in "iuf":
             return None
         variable = part.variables[path]
-        named = [*map(variable.attributes.get, ("_FillValue", "missing_value")), variable.meta.raw.get("fill_value")]
-        marks = frozenset(mark for mark in named if isinstance(mark, int | float))
+        fill = variable.meta.raw.get("fill_value")
+        named = missing_values(variable.meta, variable.attributes, values.dtype)
+        marks = frozenset([*named, *([fill] if isinstance(fill, int | float) else [])])
         plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
         content = plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest()
         return cls(content, marks, frozenset(mark for mark in marks if np.isin(values, mark).any()))

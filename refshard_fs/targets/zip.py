@@ -217,6 +217,7 @@ class ZipTarget(Target):
             data = await in_thread(lambda: entry.finish([found.data]))
         except ValueError as e:
             raise self._damaged(e) from e
+        assert data is not None, "the archive exists"
         return Answer(data, found.facts)
 
     def _damaged(self, what: object) -> Unreadable:

@@ -216,3 +216,25 @@ def test_chunks_larger_than_any_that_are_decoded_are_refused_before_one_is_made(
             recoding("a", (plain, {}), (packed, {}), "one", "other")
         with pytest.raises(ManifestError, match="are decoded here at most"):
             check_recut("a", packed, "other")
+
+
+@pytest.mark.parametrize("chunk", [2, 3])
+@pytest.mark.parametrize("fills", [(-999.0, 1e20), (1e20, np.nan), (-999.0, [7.0, -1.0])])
+def test_missing_values_are_those_of_each_store_as_xarray_spells_them(
+    tmp_path: Path, fills: tuple[Any, Any], chunk: int
+) -> None:
+    stores = [str(tmp_path / f"{number}.zarr") for number in range(2)]
+    for number, (store, fill) in enumerate(zip(stores, fills, strict=True)):
+        v = ("time", np.array([np.nan, number, 7.0, -1.0], "f4"))
+        ds = xr.Dataset({"v": v}, {"time": np.arange(4) + 4 * number})
+        marked = isinstance(fill, list)
+        if marked:
+            ds["v"].attrs["missing_value"] = fill
+        encoding = {"v": {"_FillValue": None if marked else fill, "chunks": (2,)}}
+        ds.to_zarr(store, encoding=encoding, zarr_format=VERSIONS[-1], consolidated=False)
+    cube = refshard_fs.concat(stores, "time", lazy=True, chunks={"time": chunk})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = xr.concat([xr.open_zarr(store, chunks=None, consolidated=False) for store in stores], "time").load()
+        found = xr.open_dataset(cube, engine=RefShardBackend).load()
+    np.testing.assert_array_equal(found["v"].values, expected["v"].values)

@@ -16,6 +16,7 @@ import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from tests.servers.http import RangeServer
+from tests.servers.s3 import SeaweedServer
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
@@ -314,3 +315,59 @@ def test_zarr_reads_chunks_of_several_lengths(tmp_path: Path) -> None:
         found = zarr.open_group(store, mode="r")["v"]
         np.testing.assert_array_equal(found[:], expected(files)["v"].values)
         np.testing.assert_array_equal(found[30:62, 1], expected(files)["v"].values[30:62, 1])
+
+
+def sparse(folder: Path, number: int, values: Sequence[float], fill: float, dtype: str = "<f4") -> str:
+    """Write a store of two steps a chunk, in which chunks of nothing but the fill value do not exist."""
+    store = str(folder / f"{number}.zarr")
+    root = zarr.open_group(store, mode="w", zarr_format=3)
+    time = root.create_array("time", shape=(4,), dtype="i4", dimension_names=["time"])
+    time[:] = np.arange(4 * number + 1, 4 * number + 5)
+    options: Any = {"chunks": (2,), "fill_value": fill, "compressors": None, "config": {"write_empty_chunks": False}}
+    root.create_array("v", shape=(4,), dtype=dtype, dimension_names=["time"], **options)[:] = values
+    return store
+
+
+# What the second store is like, and how long the chunks of the cube are; what the first one lacks is NaN.
+SPARSE: dict[str, tuple[float, str, int]] = {
+    "pieces that are ranges": (np.nan, "<f4", 3),
+    "pieces of another fill value": (0, "<f4", 3),
+    "pieces of another type": (0, "<i2", 3),
+    "whole pieces": (0, "<f4", 1),
+    "recoded": (0, "<f4", 2),
+}
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_as_they_are(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, is_remote: bool
+) -> None:
+    fill, dtype, chunk = SPARSE[name]
+    stores = [
+        sparse(tmp_path, 0, [0, 1, np.nan, np.nan], np.nan),
+        sparse(tmp_path, 1, [fill, fill, 6, 7], fill, dtype),
+    ]
+    assert [len(list(Path(store, "v", "c").iterdir())) for store in stores] == [1, 1]
+    options: dict[str, Any] = {}
+    if is_remote:
+        server: SeaweedServer = request.getfixturevalue("s3_server")
+        server.create_bucket("sparse")
+        for file in filter(Path.is_file, tmp_path.rglob("*.zarr/**/*")):
+            server.put(f"sparse/{name}/{file.relative_to(tmp_path)}", file.read_bytes())
+        stores = [f"s3://sparse/{name}/{i}.zarr" for i in range(2)]
+        options = {"remote_protocol": "s3", "remote_options": server.storage_options, "allow": "any"}
+        options["target_options"] = server.storage_options
+    cube = refshard_fs.concat(stores, "time", lazy=True, chunks={"time": chunk}, **options)
+    fs = RefShardFileSystem(cube, skip_instance_cache=True, asynchronous=True, **options)
+    found = zarr.open_array(zarr.storage.FsspecStore(fs, path="v"), mode="r")[:]
+    np.testing.assert_array_equal(found, [0, 1, np.nan, np.nan, fill, fill, 6, 7])
+
+
+def test_a_target_that_is_gone_is_no_chunk_that_a_store_lacks(tmp_path: Path) -> None:
+    store, moved = sparse(tmp_path, 0, [0, 1, 2, 3], 0), sparse(tmp_path, 1, [4, 5, 6, 7], 0)
+    RefShardFileSystem(moved).save(str(tmp_path / "refs.json"))
+    cube = refshard_fs.concat([store, str(tmp_path / "refs.json")], "time", lazy=True, chunks={"time": 3})
+    Path(moved, "v", "c", "0").unlink()
+    with pytest.raises(refshard_fs.ReferenceNotReachable, match="1.zarr"):
+        RefShardFileSystem(cube).cat_file("v/c/1")

@@ -20,8 +20,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import check_blosc, check_chunk, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of
-from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
-from refshard_fs.core.version_3 import ON_BYTES
+from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
+from refshard_fs.core.version_3 import ON_BYTES, of_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta, undecodable, unsafe
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
@@ -279,10 +279,14 @@ class _Chained(msgspec.Struct, frozen=True):
     """One recipe after another."""
 
     first: Recipe
-    then: Recipe
+    then: Recoding
 
     def make(self, raw: bytes) -> bytes:
         return self.then.make(self.first.make(raw))
+
+    def absent(self) -> bytes | None:
+        filled = self.first.absent() if isinstance(self.first, FillingRecipe) else None
+        return self.then.absent() if filled is None else self.then.make(filled)
 
 
 def recoding(
@@ -342,11 +346,20 @@ def _encoding(document: bytes) -> _Encoding:
     if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):
         raise ValueError("its scale_factor or add_offset is no number")
     marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
-    marks += [attributes.get(name) for name in _MISSING if not isinstance(attributes.get(name), str | list)]
+    marks += missing_values(meta, attributes, dtype)
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
     meant = meant_dtype(dtype, attributes)
     times = TimeUnits.of(attributes) if is_time(attributes) else None
     return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant, times)
+
+
+def missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:
+    """Return the numbers that attributes of an array say to mean "missing"."""
+    named: list[Any] = []
+    for value in map(attributes.get, _MISSING):
+        named += value if isinstance(value, list) else [value]
+    known = [of_xarray(value, dtype) if meta.zarr_format == 3 else value for value in named]
+    return [value for value in known if isinstance(value, int | float)]
 
 
 def meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:

@@ -258,7 +258,10 @@ class Source(msgspec.Struct, frozen=True):
         cut = Cut(self, box)
         place = self._range(box)
         if place is not None:
-            return found.part(*place)
+            found = found.part(*place)
+            if not any(span.optional for span in found.spans):
+                return found
+            cut = Taken(self, box)
         match found:
             case Inline(data):
                 return Inline(cut.make(data))
@@ -326,6 +329,17 @@ class Cut(msgspec.Struct, frozen=True):
             values = self.source.recoding.converted(values)
         return np.ascontiguousarray(values, self.source.dtype).tobytes()
 
+    def absent(self) -> bytes:
+        """Return the elements of a chunk that does not exist."""
+        return np.full([stop - start for start, stop in self.box], self.source.absent()).tobytes()
+
+
+class Taken(Cut, frozen=True):
+    """Takes the elements ``box`` of a chunk as they were read, alone."""
+
+    def make(self, raw: bytes) -> bytes:
+        return raw
+
 
 class Placed(msgspec.Struct, frozen=True):
     """Makes a chunk from its pieces, one for each of ``places``, and ``fill`` elsewhere."""
@@ -358,7 +372,7 @@ def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) 
             absent = source.absent()
             if absent.tobytes() == fill.tobytes():
                 continue
-            part: Entry = Inline(np.full([b - a for a, b in piece.place], absent).tobytes())
+            part: Entry = Inline(Cut(source, piece.box).absent())
         else:
             part = source.piece(found, piece.box)
         if piece.place == whole:
