@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat
 from refshard_fs.errors import (
     DamagedIndex,
@@ -33,6 +35,15 @@ from refshard_fs.targets.failures import (
 
 class NoSuchKey(FileNotFoundError):
     """An entry is made of an optional object that does not exist, and nothing stands for it."""
+
+
+class PartFailed(Exception):
+    """Of an entry that is made of several ranges, reading ``span`` failed; the cause says why."""
+
+    def __init__(self, span: Span, error: Exception) -> None:
+        super().__init__(span, error)
+        self.span = span
+        self.error = error
 
 
 READING: Final = "on reading "  # a note on an error that begins so says where, not what
@@ -150,11 +161,18 @@ def source_failed(source: object, error: Exception) -> SourceNotReachable:
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:
     """Return what a failed read of ``entry`` means to the reader of ``key``."""
+    if isinstance(error, PartFailed):
+        entry, error = msgspec.structs.replace(error.span, optional=False), error.error
     if isinstance(error, NoSuchKey) or (isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional):
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)
     return _unreachable(key, describe(entry), error)
+
+
+def cause_of(error: Exception) -> Exception:
+    """Return what went wrong, whatever it was a part of."""
+    return told_cause(error.error if isinstance(error, PartFailed) else error)
 
 
 def too_large(where: str, most: int) -> str:

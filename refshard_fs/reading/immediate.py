@@ -15,7 +15,7 @@ from refshard_fs.core.model import Entry, Inline, Load, Need, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, told_cause
 from refshard_fs.reading.engine import DOCUMENTS, Request
-from refshard_fs.reading.failures import NoSuchKey, blame, fail
+from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, cause_of, fail
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
@@ -64,7 +64,7 @@ class Immediate:
                 return entry.data
             data = self._bytes(entry, most)
         except Exception as e:  # noqa: BLE001  # raised again as what it means: never as a missing key
-            raise fail(request.key, entry, e) from told_cause(e)
+            raise fail(request.key, entry, e) from cause_of(e)
         if data is not None:
             self._stats.add_read(len(data))
         return data
@@ -206,9 +206,9 @@ class Immediate:
         for span in entry.spans:
             try:
                 answer = self._fetch(span, most)
-            except ABSENT:
-                if not span.optional:
-                    raise
+            except Exception as e:
+                if not (span.optional and isinstance(e, ABSENT)):
+                    raise PartFailed(span, e) from e
                 read.append(None)
             else:
                 if answer is None:

@@ -16,7 +16,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
-from refshard_fs.reading.failures import NoSuchKey, blame, note
+from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, note
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Answers, Found, advance, load, naming, sized
 from refshard_fs.targets import Pool, check_size
@@ -36,12 +36,14 @@ class _Loading:
         self.waiting = 0
 
 
-async def _if_there(read: Awaitable[bytes]) -> bytes | None:
-    """Return what is read of an optional object; None if there is none."""
+async def _part(span: Span, read: Awaitable[bytes]) -> bytes | None:
+    """Return what is read of ``span``, one of an entry; None if it is optional and its object does not exist."""
     try:
         return await read
-    except ABSENT:
-        return None
+    except Exception as e:
+        if span.optional and isinstance(e, ABSENT):
+            return None
+        raise PartFailed(span, e) from e
 
 
 class Lookups:
@@ -188,16 +190,15 @@ class Lookups:
         """Return the bytes of an index or a document; more than the bound is an error."""
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)
-        return await self._bytes(entry, self._answers.longest)
+        try:
+            return await self._bytes(entry, self._answers.longest)
+        except PartFailed as e:
+            raise e.error from e
 
     async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
         if isinstance(entry, Span):
             return await self._fetched(entry, most)
-        reads: list[Awaitable[bytes | None]] = []
-        for span in entry.spans:
-            read = self._fetched(span, most)
-            reads.append(_if_there(read) if span.optional else read)
-        data = entry.finish(await asyncio.gather(*reads))
+        data = entry.finish(await asyncio.gather(*[_part(span, self._fetched(span, most)) for span in entry.spans]))
         if data is None:
             raise NoSuchKey
         return data

@@ -371,3 +371,38 @@ def test_a_target_that_is_gone_is_no_chunk_that_a_store_lacks(tmp_path: Path) ->
     Path(moved, "v", "c", "0").unlink()
     with pytest.raises(refshard_fs.ReferenceNotReachable, match="1.zarr"):
         RefShardFileSystem(cube).cat_file("v/c/1")
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_the_file_that_is_gone_is_named_and_not_its_neighbour(
+    tmp_path: Path, compression: str | None, s3_server: SeaweedServer
+) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"][:2], compression=compression)
+    s3_server.create_bucket("neighbours")
+    for i, file in enumerate(files):
+        s3_server.put(f"neighbours/{compression}/{i}.nc", Path(file).read_bytes())
+    options: dict[str, Any] = {"target_options": s3_server.storage_options, "remote_options": s3_server.storage_options}
+    remote = [f"s3://neighbours/{compression}/{i}.nc" for i in range(2)]
+    joined = refshard_fs.concat(remote, "time", lazy=True, chunks={"time": 30}, remote_protocol="s3", **options)
+    cubes = [
+        RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 30})),
+        RefShardFileSystem(joined, remote_protocol="s3", **options),
+    ]
+    for fs in cubes:
+        fs.cat_file("v/1.0.0")
+    Path(files[1]).unlink()
+    s3_server.delete(f"neighbours/{compression}/1.nc")
+    for fs in cubes:
+        with pytest.raises(refshard_fs.ReferenceNotReachable, match=r"bytes at \S+/1\.nc \["):
+            fs.cat_file("v/1.0.0")
+
+
+def test_the_file_whose_chunk_is_damaged_is_named(tmp_path: Path) -> None:
+    files = year(tmp_path, CUTS["a chunk a month"][:2], compression="gzip")
+    (span,) = RefShardFileSystem(files[1]).plan(["v/0.0.0"])
+    with open(files[1], "r+b") as file:
+        file.seek(span.start)
+        file.write(bytes(20))
+    fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 30}))
+    with pytest.raises(refshard_fs.ReferenceNotReachable, match=r"'v' of the set \S+1\.nc.*cannot be decoded"):
+        fs.cat_file("v/1.0.0")

@@ -321,7 +321,10 @@ class Cut(msgspec.Struct, frozen=True):
         return math.prod(stop - start for start, stop in self.box) * np.dtype(self.source.dtype).itemsize
 
     def make(self, raw: bytes) -> bytes:
-        values = decode_chunk(self.source.meta, raw)
+        try:
+            values = decode_chunk(self.source.meta, raw)
+        except ValueError as e:
+            raise ValueError(f"{self.source.where}: {e}") from e
         if values is None:
             raise ValueError(f"{self.source.where}: its chunks cannot be decoded here")
         values = values[tuple(slice(start, stop) for start, stop in self.box)]
