@@ -141,6 +141,7 @@ class Documents(Generic[K]):
             return base.grids.get(path) if known is None or known.grid is None else known.grid
 
         self.arrays = arrays
+        self._own: set[str] = set()  # paths of arrays whose own documents are known
         self.grids: Mapping[str, ChunkGrid] = Grids(grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
         self._rewrite = rewrite
         self._on_array = on_array
@@ -148,6 +149,7 @@ class Documents(Generic[K]):
     def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
         """Add the arrays that the base knows without reads. Those without any of ``marks`` become ``plain`` ones."""
         grids = self.base.inline_grids
+        self._own.update(grids)
         if self.base.metadata_lacks(marks):
             self.arrays.update((path, plain(grid)) for path, grid in grids.items())
             return
@@ -155,7 +157,8 @@ class Documents(Generic[K]):
             for name in ARRAY_DOCUMENTS:
                 match (yield from self.base.lookup(join(path, name))):
                     case Inline(data) if any(mark in data for mark in marks):
-                        self._adopt(DocumentIndex(path, name, self.view, self._rewrite).decode(data))
+                        index = DocumentIndex(path, name, self.view, self._rewrite)
+                        self._adopt(index, index.decode(data))
                     case Inline():
                         self.arrays[path] = plain(grid)
 
@@ -175,7 +178,7 @@ class Documents(Generic[K]):
             case _:
                 document = yield Load(entry, index)
         if document is not None:
-            self._adopt(document)
+            self._adopt(index, document)
         return document
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -202,9 +205,14 @@ class Documents(Generic[K]):
         """Return the path of the array that ``key`` lies below, of those that are known so far."""
         return nearest(key, self.arrays)
 
-    def _adopt(self, document: Document[K]) -> None:
-        self.arrays.update(document.arrays)
+    def _adopt(self, index: DocumentIndex[K], document: Document[K]) -> None:
+        """Take in the arrays of a document, but for what outdated consolidated metadata say of one that is known."""
         for path, known in document.arrays.items():
+            if path == index.path and index.name != CONSOLIDATED:
+                self._own.add(path)
+            elif path in self._own:
+                continue
+            self.arrays[path] = known
             self._on_array(path, known)
 
     def _discover(self, key: str) -> Steps[None]:

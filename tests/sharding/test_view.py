@@ -306,6 +306,27 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
     assert fs.info(".zmetadata")["size"] == len(fs.cat_file(".zmetadata"))
 
 
+@pytest.mark.parametrize("is_set", [False, True])
+def test_outdated_consolidated_metadata_do_not_hide_the_shards_of_an_array(folder: Path, is_set: bool) -> None:
+    before = json.loads((folder / "a/.zarray").read_text())
+    plain = {name: value for name, value in before.items() if name not in ("shards", "shard_format")}
+    doc = {"zarr_consolidated_format": 1, "metadata": {"a/.zarray": plain, "a/.zattrs": {}, "b/.zarray": plain}}
+    (folder / ".zmetadata").write_text(json.dumps(doc))
+    fo: Any = folder
+    if is_set:
+        fo = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in shard_names(folder)}
+        fo |= {name: (folder / name).read_text() for name in (".zmetadata", "a/.zarray")}
+    fs = opened(fo)
+    array = json.loads(fs.cat_file("a/.zarray"))
+    key = next(key for key in fs.find("a") if not key.endswith((".zarray", ".zattrs")))
+    chunk = fs.cat_file(key)
+    again = opened(fo)
+    assert json.loads(again.cat_file("a/.zarray")) == array != before
+    assert json.loads(again.cat_file(".zmetadata")) == doc
+    assert again.cat_file(key) == chunk
+    assert again.find("a") == fs.find("a")
+
+
 def test_consolidated_metadata_of_version_3_is_rewritten_at_every_depth() -> None:
     sharded = {
         "zarr_format": 3,
