@@ -2,8 +2,9 @@
 
 Each write becomes an object in a staging place, and `merge` takes these into the overlay of the committing process:
 ``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is one process, and ``number`` says how
-much of the overlay it had seen. Of kind ``w`` the object is the value, of ``r`` it is ``[url, start, stop]``; ``d``
-removes the key and ``p`` all that is below it. Values are not copied: the committed source refers to these objects.
+much of the overlay it had seen; the key is percent-encoded. Of kind ``w`` the object is the value, of ``r`` it is
+``[url, start, stop]``; ``d`` removes the key and ``p`` all that is below it. Values are not copied: the committed
+source refers to these objects.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from refshard_fs.targets.objects import Objects
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
 _LATER: Final = "another process and, after that one began, by this one"
 _ROOT: Final = "%"  # stands for the empty key: no quoted key is that
+_CUT: Final = "%/"  # is in no quoted key either
+_LONG: Final = re.compile(r"[^/]{200}(?=[^/])")  # names of files have 255 bytes at most, those of drafts included
 
 
 def stage(overlay: Overlay, store: Objects | None, kind: str, key: str, data: bytes) -> str:
@@ -35,11 +38,20 @@ def stage(overlay: Overlay, store: Objects | None, kind: str, key: str, data: by
         raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
     assert worker is not None
     writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
-    name = f"{overlay.id}/{writer}/{number:09}-{kind}/{quote(key, safe='/') or _ROOT}"
+    name = f"{overlay.id}/{writer}/{number:09}-{kind}/{_quoted(key)}"
     url = store.url_of(name)
     worker.staged.append((overlay.edits.number, url))
     store.put(name, (data,), durable=False)
     return url
+
+
+def _quoted(key: str) -> str:
+    """Return ``key`` as names of objects have it: percent-encoded, its long segments in pieces."""
+    return _LONG.sub(lambda piece: piece.group() + _CUT, quote(key, safe="/")) or _ROOT
+
+
+def _unquoted(name: str) -> str:
+    return "" if name == _ROOT else unquote(name.replace(_CUT, ""))
 
 
 class _Staged(NamedTuple):
@@ -102,8 +114,7 @@ def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
         match = _NAME.fullmatch(name)
         if match is not None:
             writer, seen, number, kind, quoted = match.groups()
-            key = "" if quoted == _ROOT else unquote(quoted)
-            yield _Staged(name, writer, int(seen), int(number), kind, key, facts.size or 0)
+            yield _Staged(name, writer, int(seen), int(number), kind, _unquoted(quoted), facts.size or 0)
 
 
 def _take(writer: _Process, staged: _Staged, store: Objects, data: bytes | None) -> None:

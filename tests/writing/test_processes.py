@@ -72,6 +72,17 @@ def test_workers_see_what_was_not_committed_and_their_writes_are_committed(
     assert sorted(file.read_bytes() for file in left) == [b"again" * 9, b"x" * 50]
 
 
+@pytest.mark.parametrize("name", ["日本" * 30, "x" * 218, "é" * 34, "a" * 200, "50% #1", "q?x", "T [K]", "..x"])
+def test_workers_write_keys_with_any_characters_and_long_names(tmp_path: Path, name: str) -> None:
+    fs = writable(tmp_path / "refs.json", "json")
+    fs.pipe_file("before", b"x")
+    elsewhere(fs, f"fs.pipe({{'{name}/{name}': b'x' * 50, '{name}/0': b'small'}}); fs.refer('{name}', '/data', 0, 1)")
+    fs.commit()
+    again = RefShardFileSystem(str(tmp_path / "refs.json"))
+    assert again.references[name][1:] == [0, 1]
+    assert again.cat([f"{name}/{name}", f"{name}/0"]) == {f"{name}/{name}": b"x" * 50, f"{name}/0": b"small"}
+
+
 def test_uncommitted_edits_are_packed_once_for_all_processes(fs: RefShardFileSystem) -> None:
     for number in range(1000):
         fs.refer(f"a/c/{number}", "s3://bucket/of/a/long/name.nc", number * 100, 100)
