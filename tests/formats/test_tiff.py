@@ -107,6 +107,13 @@ def test_bits_that_are_filled_from_the_lowest_are_refused() -> None:
         Files({ROOT: plain_tiff(bytes([0b10110000, 0b00000001]), 8, 2, 1, t266=2)}).open()
 
 
+def test_lerc_of_differences_which_readers_take_in_two_ways_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lerc.tif"
+    tifffile.imwrite(path, RGB[..., 0], compression="lerc", predictor=2)
+    with pytest.raises(ManifestError, match="its Predictor is 2, which readers take in two ways with LERC"):
+        Files.of(path).open()
+
+
 def test_pages_of_several_sizes_have_dimensions_of_their_own(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     path = tmp_path / "pages.tif"
@@ -170,6 +177,20 @@ def test_a_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
     assert [level["path"] for level in described["datasets"]] == ["0", "1", "2"]
     scales = [level["coordinateTransformations"][0]["scale"] for level in described["datasets"]]
     assert scales[:2] == [[1, 1], [2, 2]]
+
+
+def test_an_overview_that_was_never_written_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "pyramid.tif"
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(RGB[..., 0], subifds=1, metadata=None)
+        writer.write(RGB[::2, ::2, 0], subfiletype=1)
+    with tifffile.TiffFile(path) as tiff:
+        at = tiff.pages[0].tags["SubIFDs"].valueoffset
+    data = bytearray(path.read_bytes())
+    data[at : at + 4] = bytes(4)
+    path.write_bytes(data)
+    assert names_of(path) == {"0"}
+    np.testing.assert_array_equal(array(path, "0")[...], RGB[..., 0])
 
 
 @pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
@@ -268,10 +289,12 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "JPEG in strips": (COLOURS, {"compress": "jpeg", "photometric": "YCBCR", "interleave": "pixel"}),
     "JPEG of bands": (COLOURS, {"compress": "jpeg", "interleave": "band", **TILED}),
     "JPEG of grey": (SMOOTH, {"compress": "jpeg"}),
+    "JPEG of no colours": (COLOURS, {"compress": "jpeg", "photometric": "MINISBLACK", "interleave": "pixel"}),
     "WebP": (COLOURS, {"compress": "webp", "WEBP_LOSSLESS": "YES", "interleave": "pixel", **TILED}),
     "LERC": (FLOATS, {"compress": "lerc", **TILED}),
     "LERC with holes": (HOLES, {"compress": "lerc", "nodata": np.nan, **TILED}),
     "LERC of bands": (np.stack([FLOATS, FLOATS]), {"compress": "lerc", "interleave": "pixel", **TILED}),
+    "LERC, big-endian": (SMOOTH.astype("u2") * 9, {"compress": "lerc", "ENDIANNESS": "BIG", **TILED}),
     "LERC in deflate": (FLOATS, {"compress": "lerc_deflate", **TILED}),
     "LERC in zstd": (HOLES, {"compress": "lerc_zstd", "nodata": np.nan, **TILED}),
     "floats, predicted": (FLOATS, {"compress": "zstd", "predictor": 3, **TILED}),

@@ -84,16 +84,20 @@ class Decoded(msgspec.Struct, frozen=True):
         out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
         options: dict[str, Any] = {"masks": True} if self.compression == LERC else {}
         if self.compression == JPEG:  # in the colours that the TIFF says, where the stream does not
-            given = "RGB" if self.photometric == 2 and b"JFIF" not in raw[:32] else None
-            made = {2: "RGB", 5: "CMYK", 6: "RGB"}.get(self.photometric)
+            given, made = None, {5: "CMYK", 6: "RGB"}.get(self.photometric)
             if self.shape[2] == 1:
-                given, made = None, "GRAYSCALE"
+                made = "GRAYSCALE"
+            elif self.shape[2] == 3 and self.photometric != 6:  # three bands as they are: libjpeg would guess YCbCr
+                given, made = None if b"JFIF" in raw[:32] else "RGB", "RGB"
             options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
         raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
         found = by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
-        if self.compression == LERC and found[1] is not None and out.dtype.kind == "f":
-            out[~found[1]] = np.nan  # what the mask of all samples leaves out
-        return out.astype(self.dtype).tobytes()
+        if self.compression != LERC:
+            return out.astype(self.dtype).tobytes()
+        values = out.view(self.dtype)  # GDAL gives LERC the samples in the byte order of the file
+        if found[1] is not None and values.dtype.kind == "f":
+            values[~found[1]] = np.nan  # what the mask of all samples leaves out
+        return values.tobytes()
 
     def _samples(self, data: bytes) -> bytes:
         """Return the samples of the stored rows, as they are shown."""
@@ -228,6 +232,8 @@ def _supported(ifd: Ifd) -> tuple[int, int, int]:
     lerc = [*ifd.integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
     if lerc not in LERC_WITHIN:
         raise ValueError(f"its LERC blocks are compressed once more, by method {lerc}, which is not known")
+    if compression == LERC and ifd.integer(PREDICTOR, 1) != 1:  # tifffile undoes it, and GDAL does not
+        raise ValueError(f"its Predictor is {ifd.integer(PREDICTOR, 1)}, which readers take in two ways with LERC")
     if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
         raise ValueError("its YCbCr samples are subsampled and not compressed as JPEG, which is not shown")
     return compression, photometric, LERC_WITHIN[lerc]

@@ -43,7 +43,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     tiff = Tiff(probe.url, *probe.file("TIFF"), probe.head)
     ifds = yield from tiff.chain()
     yield from tiff.fill(_wanted(ifds))
-    below = [list(map(int, ifd.numbers(SUB_IFDS))) for ifd in ifds]
+    below = [[int(offset) for offset in ifd.numbers(SUB_IFDS) if offset] for ifd in ifds]  # 0: none was written
     if sum(map(len, below)) > MOST_IFDS:
         raise ManifestError(f"{tiff.url}: its SubIFDs are more than {MOST_IFDS}: it is damaged")
     subs = yield from tiff.at(list(itertools.chain.from_iterable(below)))
