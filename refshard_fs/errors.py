@@ -166,7 +166,12 @@ class ReadOnlyError(RefShardError, PermissionError):
 
 
 class ConflictError(RefShardError):
-    """Somebody else committed to the same source since it was opened; nothing was written."""
+    """Somebody else committed to the same source since it was opened; nothing was written.
+
+    If ``is_certain`` is False, what was written may have been there before that: the store's first answer was lost.
+    """
+
+    is_certain = True
 
 
 class CostlyPattern(UserWarning):

@@ -117,8 +117,10 @@ def append(
     except BaseException as e:
         fs.discard()  # nothing is left to be committed
         if isinstance(e, ConflictError):
-            text = f"somebody else wrote {told(str(url))} meanwhile. Nothing was appended: append again"
-            raise ConflictError(text) from e
+            done = "Nothing was appended" if e.is_certain else "What was to be appended may be there, or not"
+            conflict = ConflictError(f"somebody else wrote {told(str(url))} meanwhile. {done}: append again")
+            conflict.is_certain = e.is_certain
+            raise conflict from e
         raise
 
 

@@ -333,7 +333,9 @@ class Objects:
                 raise as_os_error(e) from e
             there = self.fetch(name)
             if there is None or sum_of([there.data]) != sum_of(parts):
-                raise self._conflict(name, condition) from e
+                conflict = self._conflict(name, condition)
+                conflict.is_certain = not _was_repeated(e)
+                raise conflict from e
             return there.facts  # it was written, and the answer to that was lost
         fs.invalidate_cache(path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
@@ -469,12 +471,14 @@ class Document:
 
     def put(self, data: bytes) -> None:
         """Replace the object by ``data``; ConflictError if it is not the one that was expected."""
-        known = frozenset(self._sent)
-        self._sent.add(sum_of([data]))
-        with self._committing():
+        known, sent = frozenset(self._sent), sum_of([data])
+        self._sent.add(sent)
+        with self._committing(is_first=not known):
             try:
                 made = self._object.put("", (data,), self._condition)
-            except ConflictError:
+            except ConflictError as e:
+                if not known and e.is_certain:
+                    self._sent.discard(sent)
                 there = self._object.fetch("") if known else None
                 if there is None or sum_of([there.data]) not in known:
                     raise
@@ -490,17 +494,27 @@ class Document:
         return there is not None and there.data == data
 
     @contextlib.contextmanager
-    def _committing(self) -> Iterator[None]:
+    def _committing(self, *, is_first: bool = True) -> Iterator[None]:
+        """Say of a conflict what it means for the commit; an earlier try, if this is not the first, had no answer."""
         try:
             with self._object.lock(of_parent=True):
                 yield
         except ConflictError as e:
             is_new = self._condition is ABSENT
+            is_certain = is_first and e.is_certain
             what = "was not there when it was opened, and now is" if is_new else "was opened and then changed"
-            raise ConflictError(
-                f"{self._object.url} {what}: somebody else wrote it. Nothing was committed, and your writes are kept: "
-                "discard() goes on with what is there now, save() writes what you have to another place"
-            ) from e
+            done = (
+                "Nothing was committed, and your writes are kept"
+                if is_certain
+                else "An answer of the store was lost, so that your writes may have been committed before that, and be "
+                "part of what is there now; they are kept here, too"
+            )
+            conflict = ConflictError(
+                f"{self._object.url} {what}: somebody else wrote it. {done}: discard() goes on with what is there now, "
+                "save() writes what you have to another place"
+            )
+            conflict.is_certain = is_certain
+            raise conflict from e
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -575,12 +589,23 @@ def _as_headers(condition: Condition) -> dict[str, str]:
 
 def _status(error: Exception) -> int | None:
     """Return the status of the answer of S3 that ``error`` tells of."""
+    status: int | None = _told_by(error).get("HTTPStatusCode")
+    return status
+
+
+def _was_repeated(error: Exception) -> bool:
+    """Whether botocore sent the request more than once: the store may have done it, and the answer to that was lost."""
+    return bool(_told_by(error).get("RetryAttempts"))
+
+
+def _told_by(error: Exception) -> Mapping[str, Any]:
+    """Return what botocore tells of the answer of S3 that is an ``error``."""
     for e in (error, error.__cause__):
         response: Any = getattr(e, "response", None)
         if isinstance(response, dict):
-            status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status
-    return None
+            told: Mapping[str, Any] = response.get("ResponseMetadata", {})
+            return told
+    return {}
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ class DirectoryCommit:
             self._document.put(data)
         except BaseException as e:
             # Where the document may have been put, or may still be, the objects that it names stay.
-            if data is None or isinstance(e, ConflictError) or not self._document.may_be(data):
+            is_refused = isinstance(e, ConflictError) and e.is_certain
+            if data is None or is_refused or not self._document.may_be(data):
                 with contextlib.suppress(OSError):
                     self._store.remove_all(self._written)
             raise

@@ -20,7 +20,7 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ReadOnlyError, RefShardError
+from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.session.in_memory_source import InMemorySource
@@ -220,10 +220,10 @@ class Writer:
                 store.make_durable(overlay.objects())
             try:
                 stored, finish = commit(self, base, edits)
-            except RefShardError:  # nothing was committed
-                raise
-            except BaseException:  # the store may have done it all the same: `discard` removes no object that it names
-                overlay.entrust()
+            except BaseException as e:
+                is_refused = e.is_certain if isinstance(e, ConflictError) else isinstance(e, RefShardError)
+                if not is_refused:  # the store may have done it all the same: `discard` removes no object that it names
+                    overlay.entrust()
                 raise
             try:
                 if finish is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import multiprocessing
+import pickle
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,13 +69,13 @@ def is_last(format: str) -> Callable[[Head, bytes], bool]:
     return lambda head, body: head.path.endswith("a/zarr.json")
 
 
-def options(endpoint: str) -> dict[str, Any]:
-    once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
-    return {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}, **once}
+def options(endpoint: str, tries: int = 1) -> dict[str, Any]:
+    config = {"config_kwargs": {"retries": {"total_max_attempts": tries}}}
+    return {"key": "ak", "secret": SeaweedServer.secret, "client_kwargs": {"endpoint_url": endpoint}, **config}
 
 
-def opened(url: str, format: str, endpoint: str, mode: str = "a") -> RefShardFileSystem:
-    s3 = options(endpoint)
+def opened(url: str, format: str, endpoint: str, mode: str = "a", tries: int = 1) -> RefShardFileSystem:
+    s3 = options(endpoint, tries)
     settings: dict[str, Any] = {} if mode == "r" else {"format": format, "record_size": 4, "inline_threshold": 16}
     return RefShardFileSystem(
         url, mode=mode, target_options=s3, options={"s3://": s3}, skip_instance_cache=True, **settings
@@ -174,6 +177,55 @@ def test_what_somebody_else_committed_after_a_commit_without_an_answer_is_not_wr
     fs.rm_file("a/c/7")
     fs.commit()
     assert is_whole(opened(url, format, vanishing.url, mode="r"))
+
+
+class Overtaking(Vanishing):
+    """After the put that ``is_last``, whose answer is lost, somebody else goes on with what it has put."""
+
+    overtake: Callable[[], None] = staticmethod(lambda: None)
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        answer = await CountingProxy.answer(self, head, body, request)
+        if not self.vanished and head.method == "PUT" and self.is_last(head, body):
+            self.vanished = True
+            await asyncio.to_thread(self.overtake)
+            return failure(503)  # botocore tries again
+        return answer
+
+
+def go_on(pickled: bytes) -> None:
+    url, format, s3 = pickle.loads(pickled)
+    fs = RefShardFileSystem(url, mode="a", format=format, inline_threshold=16, target_options=s3, options={"s3://": s3})
+    assert fs.cat_file("a/c/3") == LARGE
+    fs.pipe_file("a/c/4", LARGE)
+    fs.commit()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_commit_that_was_tried_twice_and_refused_leaves_what_somebody_else_has_of_the_first_try(
+    s3_server: SeaweedServer, format: str
+) -> None:
+    url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
+    s3_server.create_bucket("vanishing")
+    with Overtaking(s3_server.endpoint_url) as proxy:
+        changed(url, format, proxy).discard()
+        fs = opened(url, format, proxy.url, tries=2)
+        fs.pipe_file("a/c/3", LARGE)
+
+        def overtake() -> None:  # in a process of its own: in one, commits wait for each other
+            pickled = pickle.dumps((url, format, options(s3_server.endpoint_url)))
+            process = multiprocessing.get_context("spawn").Process(target=go_on, args=(pickled,))
+            process.start()
+            process.join(60)
+            assert process.exitcode == 0
+
+        proxy.overtake, proxy.is_last = overtake, is_last(format)
+        with pytest.raises(ConflictError, match="may have been committed") as caught:
+            fs.commit()
+        assert not pickle.loads(pickle.dumps(caught.value)).is_certain
+        fs.discard()
+        for seen in (fs, opened(url, format, s3_server.endpoint_url, mode="r")):
+            assert seen.cat("a/c", recursive=True) == dict.fromkeys(("a/c/0", "a/c/1", "a/c/3", "a/c/4"), LARGE)
 
 
 @pytest.mark.parametrize("lost", [False, True])
