@@ -36,6 +36,7 @@ from refshard_fs.sets.concat import Rules, SetRow, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import (
     Overlap,
     arrange,
+    check_one_coordinate,
     check_order,
     concatenate,
     coordinate_values,
@@ -155,6 +156,8 @@ def _kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
         return _Kept(old.length(dim), 0, new.length(dim))
     before, coming = values
     known = np.isin(coming, before)
+    if known.any() and rules.on_duplicate != "error":
+        check_one_coordinate([old, new], dim)
     if known.all() and rules.on_duplicate == "skip":
         return None
     kept = _Kept(len(before), 0, len(coming))

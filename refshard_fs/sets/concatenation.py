@@ -28,7 +28,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import Move, grid_of, placed_chunks, shifted
 from refshard_fs.sets.common_units import times_along
-from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged
+from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, same_values
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
 
 
@@ -365,6 +365,8 @@ def arrange(
         )
     if keep.all() and order == list(range(len(parts))):
         return None
+    if not keep.all():
+        check_one_coordinate(parts, dim)
     kept = []
     ends = np.cumsum([len(values[number]) for number in order])
     for number, of_set in zip(order, np.split(keep, ends[:-1]), strict=True):
@@ -390,6 +392,26 @@ def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[A
             return None
         every.append(values)
     return every
+
+
+def check_one_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
+    """Raise ManifestError where groups of a set have coordinates of ``dim`` with other values than the first one."""
+    first = parts[0].coordinate(dim)
+    for part in parts if first is not None else ():
+        for path, variable in part.variables.items():
+            if variable.is_coordinate and variable.dims == (dim,) and path != first.path:
+                check_same_coordinate(part, dim, first.path, path)
+
+
+def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> None:
+    """Raise ManifestError unless a set has the same values at ``one`` and ``other``, or lacks one of them."""
+    if one in part.variables and other in part.variables:
+        mine, theirs = part.values(one), part.values(other)
+        if mine is None or theirs is None or not same_values(mine, theirs):
+            raise ManifestError(
+                f"{one!r} and {other!r} of {part.name} are not the same, and so they are coordinates of two "
+                f"dimensions {dim!r}: elements are left out, moved or added along one that all groups share"
+            )
 
 
 def without_coordinate(parts: Sequence[NamedSet], dim: str) -> str:

@@ -26,7 +26,13 @@ from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calen
 from refshard_fs.formats.virtual_concat.document import difference
 from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.sets.changed_set import ChangedSet, Move, only_coordinate, trimmed, with_metadata
-from refshard_fs.sets.concatenation import coordinate_values, shown_value, without_coordinate
+from refshard_fs.sets.concatenation import (
+    check_one_coordinate,
+    check_same_coordinate,
+    coordinate_values,
+    shown_value,
+    without_coordinate,
+)
 from refshard_fs.sets.variables import MOST, NamedSet, Variable
 
 # ----------------------------------------------------------------------------------------------------
@@ -88,7 +94,8 @@ def _with_all(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]
 def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> Aligned:
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
     unions: dict[str, npt.NDArray[Any]] = {}  # by dimension, where sets differ
-    own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set
+    own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set,
+    chosen: dict[str, str] = {}  # and of which coordinate they are
     for path in dict.fromkeys(path for part in parts for path, v in part.variables.items() if v.is_coordinate):
         first = next(part for part in parts if path in part.variables)
         name = first.variables[path].dims[0]
@@ -106,7 +113,11 @@ def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, la
             union = union[::-1]
         if name in regular and len(union):
             union = _Steps.of(regular[name], first.variables[path], union[0], first.name).all_of(union, first, name)
-        own[name], unions[name] = values, union
+        own[name], unions[name], chosen[name] = values, union, path
+    for part in parts:
+        for path, variable in part.variables.items():
+            if variable.is_coordinate and (name := str(variable.dims[0])) in unions and path != chosen[name]:
+                check_same_coordinate(part, name, chosen[name], path)
     if not unions:
         return Aligned(list(parts), [{} for _ in parts])
     moved, places = [], []
@@ -297,6 +308,7 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float) -> list[Pi
     places_of = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
     if (np.diff(np.concatenate(places_of)) == 1).all():
         return whole
+    check_one_coordinate(parts, dim)
     pieces: list[Piece] = []
     expected, total = 0, len(every)  # the step that comes next, and elements with those of gaps
     for number, (part, own, places) in enumerate(zip(parts, values, places_of, strict=True)):
