@@ -22,6 +22,7 @@ from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.errors import ManifestError, RefShardError
+from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype, missing_values
 from refshard_fs.fs import RefShardFileSystem
@@ -58,7 +59,9 @@ def check_joinable(path: str, one: NamedSet, other: NamedSet, axis: int, how: Jo
         return
     ignored = {"shape"} | ({"chunk_grid"} if how == "of other lengths" else set())
     if how == "stored anew":
-        ignored |= STORAGE | {"attribute units"} | _ignored_of_values(path, one, other)
+        ignored |= STORAGE | _ignored_of_values(path, one, other)
+        if is_time(a.attributes) or is_time(b.attributes):  # bounds may inherit the units, in which all values are
+            ignored |= {"attribute units"}
     try:
         check_metadata(path, described(path, one), described(path, other), ignored)
     except ManifestError as e:

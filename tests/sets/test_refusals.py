@@ -142,3 +142,23 @@ def test_an_error_of_a_chunk_of_a_cube_names_the_file_that_was_replaced(tmp_path
     scalar(tmp_path / "file2.nc", 2, anew("v", data=np.zeros((2, 4), "f4")))
     with pytest.raises(ManifestError, match=r"'v' of the set '.*file2\.nc'.* \[1, 2, 4\], not \[1, 2, 3\]"):
         fs.cat_file("v/2.0.0")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("units", [("hours", "minutes"), ("m", "km"), ("m", None), (None, "m")])
+def test_coordinates_in_other_units_are_not_put_behind_each_other(tmp_path: Path, units: Any, lazy: bool) -> None:
+    def in_units(name: Any) -> Change:
+        def change(file: Any) -> None:
+            del file["time"].attrs["units"]
+            if name is not None:
+                file["time"].attrs["units"] = name
+
+        return change
+
+    files = [written(tmp_path / f"file{i}.nc", i, in_units(name)) for i, name in enumerate(units)]
+    with pytest.raises(ManifestError, match="'time' has the attribute units .*file0.*file1"):
+        refshard_fs.concat(files, "time", lazy=lazy)
+    url = str(tmp_path / "cube.json")
+    refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)
+    with pytest.raises(ManifestError, match="'time' has the attribute units"):
+        refshard_fs.append(url, files[1], "time")
