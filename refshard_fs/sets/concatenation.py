@@ -347,6 +347,8 @@ def arrange(
             raise ManifestError(f"there is no coordinate {dim!r} of numbers in {without} to put the sets in order by")
         return None
     order = [number for number, own in enumerate(values) if len(own)]
+    if not order:
+        return None
     if sort:
         descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
         order.sort(key=lambda number: values[number][0], reverse=descending)
@@ -397,7 +399,9 @@ def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[A
 def check_one_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
     """Raise ManifestError where groups of a set have coordinates of ``dim`` with other values than the first one."""
     first = parts[0].coordinate(dim)
-    for part in parts if first is not None else ():
+    if first is None:
+        return
+    for part in parts:
         for path, variable in part.variables.items():
             if variable.is_coordinate and variable.dims == (dim,) and path != first.path:
                 check_same_coordinate(part, dim, first.path, path)

@@ -116,7 +116,8 @@ def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, la
         own[name], unions[name], chosen[name] = values, union, path
     for part in parts:
         for path, variable in part.variables.items():
-            if variable.is_coordinate and (name := str(variable.dims[0])) in unions and path != chosen[name]:
+            name = variable.dims[0] if variable.is_coordinate else None
+            if name is not None and name in unions and path != chosen[name]:
                 check_same_coordinate(part, name, chosen[name], path)
     if not unions:
         return Aligned(list(parts), [{} for _ in parts])

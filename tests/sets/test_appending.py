@@ -231,3 +231,30 @@ def test_whatever_the_sets_it_grows_into_their_concatenation(
     keys = [key for key in expected.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))]
     assert [key for key in found.find("a") if not key.endswith((".zarray", "zarr.json", ".zattrs"))] == keys
     assert found.cat(keys) == expected.cat(keys)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_metadata_that_say_in_two_ways_that_nothing_transforms_an_array_are_the_same(
+    lazy: bool, tmp_path: Path
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    if zarr.__version__.startswith("2"):
+        pytest.skip("zarr 2 writes version 2 alone")
+    stores = [str(tmp_path / f"{number}.zarr") for number in range(2)]
+    for number, store in enumerate(stores):
+        group = zarr.open_group(store, mode="w", zarr_format=3)
+        for name, values in (("time", np.arange(2) + 2 * number), ("v", np.arange(2.0)), ("mask", np.arange(3))):
+            dims = ["x" if name == "mask" else "time"]
+            group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=dims)[:] = values
+        path = tmp_path / f"{number}.zarr" / "v" / "zarr.json"
+        document = json.loads(path.read_text())
+        assert document.pop("storage_transformers") == []
+        if number:
+            path.write_text(json.dumps(document))
+    cube: Any = refshard_fs.concat(stores, "time", lazy=lazy)
+    assert RefShardFileSystem(cube).resolve("v/c/1")[0] == f"{stores[1]}/v/c/0"
+    if not lazy:
+        grown = str(tmp_path / "cube.zarr")
+        refshard_fs.concat(stores[:1], "time").save(grown)
+        refshard_fs.append(grown, stores[1], "time")
+        assert RefShardFileSystem(grown).resolve("mask/c/0")[0] == f"{stores[0]}/mask/c/0"

@@ -618,3 +618,14 @@ def test_complex_numbers_are_compared_by_value(version: int, fill: list[Any]) ->
     assert joined.references["z/0" if version == 2 else "z/c/0"] == whole.tobytes()
     with pytest.raises(ManifestError, match="different values of 'z'"):
         refshard_fs.concat([{**time, **one}, {**later, **other}], "time")
+
+
+@pytest.mark.parametrize("overlap", ["error", "last"])
+def test_sets_without_a_time_are_joined_to_one_without_a_time(tmp_path: Path, overlap: Any) -> None:
+    names = []
+    for number in range(2):
+        empty = chunked("time", np.zeros(0, "<i4"), (1,), ["time"], inline=True)
+        names.append(str(tmp_path / f"{number}.json"))
+        Path(names[-1]).write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **empty}))
+    made = refshard_fs.concat(names, "time", overlap=overlap)
+    assert json.loads(RefShardFileSystem(made).cat_file("time/.zarray"))["shape"] == [0]
