@@ -283,7 +283,7 @@ def test_a_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
 def test_the_timeout_ends_what_does_not_end(http_server: RangeServer, kind: Any) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, pause=0.2) if kind == "drip" else http_server.fault(kind)
-    with pytest.raises(TimeoutError, match=r"no answer after 0\.3 s"):
+    with pytest.raises(TimeoutError, match=r"no answer after \d+\.\d s"):
         Reader(retry=Retry(retries=3, timeout=0.3)).read(url, 0, 2000)
 
 
