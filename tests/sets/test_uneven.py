@@ -364,6 +364,35 @@ def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_
     np.testing.assert_array_equal(found, [0, 1, np.nan, np.nan, fill, fill, 6, 7])
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_chunk_that_a_store_lacks_and_that_is_shown_is_listed_and_saved(tmp_path: Path, version: int) -> None:
+    stores = []
+    for number, fill in enumerate([7.0, 0.0]):
+        stores.append(str(tmp_path / f"{number}.zarr"))
+        root = zarr.open_group(stores[-1], mode="w", zarr_format=3)
+        root.create_array("time", shape=(4,), dtype="i4", dimension_names=["time"])[:] = np.arange(4) + 4 * number
+        options: Any = {"chunks": (2, 1), "config": {"write_empty_chunks": False}, "fill_value": fill}
+        options |= {"chunk_key_encoding": {"name": "default" if version == 3 else "v2", "separator": "/"}}
+        v = root.create_array("v", shape=(4, 2), dtype="f4", dimension_names=["time", "x"], **options)
+        v[0, 0] = 5
+    cube = refshard_fs.concat(stores, "time", lazy=True)
+    fs = RefShardFileSystem(cube)
+    begin = "v/c" if version == 3 else "v"
+    assert sorted(key for key in fs.find("v") if "json" not in key) == [
+        f"{begin}/{at}" for at in ("0/0", "2/0", "2/1", "3/0", "3/1")
+    ]
+    assert list(fs.ls(f"{begin}/3", detail=False)) == [f"{begin}/3/0", f"{begin}/3/1"]
+    assert fs.isdir(f"{begin}/3")
+    assert fs.exists(f"{begin}/3/1")
+    fs.save(str(tmp_path / "saved.json"))
+    for fo in (cube, str(tmp_path / "saved.json")):
+        shown = RefShardFileSystem(fo, asynchronous=True, skip_instance_cache=True)
+        found = zarr.open_array(zarr.storage.FsspecStore(shown, path="v"), mode="r")[:]
+        expected = np.concatenate([np.full((4, 2), 7), np.zeros((4, 2))])
+        expected[[0, 4], 0] = 5
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_a_target_that_is_gone_is_no_chunk_that_a_store_lacks(tmp_path: Path) -> None:
     store, moved = sparse(tmp_path, 0, [0, 1, 2, 3], 0), sparse(tmp_path, 1, [4, 5, 6, 7], 0)
     RefShardFileSystem(moved).save(str(tmp_path / "refs.json"))

@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, join, relative
+from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
@@ -80,6 +80,13 @@ class ConcatArray(msgspec.Struct, frozen=True):
         """The grid of a part, but for the number of chunks."""
         assert self.grid is not None, "an array that is joined has a grid"
         return msgspec.structs.replace(self.grid, counts=tuple(self.stored(self.grid.counts)))
+
+    def grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
+        """Return the grid of the part of a number, which has only the chunks at ``places`` along these axes."""
+        assert self.grid is not None, "an array that is joined has a grid"
+        counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
+        counts[self.axis] = self.starts[number + 1] - self.starts[number]
+        return msgspec.structs.replace(self.grid, counts=tuple(self.stored(counts)))
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
         """Return the part that has a chunk, or all that begin with ``coords``, and their coordinates there."""
@@ -148,6 +155,14 @@ class _Fit(NamedTuple):
     def placed(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates at which a part's chunk is shown; None if the part has no such chunk."""
         return _known([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
+
+
+def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
+    """Return all that is in a directory of chunks, which have one ``size``, if it is known."""
+    if directory is None:
+        return []
+    is_leaf = directory.is_leaf
+    return [Listed(directory.child(number), size if is_leaf else None, not is_leaf) for number in directory.numbers]
 
 
 def _known(coords: Sequence[int | None]) -> list[int] | None:
@@ -417,14 +432,9 @@ class ConcatKeySpace(KeySpace):
     def _all_chunks(self, path: str, grid: ChunkGrid, size: int, directory: str) -> list[Listed]:
         """Return what is in a directory of an array all of whose chunks exist, with one size."""
         found = grid.directory(directory)
-        if found is None:
-            return []
-        if len(found.numbers) > LISTED:
+        if found is not None and len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has more than {LISTED} names: too many to list")
-        listed = [
-            Listed(found.child(number), size if found.is_leaf else None, not found.is_leaf) for number in found.numbers
-        ]
-        return sorted(listed, key=by_name)
+        return sorted(_children(found, size), key=by_name)
 
     def _in_all_parts(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
@@ -456,8 +466,13 @@ class ConcatKeySpace(KeySpace):
             if local is None:
                 return []
             directory = join(path, stored.directory_of(array.stored(local)))
+        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks are made
+            own = array.grid_of_part(number, fit.places)
+            names: Sequence[Listed] = _children(own.directory(relative(directory, path)), None)
+        else:
+            names = (yield from part.children(directory)) or ()
         named = []
-        for listed in (yield from part.children(directory)) or ():
+        for listed in names:
             tail = relative(join(directory, listed.name), path)
             coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
             placed = None if coords is None else fit.placed((0, *coords) if array.is_stacked else coords)

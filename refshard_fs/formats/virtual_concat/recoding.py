@@ -201,6 +201,14 @@ class Recoding(msgspec.Struct, frozen=True):
         same = np.array_equal(wanted, shown, equal_nan=shown.dtype.kind in "fc")
         return None if same and mine.meta.raw.get("fill_value") is not None else encode_chunk(mine.meta, wanted)
 
+    @property
+    def shows_absent(self) -> bool:
+        """Whether a chunk that does not exist is shown as one that does; it may be one that cannot be made."""
+        try:
+            return self.absent() is not None
+        except ValueError:
+            return True
+
     def entry(self, found: Entry | None) -> Entry | None:
         """Return the entry of a chunk, given that of the other array's chunk."""
         match found:
