@@ -220,7 +220,8 @@ class Answers:
         """Return the answer to ``need``; None if it is not known, or its object is another one by now.
 
         Where only a request could tell, the object is taken to be unchanged: if it is not, the next read of it is
-        `TargetChanged`. A document that is read as a whole has no next read: it is `doubtful`.
+        `TargetChanged`. A document that is read as a whole has no next read, and what an object was need not be what
+        it is: these are `doubtful`.
         """
         if isinstance(need, Stat) and need.fresh:
             return None
@@ -234,13 +235,13 @@ class Answers:
         return found.value if place[0].is_still(place[1], found.seen) else None
 
     def doubtful(self, need: Need, pool: Pool) -> tuple[str, str | None] | None:
-        """Return URL and origin of a document that is remembered, and that this session has to ask about first."""
+        """Return URL and origin of a document, or an object, that this session has to ask about first."""
         found = self.cache.get((self.token, need))
         return (found.url, found.origin) if type(found) is _Bound and self._is_doubtful(need, found, pool) else None
 
     def _is_doubtful(self, need: Need, found: _Bound, pool: Pool) -> bool:
         match need:
-            case Load(Span(start=0, stop=None) | Packed(source=Span(start=0, stop=None))):
+            case Stat() | Load(Span(start=0, stop=None) | Packed(source=Span(start=0, stop=None))):
                 place = pool.place(found.url, found.origin)
                 with contextlib.suppress(OSError):  # it is gone: then it is not what it was
                     return place is not None and not place[0].is_known(place[1])

@@ -39,6 +39,31 @@ def test_manifest_and_references_on_s3(who: str, s3_server: Any, bucket: str) ->
     assert fs.stats()["requests"] > 0
 
 
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_what_another_process_replaced_or_removed_is_seen_by_who_has_not_read_it(
+    mode: str, s3_server: Any, bucket: str
+) -> None:
+    for name in ("h/zarr.json", "h/x", "h/y"):
+        s3_server.put(f"{bucket}/{name}", b'{"zarr_format": 3, "node_type": "group"}')
+
+    def opened() -> RefShardFileSystem:
+        options = s3_server.storage_options
+        return RefShardFileSystem(f"s3://{bucket}/h", mode=mode, target_options=options, skip_instance_cache=True)
+
+    fs = opened()
+    assert fs.exists("x")
+    assert fs.exists("y")
+    s3_server.put(f"{bucket}/h/x", b"new")
+    s3_server.delete(f"{bucket}/h/y")
+    if mode == "a":
+        fs.discard()
+    else:
+        fs = opened()
+    assert fs.info("x")["size"] == 3
+    assert fs.cat_file("x") == b"new"  # no TargetChanged
+    assert not fs.exists("y")
+
+
 def test_remote_options_open_the_manifest_too(s3_server: Any, bucket: str) -> None:
     fs = RefShardFileSystem(
         fo=f"s3://{bucket}/refs.json.zst", remote_protocol="s3", remote_options=s3_server.anonymous_options
