@@ -75,6 +75,7 @@ class HierarchyCommit:
                 self._commit(self._planned())
         except ConflictError as e:
             error = ConflictError(f"{e}. {_KEPT}{_MERGE if self._conflicting_shards else _DISCARD}")
+            error.is_certain = e.is_certain
             self._give_up(error)
             raise error from e
         except BaseException as e:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of, gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
-from refshard_fs.targets.objects import Document, Objects
+from refshard_fs.targets.objects import ABSENT, PUT_AT_ONCE, Condition, Document, Objects
 from refshard_fs.writing.save import absolute, as_written, manifest_of
 from refshard_fs.writing.writer import Writer
 
@@ -240,15 +241,29 @@ class ManifestCommit(DirectoryCommit):
         changed = {path for path, doc in nodes.items() if path and doc != old.get(path)}
         changed |= _unfinished(root, "pending").intersection(nodes)
         gone = sorted({*old, *_unfinished(root, "gone")} - set(nodes) - {""})
+        documents = {join(path, _ROOT): zarrmeta.dumps(nodes[path]) for path in sorted(changed)}
+        removed = [join(path, _ROOT) for path in gone]
+        # Versions from before the commit: what a later one has put meanwhile is not written over.
+        versions = self._versions([*documents, *removed])
 
         def tidy() -> None:
-            for path in sorted(changed):
-                self._store.put(join(path, _ROOT), (zarrmeta.dumps(nodes[path]),))
-            self._store.remove_all(join(path, _ROOT) for path in gone)
+            with self._store.lock():
+                for name, data in documents.items():
+                    self._store.put(name, (data,), versions[name])
+                for name in removed:
+                    if versions[name] is not ABSENT:
+                        self._store.check(name, versions[name])  # not every store compares before it removes
+                        self._store.remove(name, versions[name])
+            self._store.tidy(removed)
             self._publish_again(zarrmeta.dumps(root_with(nodes, [], [], done)))
             self._store.remove_all([*useless, *_replaced(root)])
 
         return zarrmeta.dumps(root_with(nodes, sorted(changed), gone, done)), tidy
+
+    def _versions(self, names: Sequence[str]) -> dict[str, Condition]:
+        with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
+            found = pool.map(self._store.facts, names)
+            return {name: ABSENT if facts is None else facts for name, facts in zip(names, found, strict=True)}
 
     # ------------------------------------------------------------------ metadata
 

@@ -110,9 +110,11 @@ class ManifestView(ArrayView[Declared]):
 
     @property
     def maps_anything(self) -> bool:
-        """Whether any node that is known so far has a manifest."""
+        """Whether any node that is known so far has a manifest, or a commit that removed the last one is unfinished."""
         arrays = self._documents.arrays.values()
-        return isinstance(self.base, Composite) or any(a.manifest is not None or a.problem is not None for a in arrays)
+        return isinstance(self.base, Composite | EditedKeySpace) or any(
+            a.manifest is not None or a.problem is not None for a in arrays
+        )
 
     def register_arrays(self, *, has_root: bool) -> Steps[None]:
         """Take in the arrays that the base knows without further reads, and the root's own metadata if there is some.
