@@ -373,6 +373,8 @@ class _Check:
                         else:
                             sizes[i] = size
                         self._check_pins(i, answer, key)
+                    case None if i in self._source.optional:
+                        continue
                     case None:
                         text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
                         found.add("error", "unreachable", key, urls[i], text)

@@ -174,7 +174,7 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
 
     ``inline_keys`` and ``inline_bytes`` count the keys, metadata included, whose bytes are inline in a reference set.
     ``rest`` are the keys that are neither chunks nor metadata, as if they were chunks of an array without a grid.
-    ``pins`` are the versions that the source expects of its targets.
+    ``pins`` are the versions that the source expects of its targets; those in ``optional`` need not exist.
     """
 
     urls: list[str]
@@ -185,6 +185,7 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
     inline_keys: int
     inline_bytes: int
     pins: dict[int, set[Pin]]
+    optional: frozenset[int]
 
     @property
     def keys(self) -> int:
@@ -221,6 +222,7 @@ class _Surveying:
         self._keyspace = fs._session.open()
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
+        self._optional: set[int] = set()  # targets of which keys are made that exist without them, too
         self._chunks: dict[str, list[Chunks]] = {}  # by array, as columns
         self._places: dict[str, Place] = {}  # of keys that are in no columns
         self._documents: list[str] = []
@@ -254,7 +256,9 @@ class _Surveying:
         for extents in (*arrays.values(), rest):
             inline += extents.sizes[extents.chunks.targets == INLINE].tolist()
         urls = list(self._urls)
-        return Survey(urls, tuple(groups), arrays, texts, rest, len(inline), sum(inline), self._pins)
+        return Survey(
+            urls, tuple(groups), arrays, texts, rest, len(inline), sum(inline), self._pins, frozenset(self._optional)
+        )
 
     def _fail(self, key: str, error: Exception) -> None:
         """Add to the faults that ``key`` could not be surveyed; raise that if none are collected, or for the root."""
@@ -379,8 +383,10 @@ class _Surveying:
         match entry:
             case Inline(data):
                 return Place(INLINE, 0, len(data))
-            case Packed(Span(url, start, stop, pin=pin)):
+            case Packed(Span(url, start, stop, optional=is_optional, pin=pin)):
                 target = self._target(url, pin)
+                if is_optional:
+                    self._optional.add(target)
                 return Place(target, max(start, 0), WHOLE if stop is None or start < 0 else stop, derived=True)
             case Span(url, start, stop, pin=pin):
                 target = self._target(url, pin)

@@ -362,6 +362,9 @@ def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_
     fs = RefShardFileSystem(cube, skip_instance_cache=True, asynchronous=True, **options)
     found = zarr.open_array(zarr.storage.FsspecStore(fs, path="v"), mode="r")[:]
     np.testing.assert_array_equal(found, [0, 1, np.nan, np.nan, fill, fill, 6, 7])
+    for mode in ("head", "full"):
+        report = refshard_fs.check(RefShardFileSystem(cube, **options), mode)
+        assert not report.findings
 
 
 @pytest.mark.parametrize("version", [2, 3])
