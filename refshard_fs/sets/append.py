@@ -297,6 +297,8 @@ def _append_line(
             f"{lead.url!r} of {base.url} has the length {first.length(dim)} now, not {lead.length}: make the document "
             "anew"
         )
+    if not new.length(dim):
+        return 0
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = with_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts

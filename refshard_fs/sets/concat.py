@@ -28,7 +28,7 @@ from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
-from refshard_fs.sets.concatenation import Overlap, arrange, concatenate, recut_shapes
+from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
@@ -169,6 +169,8 @@ class SetRow(msgspec.Struct, frozen=True):
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
         whole = msgspec.structs.replace(whole, units=stored.units)
         lengths = [part.length(dim) for part in parts]
+        if 0 in lengths:
+            raise ManifestError(f"{parts[lengths.index(0)].name} has no element along {dim!r}: leave it out")
         coordinate = lead.coordinate(dim)
         given = None if self.stacking is None else self.stacking.values
         values: Sequence[bytes | None] = given or [None] * len(lengths)
@@ -426,6 +428,10 @@ def concat(
         read = with_common_units(read, along, lazy=lazy).parts
     if len(order) == 1 and dim is not None:
         kept = arrange(read, dim, sort=sort, overlap=overlap)
+        if lazy and kept is None and all(part.along(dim) for part in read):  # a line of a document has a length
+            every = [Kept(number, 0, part.length(dim)) for number, part in enumerate(read)]
+            filled = [each for each in every if each.stop]
+            kept = filled if 0 < len(filled) < len(every) else None
         if kept is not None:
             chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
             cut = [part.name for part, k in zip(chosen, kept, strict=True) if part is not read[k.number]]

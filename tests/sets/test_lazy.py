@@ -427,3 +427,36 @@ def test_whatever_the_sets_keys_and_bytes_are_those_of_the_eager_concatenation(
     for key in ("a/.zarray", "a/zarr.json"):
         if key in keys:
             assert json.loads(lazy.cat_file(key)) == json.loads(eager.cat_file(key))
+
+
+@pytest.mark.parametrize("has_coordinate", [True, False])
+def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coordinate: bool) -> None:
+    def part(number: int, length: int) -> str:
+        """Write references of some times."""
+        refs = {".zgroup": '{"zarr_format": 2}'}
+        for name, dtype in [("v", "|u1"), *([("time", "<i4")] if has_coordinate else [])]:
+            meta = {"zarr_format": 2, "shape": [length], "chunks": [1], "dtype": dtype, "order": "C"}
+            refs[f"{name}/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
+            refs[f"{name}/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["time"]}'
+            for at in range(length):
+                refs[f"{name}/{at}"] = chr(2 * number + at) + "\0" * (3 if name == "time" else 0)
+        path = tmp_path / f"{number}_{length}.json"
+        path.write_text(json.dumps(refs))
+        return str(path)
+
+    first, empty, last = part(0, 2), part(1, 0), part(2, 2)
+
+    def length(fo: Any) -> int:
+        fs = RefShardFileSystem(fo, skip_instance_cache=True)
+        return int(json.loads(fs.cat_file("v/.zarray"))["shape"][0])
+
+    for order in ([first, empty, last], [empty, first, last]):
+        assert length(refshard_fs.concat(order, "time", lazy=True)) == 4
+    with pytest.raises(ManifestError, match="no element along 'time'"):
+        refshard_fs.concat([empty], "time", lazy=True)
+    for how in ("error", "skip", "replace"):
+        url = str(tmp_path / f"{how}.json")
+        refshard_fs.concat([first], "time", lazy=True).save(url)
+        assert refshard_fs.append(url, empty, "time", on_duplicate=how) == 0
+        assert refshard_fs.append(url, last, "time", on_duplicate=how) == 2
+        assert length(url) == 4
