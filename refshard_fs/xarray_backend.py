@@ -20,6 +20,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from xarray.backends.zarr import ZarrStore
+from xarray.coding.variables import EndianCoder
 
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.keys import join
@@ -152,6 +153,8 @@ class _TypedStore(ZarrStore):
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)
+        if "_Unsigned" in variable.attrs:  # for which xarray takes the bytes of the fill value for those of the machine
+            variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)
         if self._filesystem is not None:
             metadata = getattr(self.zarr_group, "metadata", None)  # zarr 2 has none, and writes what it reads

@@ -63,6 +63,10 @@ def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Pat
     flags = ds.createVariable("flags", "i1", ("time", "x"))
     flags.setncattr("_Unsigned", "true")
     flags[:] = np.arange(records * 5).reshape(records, 5) - 7
+    counts = ds.createVariable("counts", "i2", ("time", "x"), fill_value=np.int16(-2))
+    counts.setncattr("_Unsigned", "true")
+    counts.set_auto_maskandscale(False)
+    counts[:] = np.arange(records * 5).reshape(records, 5) - 7
     if version == "NETCDF3_64BIT_DATA":
         for kind in ("u1", "u2", "u4", "i8", "u8"):
             ds.createVariable(kind, kind, ("time",))[:] = np.arange(records)
