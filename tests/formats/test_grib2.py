@@ -130,7 +130,15 @@ def test_points_without_a_value_are_nan(packing: str) -> None:
     found = array(data, "t")[...].ravel()
     np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
     np.testing.assert_allclose(found, values, atol=1e-3)
-    np.testing.assert_array_equal(array(message(np.full(496, 4.0)), "t")[...], 4)
+
+
+@pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
+@pytest.mark.parametrize("points", [496, 400, 0])
+def test_fields_of_one_value_or_none_are_those_of_eccodes(packing: str, points: int) -> None:
+    values = np.where(np.arange(496) < points, 4.0, np.nan)
+    for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
+        data = message(values, packingType=packing, **keys)
+        np.testing.assert_array_equal(array(data, "t")[...].ravel(), values)
 
 
 @pytest.mark.parametrize(

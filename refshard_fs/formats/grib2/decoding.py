@@ -57,24 +57,30 @@ class Values(msgspec.Struct, frozen=True):
         if template not in _PACKINGS:
             raise ValueError(f"its values are packed by template {template}, for which there is no decoder here")
         bits = integer(packing, 20)
-        is_constant = not bits and template not in (2, 3)  # one number stands for all: to scale 2e7 took 1.4 s
-        unpack = _simple if is_constant else _PACKINGS[template]
-        numbers = unpack(data[5:], packing, bits, stored)
-        if numbers.size != stored:
-            raise ValueError(f"it has {numbers.size} packed values, where {stored} are due")
+        if not stored or (not bits and template not in (2, 3)):  # the reference is the value, which nothing scales
+            values = np.broadcast_to(_reference(packing), stored)
+        else:
+            numbers = _PACKINGS[template](data[5:], packing, bits, stored)
+            if numbers.size != stored:
+                raise ValueError(f"it has {numbers.size} packed values, where {stored} are due")
+            values = _scaled(numbers.ravel(), packing)
         out = np.full(self.count, np.nan, "<f4")
         places: slice | npt.NDArray[Any] = slice(None)
         if where == 0:
             places = np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=self.count).view(bool)
             if np.count_nonzero(places) != stored:
                 raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {stored} are stored")
-        out[places] = _scaled(numbers[:1] if is_constant else numbers.ravel(), packing)
+        out[places] = values
         return out.tobytes()
+
+
+def _reference(packing: bytes) -> float:
+    return float(struct.unpack(">f", packing[11:15])[0])
 
 
 def _scaled(numbers: npt.NDArray[Any], packing: bytes) -> npt.NDArray[np.float32]:
     """Return the values that packed numbers stand for."""
-    reference = struct.unpack(">f", packing[11:15])[0]
+    reference = _reference(packing)
     factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
     values = np.empty(numbers.size, "f4")
     for first in range(0, numbers.size, PIECE):
