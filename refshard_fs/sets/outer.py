@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.dtypes import dtype_of
-from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calendar_of, instant, parsed_units
 from refshard_fs.formats.virtual_concat.document import difference
+from refshard_fs.formats.virtual_concat.recoding import missing_values
 from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.sets.changed_set import ChangedSet, Move, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.concatenation import (
@@ -221,8 +221,8 @@ def _chunk_move(part: NamedSet, path: str, axis: int, placement: Placement, tota
 def fills_of(parts: Sequence[NamedSet], paths: Iterable[str], *, lazy: bool = False) -> dict[str, Any]:
     """Return the fill values (by path) that arrays need so that readers see chunks that do not exist as missing values.
 
-    An array without one gets its ``missing_value``, or NaN if it is of floating-point numbers, if all of its chunks
-    exist so far. ManifestError where neither can be.
+    An array without one gets its ``_FillValue`` or ``missing_value``, or NaN if it is of floating-point numbers, if all
+    of its chunks exist so far. ManifestError where neither can be.
     """
     return {path: fill for path in sorted(paths) if (fill := _fill(path, parts, lazy=lazy)) is not None}
 
@@ -246,10 +246,14 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
         return None
     if meta.zarr_format == 2 and fill is not None:
         return None
-    if marked is not None and dtype is not None and (fill == marked or for_xarray(fill, dtype) == marked):
+    named = [] if dtype is None else missing_values(meta, first.attributes, dtype)
+    if fill in named or (marked is not None and fill == marked):
         return None
-    value = first.attributes.get("missing_value")
-    wanted = value if isinstance(value, int | float) else "NaN" if dtype is not None and dtype.kind == "f" else None
+    wanted: Any = None
+    if dtype is not None and dtype.kind in "iu":
+        wanted = next((int(value) for value in named if value in _range(dtype)), None)
+    elif dtype is not None and dtype.kind == "f":
+        wanted = next((value for value in named if math.isfinite(value)), "NaN")
     if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
         what = "and chunks that do not exist already" if wanted is not None else "as missing values need"
         raise ManifestError(
@@ -257,6 +261,11 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
             "gaps would be read as numbers. Give it a _FillValue"
         )
     return wanted
+
+
+def _range(dtype: np.dtype[Any]) -> range:
+    limits = np.iinfo(dtype)
+    return range(int(limits.min), int(limits.max) + 1)
 
 
 def _has_gaps(part: NamedSet, path: str) -> bool:

@@ -21,7 +21,7 @@ from tests.sets.test_concatenating import VERSIONS, chunked
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
-pytest.importorskip("zarr")
+zarr = pytest.importorskip("zarr")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
@@ -301,6 +301,27 @@ def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, ver
     files, make = cube("i4")
     with pytest.raises(ManifestError, match=r"'w' of .*i41\.nc.*\((<i4|int32)\) has no fill value that stands for"):
         make()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("dtype", "fill"), [("i4", -1), ("f4", -9.0), ("f4", np.nan)])
+def test_gaps_in_stores_of_xarray_are_what_the_store_says_is_missing(
+    tmp_path: Path, dtype: str, fill: float, lazy: bool
+) -> None:
+    """xarray writes the attribute ``_FillValue`` to version 3, and leaves the array's own fill value at 0."""
+    if 3 not in VERSIONS:
+        pytest.skip("zarr 2 writes version 2 alone")
+    parts = []
+    for number in range(2):
+        fields = {name: ("time", np.arange(2).astype(dtype)) for name in ("v", "w")[: 1 + number]}
+        ds = xr.Dataset(fields, coords={"time": np.arange(2) + 2 * number})
+        encoding = {name: {"_FillValue": fill, "chunks": (1,)} for name in fields}
+        parts.append(str(tmp_path / f"{number}.zarr"))
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            ds.to_zarr(parts[-1], encoding=encoding, zarr_format=3, consolidated=False)
+    found = of_xarray(refshard_fs.concat(parts, "time", lazy=lazy, join="outer"))
+    np.testing.assert_array_equal(found["w"].values, [np.nan, np.nan, 0, 1])
+    np.testing.assert_array_equal(found["v"].values, [0, 1, 0, 1])
 
 
 # ------------------------------------------------------------------ growing
