@@ -6,6 +6,7 @@ a prefix takes one entry, whatever the source has below it. `EditedKeySpace` sho
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -281,14 +282,37 @@ class EditedKeySpace(View):
         if edit is not None:
             return entry_of(edit)
         entry = yield from self.base.lookup(key)
-        return self._root(entry) if key == ROOT else entry
+        return self._document(key, entry)
 
     def find(self, key: str) -> Entry | None:
         edit = self.edits.get(key)
         if edit is not None:
             return entry_of(edit)
         entry = self.base.find(key)
-        return self._root(entry) if key == ROOT else entry
+        return self._document(key, entry)
+
+    def _document(self, key: str, entry: Entry | None) -> Entry | None:
+        """Return the entry of an unedited key, as the edits leave it."""
+        if key == ROOT:
+            return self._root(entry)
+        return self._consolidated(entry) if key == self.consolidated_anew else entry
+
+    def _consolidated(self, entry: Entry | None) -> Entry | None:
+        """Return the document with all metadata as a commit would make it."""
+        changes = {key: edit for key, edit in self.edits.changes().items() if zarrmeta.is_metadata(key)}
+        if not isinstance(entry, Inline) or not (changes or self.edits.prefixes()):
+            return entry
+        match _parsed(entry.data):
+            case {"metadata": dict(members), **rest}:
+                shown = {key: member for key, member in members.items() if not self.edits.hides(key)}
+                for key, edit in changes.items():
+                    if isinstance(edit, Inline):
+                        shown[key] = _parsed(edit.data)
+                    else:
+                        shown.pop(key, None)
+                with contextlib.suppress(TypeError):  # what is no JSON is refused by the commit
+                    return Inline(zarrmeta.dumps({"metadata": shown, **rest}))
+        return entry
 
     def _root(self, entry: Entry | None) -> Entry | None:
         """Return the root's document; without its consolidated metadata if these are outdated by the edits."""
@@ -309,8 +333,9 @@ class EditedKeySpace(View):
         """Return look-ups that find all of ``keys``."""
         left: list[int] = []
         edited: list[int] = []
+        documents = (ROOT, self.consolidated_anew)
         for place, key in enumerate(keys):
-            (left if self.edits.get(key) is None and key != ROOT else edited).append(place)
+            (left if self.edits.get(key) is None and key not in documents else edited).append(place)
         found = [
             LookUp([left[place] for place in places], steps)
             for places, steps in self.base.lookups([keys[place] for place in left])
@@ -334,9 +359,10 @@ class EditedKeySpace(View):
         for listed in below or ():
             if (yield from self._is_left(prefix, listed)):
                 found[listed.name] = listed
-        if not prefix and ROOT in found:
-            root = yield from self.lookup(ROOT)
-            found[ROOT] = Listed(ROOT, None if root is None else root.size)
+        for name in (ROOT, self.consolidated_anew):
+            if name in found and not prefix:
+                document = yield from self.lookup(name)
+                found[name] = Listed(name, None if document is None else document.size)
         for name, is_directory in written.items():
             edit = edits.get(join(prefix, name))
             if is_directory:

@@ -65,6 +65,8 @@ class KeySpace(ABC):
     holds_all_metadata = False
     # Whether the root has consolidated metadata that this key space made itself.
     consolidates = False
+    # The key of a document with all metadata that a commit makes anew.
+    consolidated_anew: str | None = None
     # Whether the chunk manifests of its arrays are resolved already.
     resolves_manifests = False
 
@@ -177,7 +179,7 @@ class View(KeySpace):
 
     def __init__(self, base: KeySpace) -> None:
         self.base = base
-        for name in ("format", "grids", "urls", "document_url", "url_of", "reports"):
+        for name in ("format", "grids", "urls", "document_url", "url_of", "reports", "consolidated_anew"):
             setattr(self, name, getattr(base, name))
         self.attribute_dtypes = base.attribute_dtypes
         self.unlimited_dimensions = base.unlimited_dimensions

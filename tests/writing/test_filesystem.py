@@ -615,6 +615,40 @@ def test_consolidated_metadata_are_not_shown_once_they_are_no_longer_true(tmp_pa
     }
 
 
+@pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])
+def test_the_consolidated_metadata_of_a_parquet_set_are_shown_as_a_commit_makes_them(
+    tmp_path: Path, change: str
+) -> None:
+    def described(length: int) -> bytes:
+        plain = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None, "chunks": [1]}
+        return json.dumps({"zarr_format": 2, "shape": [length], **plain}).encode()
+
+    fs = writable(tmp_path / "refs.parq", "parquet")
+    fs.pipe({".zgroup": b'{"zarr_format": 2}', "a/.zarray": described(3), "a/.zattrs": b"{}", "a/0": b"1"})
+    fs.commit()
+    match change:
+        case "resized":
+            fs.pipe_file("a/.zarray", described(5))
+        case "added":
+            fs.pipe_file("b/.zarray", described(5))
+        case "removed":
+            fs.rm(["a/.zarray", "a/.zattrs", "a/0"])
+        case "removed whole":
+            fs.rm("a", recursive=True)
+        case _:
+            fs.pipe_file("a/1", b"2")
+    shown = [fs.cat_file(".zmetadata"), fs.cat([".zmetadata", ".zgroup"])[".zmetadata"]]
+    listed = {row["name"]: row["size"] for row in fs.ls("")}
+    assert listed[".zmetadata"] == fs.info(".zmetadata")["size"] == len(shown[0])
+    fs.commit()
+    seen = RefShardFileSystem(str(tmp_path / "refs.parq"))
+    for data in shown:
+        members = json.loads(data)["metadata"]
+        assert members == json.loads(seen.cat_file(".zmetadata"))["metadata"]
+        assert members == {key: json.loads(seen.cat_file(key)) for key in members}
+    assert ("b/.zarray" in members, "a/.zarray" in members) == (change == "added", "removed" not in change)
+
+
 def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})

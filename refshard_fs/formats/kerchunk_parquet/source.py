@@ -110,6 +110,7 @@ class ParquetKeySpace(KeySpace):
     """The keys of a parquet set below ``root``: look-ups load one partition, listings those of their directory."""
 
     holds_all_metadata = True
+    consolidated_anew = PARQUET
 
     def __init__(
         self,
