@@ -199,9 +199,9 @@ def expanded(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def natural(text: str) -> list[Any]:
-    """Return the key by which texts with numbers in them sort: ``day2`` before ``day10``."""
-    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text))]
+def natural(text: str) -> tuple[list[Any], str]:
+    """Return the key by which texts with numbers in them sort: ``day2`` before ``day10``; equal numbers as texts."""
+    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text))], text
 
 
 def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:

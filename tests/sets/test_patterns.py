@@ -12,6 +12,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
+from refshard_fs.sets.patterns import FileGrid, Pattern
 from tests.sets.test_concatenating import VERSIONS
 
 xr = pytest.importorskip("xarray")
@@ -339,3 +340,13 @@ def test_files_cut_into_other_chunks_are_a_lazy_cube_of_two_dimensions_of_their_
     cube = refshard_fs.concat(f"{tmp_path}/r{{member:d}}_{{time:%Y}}.nc", dims=("member", "time"), lazy=True)
     values = np.arange(4) + 100 * np.array([1, 2])[:, None, None] + np.array([2001, 2002])[:, None]
     np.testing.assert_array_equal(of_xarray(cube)["v"].transpose("member", "time", "x"), values)
+
+
+def test_names_of_equal_numbers_have_one_order() -> None:
+    names = [f"m{'0' * zeros}1" for zeros in range(8)]
+    dims = ("member", "time")
+    pattern = Pattern.of("{member}/{time:%Y}.nc", dims)
+    assert pattern is not None
+    for order in (names, names[::-1]):
+        found, _ = FileGrid.of(pattern, [f"{name}/2024.nc" for name in order], dims)
+        assert found.places["member"] == sorted(names)
