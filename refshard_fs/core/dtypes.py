@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -118,6 +118,14 @@ def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
     except (TypeError, ValueError, SyntaxError):
         return None
     return dtype if dtype.kind in _NUMERIC and (meta.zarr_format == 2 or dtype.kind in "biufc") else None
+
+
+def is_big_endian(meta: ArrayMeta) -> bool:
+    """Whether the elements of an array's chunks have their most significant byte first."""
+    if meta.zarr_format == 2:
+        return meta.dtype.startswith(">")
+    codecs = [codec for codec in meta.raw.get("codecs") or () if isinstance(codec, Mapping)]
+    return any((codec.get("configuration") or {}).get("endian") == "big" for codec in codecs)
 
 
 def itemsize_of(meta: ArrayMeta) -> int | None:

@@ -16,7 +16,7 @@ import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import plain
+from refshard_fs.core.dtypes import is_big_endian, plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
@@ -181,6 +181,8 @@ class SetRow(msgspec.Struct, frozen=True):
                 metadata[coordinate.key] = dict(with_type(meta, joined.dtype).raw)
             pieces = np.split(joined, np.cumsum(lengths)[:-1])
             values = [plain(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
+            if is_big_endian(coordinate.meta):  # version 2 keeps the byte order: the document has to tell its version
+                metadata.setdefault(coordinate.key, dict(coordinate.meta.raw))
         elif given is None:
             coordinate = None
         lines = []

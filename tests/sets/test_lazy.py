@@ -18,6 +18,7 @@ from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileS
 from refshard_fs.formats.virtual_concat import keyspace as concat_keyspace
 from refshard_fs.security import admission
 from tests.servers.http import RangeServer
+from tests.sets.files import days
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 
 zarr = pytest.importorskip("zarr")
@@ -460,3 +461,25 @@ def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coor
         assert refshard_fs.append(url, empty, "time", on_duplicate=how) == 0
         assert refshard_fs.append(url, last, "time", on_duplicate=how) == 2
         assert length(url) == 4
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_times_in_another_byte_order_are_the_same_whatever_version_is_asked_for(tmp_path: Path, version: int) -> None:
+    """NetCDF-3 is big-endian, which metadata of version 2 say, and those of version 3 do not."""
+    paths = days(tmp_path, "scipy", 4)
+    url, grown = str(tmp_path / "cube.json"), str(tmp_path / "grown.json")
+    made = refshard_fs.concat(paths, "time", lazy=True, zarr_format=version)
+    made.save(url)
+    refshard_fs.concat(paths[:3], "time", lazy=True, zarr_format=version).save(grown)
+    refshard_fs.append(grown, paths[3], "time", zarr_format=version)
+    for fo in (made, url, grown):
+        for options in ({}, *({"zarr_format": number} for number in VERSIONS)):
+            assert read_times(fo, **options).tolist() == [0, 1, 2, 3], options
+
+
+def read_times(fo: Any, **options: Any) -> Any:
+    fs = RefShardFileSystem(fo, skip_instance_cache=True, **options)
+    if zarr.__version__.startswith("2"):
+        return zarr.open_array(fs.get_mapper("time"), mode="r")[:]
+    shown = RefShardFileSystem(fo, skip_instance_cache=True, asynchronous=True, **options)
+    return zarr.open_array(zarr.storage.FsspecStore(shown, path="time"), mode="r")[:]
