@@ -287,22 +287,37 @@ _held: Final[set[int]] = set()  # descriptors of this process
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a local directory, where the platform has such locks."""
+    """Hold the lock of a local directory, which is made if there is none, where the platform has such locks."""
     try:
         import fcntl
     except ImportError:
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    _held.add(descriptor)
+    while True:
+        os.makedirs(folder, exist_ok=True)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # who held the lock has just removed it
+            continue
+        _held.add(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, folder):
+                yield
+                return
+        finally:
+            if descriptor in _held:  # else it was closed: the lock is the parent's
+                _held.discard(descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+
+def _is_at(descriptor: int, folder: str) -> bool:
+    """Whether an open directory is the one at ``folder``: who had its lock before may have removed it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        if descriptor in _held:  # else it was closed: the lock is the parent's
-            _held.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    except FileNotFoundError:
+        return False
 
 
 def _after_fork() -> None:

@@ -418,11 +418,14 @@ class Objects:
                     if is_draft(entry.name):
                         os.unlink(entry.path)
 
-    def tidy(self, names: Iterable[str]) -> None:
-        """Remove the directories of the objects ``names`` that are empty, where there are directories."""
+    def tidy(self, names: Iterable[str], *, with_root: bool = True) -> None:
+        """Remove the directories of the objects ``names`` that are empty, where there are directories.
+
+        ``with_root``: also that of all objects, whose lock ends with it.
+        """
         if not self.is_local:
             return
-        root = self.path("")
+        root = self.path("") if with_root else self.path("") + "/"
         for folder in sorted({os.path.dirname(self.path(name)) for name in names}, reverse=True):
             while len(folder) >= len(root):
                 try:

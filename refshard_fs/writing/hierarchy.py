@@ -109,7 +109,7 @@ class HierarchyCommit:
         self._objects.sweep(plan.names())
         blocking = _blocking(removed, plan.names())
         self._remove(blocking)
-        self._objects.tidy(blocking)
+        self._objects.tidy(blocking, with_root=False)
         self._put_data(plan, conditions)
         self._remove_leftovers(plan)
         for name, data in plan.documents:

@@ -244,6 +244,36 @@ def test_a_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
     assert inside == ["first", "second"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="locks as POSIX does")
+def test_who_waited_for_the_lock_of_a_directory_that_was_removed_has_that_of_the_new_one(tmp_path: Path) -> None:
+    objects, inside = Objects(str(tmp_path / "d"), {}), threading.Event()
+    entered, leave = threading.Event(), threading.Event()
+
+    def waiting() -> None:
+        inside.set()
+        with objects.lock():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=waiting)
+    with objects.lock():
+        thread.start()
+        assert inside.wait(30)
+        assert not entered.wait(0.2)
+        objects.put("a", [b"x"])
+        objects.remove("a")
+        objects.tidy(["a"], with_root=False)
+        assert (tmp_path / "d").exists()
+        objects.tidy(["a"])
+        assert not (tmp_path / "d").exists()
+        objects.put("a", [b"x"])  # by somebody else
+    assert entered.wait(30)
+    with pytest.raises(BlockingIOError):
+        lock_at_once(tmp_path / "d")
+    leave.set()
+    thread.join(30)
+
+
 def test_empty_directories_go_with_the_last_object(tmp_path: Path) -> None:
     objects = Objects(str(tmp_path), {})
     objects.put("a/c/0/0", [b"x"])
