@@ -348,8 +348,20 @@ def test_attributes_are_those_that_rioxarray_looks_for(tmp_path: Path, zarr_form
             assert got.attrs["grid_mapping"] == where
             assert tuple(map(float, got[where].attrs["GeoTransform"].split())) == oracle.transform.to_gdal()
             assert rasterio.crs.CRS.from_user_input(got[where].attrs["crs_wkt"]) == oracle.crs
-        np.testing.assert_array_equal(ds["0"].values, np.where(values == 7, np.nan, values * 0.5 + 10))
+            packed = oracle.read(1)
+            np.testing.assert_array_equal(got.values, np.where(packed == 7, np.nan, packed * 0.5 + 10))
     assert ds["0"].encoding["_FillValue"] == 7
+
+
+def test_scales_that_are_whole_numbers_leave_room_for_missing_values_and_texts_are_unescaped(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    rasterio = pytest.importorskip("rasterio")
+    path = write(tmp_path / "a.tif", SMOOTH, nodata=7, scales=((2,), (0,)))
+    with rasterio.open(path, "r+") as ds:
+        ds.descriptions = ["a < b & 'c'"]
+    got = xr.open_dataset(path, engine="refshard")["0"]
+    np.testing.assert_array_equal(got.values, np.where(SMOOTH == 7, np.nan, SMOOTH * 2.0))
+    assert got.attrs["long_name"] == "a < b & 'c'"
 
 
 def test_pixels_that_are_points_lie_half_a_pixel_further(tmp_path: Path) -> None:

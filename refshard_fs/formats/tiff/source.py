@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from xml.etree.ElementTree import Element
+from xml.sax.saxutils import unescape
 
 import numpy as np
 
@@ -35,6 +36,7 @@ _RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # keys
 _IS_POINT, _USER_DEFINED = 2, 32767  # their values
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
+_QUOTES: Final = {"&quot;": '"', "&apos;": "'"}
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 
 
@@ -83,16 +85,20 @@ class _Group(ArrayGroupBuilder):
     def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show each page, and each of its overviews after it, as an array of the root."""
         pyramids: list[list[str]] = []
-        full: Page | None = None  # the last page that is no overview and no mask, and where it lies
+        full: Page | None = None  # the last page that is no overview and no mask, its IFD, and where it lies
+        of_full: Ifd | None = None
         place: Placed | None = None
         for number, ifd in enumerate(itertools.chain.from_iterable(pages)):
             name = str(number)
             try:
                 page = page_of(ifd, self._tiff)
                 if full is None or not (page.is_reduced or page.is_mask):
-                    full, place = page, placed(ifd, page)
+                    full, of_full, place = page, ifd, placed(ifd, page)
                     pyramids.append([])
-                self._add_image(name, [page], ifd, PLAIN, place)
+                ifds = [ifd]
+                if of_full is not None and not page.is_mask and page.samples == full.samples:
+                    ifds.append(of_full)
+                self._add_image(name, [page], ifds, PLAIN, place)
             except ValueError as e:
                 self.reports[name] = str(e)
                 continue
@@ -109,7 +115,7 @@ class _Group(ArrayGroupBuilder):
             if len({page.look for page in shown.values()}) > 1:
                 raise ValueError(f"the planes of its image {image.name!r} differ in their size, type or chunks")
             planes = [None if page is None else shown[page] for page in image.pages]
-            self._add_image(join(group, str(level)), planes, pages[there[0]][0], image, None)
+            self._add_image(join(group, str(level)), planes, pages[there[0]][:1], image, None)
         self.add_pyramids(group, [(image.name, list(map(str, levels)))])
 
     def add_coordinate(
@@ -140,9 +146,12 @@ class _Group(ArrayGroupBuilder):
         self.groups[group] = {"multiscales": found} if found else {}
 
     def _add_image(
-        self, path: str, pages: Sequence[Page | None], ifd: Ifd, image: OmeImage, place: Placed | None
+        self, path: str, pages: Sequence[Page | None], ifds: Sequence[Ifd], image: OmeImage, place: Placed | None
     ) -> None:
-        """Add an array of ``pages`` that look alike, along the axes of an ``image`` before their own."""
+        """Add an array of ``pages`` that look alike, along the axes of an ``image`` before their own.
+
+        What the first of the ``ifds`` does not say of the values, the next one does: GDAL describes no overview.
+        """
         page = next(page for page in pages if page is not None)
         group, name = parent(path)
         where = f"{self._tiff.url}: image {path}"
@@ -151,10 +160,13 @@ class _Group(ArrayGroupBuilder):
         for axis, extent in zip(axes, shape, strict=True):  # one of another length than the first array's has its own
             is_shared = self._extents.setdefault(join(group, axis), extent) == extent
             names[axis] = axis if is_shared else f"{axis}_{name}"
-        attributes = attributes_of(ifd, page.samples)
+        attributes: dict[str, Any] = {}
+        for ifd in reversed(ifds):
+            attributes |= attributes_of(ifd, page.samples)
         if place is not None:
             attributes |= place.add(self, group, page, names)
-        fill = fill_of(_number(ifd.text(NODATA).strip()), page.dtype)
+        nodata = next(filter(None, (ifd.text(NODATA).strip() for ifd in ifds)), "")
+        fill = fill_of(_number(nodata), page.dtype)
         found = None if image.axes else contiguous(self._tiff, page, where)
         chunks = (*(1 for _ in image.extents), *(page.chunks if found is None else found[0]))
         codecs = NATIVE[page.recipe.compression] if page.recipe.encoded else []
@@ -250,9 +262,11 @@ def attributes_of(ifd: Ifd, samples: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bands: dict[str, dict[str, Any]] = {}
     for item in items:
-        role, text = item.get("role", ""), item.text or ""
+        role, text = item.get("role", ""), unescape(item.text or "", _QUOTES)  # which GDAL escapes twice
         if role in _ROLES:
-            bands.setdefault(role, {})[item.get("sample", "")] = _number(text) if role in _NEUTRAL else text
+            value = _number(text) if role in _NEUTRAL else text
+            # Of whole numbers, xarray would make whole numbers, which cannot be missing.
+            bands.setdefault(role, {})[item.get("sample", "")] = float(value) if type(value) is int else value
     for role, known in bands.items():
         values = [known.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
         if len(set(values)) == 1:
