@@ -23,7 +23,14 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
-from refshard_fs.formats.virtual_concat.document import STORAGE, Described, check_metadata, difference, recoding_of
+from refshard_fs.formats.virtual_concat.document import (
+    KEYS,
+    STORAGE,
+    Described,
+    check_metadata,
+    difference,
+    recoding_of,
+)
 from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype, missing_values
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
@@ -57,7 +64,7 @@ def check_joinable(path: str, one: NamedSet, other: NamedSet, axis: int, how: Jo
     if how in ("recoded", "recut"):
         recoding_of(path, described(path, one), described(path, other), is_recut=how == "recut")
         return
-    ignored = {"shape"} | ({"chunk_grid"} if how == "of other lengths" else set())
+    ignored = {"shape", *KEYS} | ({"chunk_grid"} if how == "of other lengths" else set())
     if how == "stored anew":
         ignored |= STORAGE | _ignored_of_values(path, one, other)
         if is_time(a.attributes) or is_time(b.attributes):  # bounds may inherit the units, in which all values are
@@ -86,16 +93,16 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     mine, theirs = one.values(path), other.values(path)
     if mine is not None and theirs is not None:
         if not is_same_array:
-            ignored = STORAGE | _ignored_of_values(path, one, other)
+            ignored = KEYS | STORAGE | _ignored_of_values(path, one, other)
             check_metadata(path, described(path, one), described(path, other), ignored)
         what, is_equal = "values", same_values(mine, theirs)
     elif isinstance(first := one.digests.get(path), _Values) and isinstance(second := other.digests.get(path), _Values):
         # What means "missing" makes no difference unless it is among the values.
-        ignored = STORAGE | (frozenset() if first.is_mistaken(second) else TYPES)
+        ignored = KEYS | STORAGE | (frozenset() if first.is_mistaken(second) else TYPES)
         check_metadata(path, described(path, one), described(path, other), ignored)
         what, is_equal = "values", first == second
     else:
-        check_metadata(path, described(path, one), described(path, other))
+        check_metadata(path, described(path, one), described(path, other), KEYS)
         what, is_equal = "references", _references(path, one) == _references(path, other)
         is_equal &= one.inline.get(path) == other.inline.get(path)
         if not is_equal and path in one.digests and path in other.digests:
@@ -320,12 +327,13 @@ class _Values(msgspec.Struct, frozen=True, eq=False):
         if values is None or values.dtype.kind not in "iuf":
             return None
         variable = part.variables[path]
+        marks = set(missing_values(variable.meta, variable.attributes, values.dtype))
         fill = variable.meta.raw.get("fill_value")
-        named = missing_values(variable.meta, variable.attributes, values.dtype)
-        marks = frozenset([*named, *([fill] if isinstance(fill, int | float) else [])])
+        if variable.meta.zarr_format == 2 and isinstance(fill, int | float):
+            marks.add(fill)
         plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
         content = plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest()
-        return cls(content, marks, frozenset(mark for mark in marks if np.isin(values, mark).any()))
+        return cls(content, frozenset(marks), frozenset(mark for mark in marks if np.isin(values, mark).any()))
 
     def is_mistaken(self, other: _Values) -> bool:
         """Whether a value of one array means "missing" in the other only."""

@@ -629,3 +629,36 @@ def test_sets_without_a_time_are_joined_to_one_without_a_time(tmp_path: Path, ov
         Path(names[-1]).write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **empty}))
     made = refshard_fs.concat(names, "time", overlap=overlap)
     assert json.loads(RefShardFileSystem(made).cat_file("time/.zarray"))["shape"] == [0]
+
+
+def test_how_chunk_keys_are_spelled_and_what_absent_chunks_mean_makes_no_difference(tmp_path: Path) -> None:
+    """Files are shown with `.` and stores of zarr 3 with `/`; netCDF4 and h5netcdf write other fill values."""
+    if 3 not in VERSIONS:
+        pytest.skip("zarr 2 writes version 2 alone")
+    stores = [str(tmp_path / f"{number}.zarr") for number in range(2)]
+    for number, (store, separator) in enumerate(zip(stores, "./", strict=True)):
+        group = zarr.open_group(store, mode="w", zarr_format=3)
+        spelled = {"name": "default", "separator": separator}
+        for name, values, dims in (
+            ("time", np.arange(4) + 4 * number, ["time"]),
+            ("x", np.arange(3), ["x"]),
+            ("v", np.arange(12).reshape(4, 3) + 100 * number, ["time", "x"]),
+            ("mask", np.array([0, 1, 2]), ["x"]),
+        ):
+            fill = 0 if number else -7
+            options: Any = {"chunks": (2, 3)[: values.ndim], "chunk_key_encoding": spelled, "dimension_names": dims}
+            options |= {"fill_value": fill if name == "mask" else 9, "dtype": values.dtype}
+            group.create_array(name, shape=values.shape, **options)[...] = values
+    made = refshard_fs.concat(stores, "time")
+    store = zarr.storage.FsspecStore(RefShardFileSystem(made, asynchronous=True), read_only=True, path="")
+    group = zarr.open_group(store, mode="r")
+    first = np.arange(12).reshape(4, 3)
+    np.testing.assert_array_equal(group["v"][:], np.concatenate([first, first + 100]))
+    np.testing.assert_array_equal(group["mask"][:], [0, 1, 2])
+    np.testing.assert_array_equal(group["time"][:], np.arange(8))
+
+
+def test_sets_of_different_versions_are_refused_for_that() -> None:
+    sets = [day(0, 4, 2), day(4, 4, 3)]
+    with pytest.raises(ManifestError, match="has the zarr_format 2 in set 0, and 3 in set 1"):
+        refshard_fs.concat(sets, "time")

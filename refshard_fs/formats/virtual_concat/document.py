@@ -251,6 +251,9 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
 
     An attribute's field is ``attribute NAME``.
     """
+    versions = one.meta.zarr_format, other.meta.zarr_format
+    if versions[0] != versions[1]:  # so that hardly a field is the same
+        raise difference(path, "zarr_format", one.name, versions[0], other.name, versions[1])
     mine, theirs = _fields(one), _fields(other)
     for field in dict.fromkeys([*mine, *theirs]):
         first, second = mine.get(field), theirs.get(field)
