@@ -181,10 +181,11 @@ class SetRow(msgspec.Struct, frozen=True):
                 metadata[coordinate.key] = dict(with_type(meta, joined.dtype).raw)
             pieces = np.split(joined, np.cumsum(lengths)[:-1])
             values = [plain(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
-            if is_big_endian(coordinate.meta):  # version 2 keeps the byte order: the document has to tell its version
-                metadata.setdefault(coordinate.key, dict(coordinate.meta.raw))
         elif given is None:
             coordinate = None
+        telling = coordinate or variables[min(axes)]  # a document tells the version in which all sets are to be opened,
+        if telling.meta.zarr_format == 3 or is_big_endian(telling.meta):  # and that of times: 2 keeps their byte order
+            metadata.setdefault(telling.key, dict(telling.meta.raw))
         lines = []
         for source, length, data, own_places in zip(self.sources, lengths, values, places, strict=True):
             url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)

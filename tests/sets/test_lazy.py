@@ -483,3 +483,35 @@ def read_times(fo: Any, **options: Any) -> Any:
         return zarr.open_array(fs.get_mapper("time"), mode="r")[:]
     shown = RefShardFileSystem(fo, skip_instance_cache=True, asynchronous=True, **options)
     return zarr.open_array(zarr.storage.FsspecStore(shown, path="time"), mode="r")[:]
+
+
+@pytest.mark.parametrize("join", ["exact", "outer"])
+@pytest.mark.parametrize("is_store_first", [False, True])
+def test_files_and_stores_of_version_3_are_opened_alike(tmp_path: Path, is_store_first: bool, join: Any) -> None:
+    """A cube of both took files for version 2 when it was read, and so had no array of theirs."""
+    if 3 not in VERSIONS:
+        pytest.skip("zarr 2 writes version 2 alone")
+    paths = days(tmp_path, "h5py", 2)
+    store = str(tmp_path / "1.zarr")
+    group = zarr.open_group(store, mode="w", zarr_format=3)
+    for name, dims in (("time", ["time"]), ("x", ["x"]), ("x_bounds", ["x"]), ("t", ["time", "x"])):
+        shown = zarr.storage.FsspecStore(RefShardFileSystem(paths[1], zarr_format=3, asynchronous=True), path=name)
+        array = zarr.open_array(shown, mode="r")
+        options: Any = {"chunks": array.shape, "dimension_names": dims, "attributes": dict(array.attrs)}
+        options |= {"chunk_key_encoding": {"name": "default", "separator": "."}, "fill_value": array.fill_value}
+        group.create_array(name, shape=array.shape, dtype=array.dtype, **options)[...] = array[...]
+    parts = [store, paths[0]] if is_store_first else [paths[0], store]
+    cube = refshard_fs.concat(parts, "time", lazy=True, join=join, zarr_format=3)
+    cube.save(str(tmp_path / "cube.json"))
+    for fo in (cube, str(tmp_path / "cube.json")):
+        shown = RefShardFileSystem(fo, asynchronous=True, skip_instance_cache=True)
+        found = zarr.open_array(zarr.storage.FsspecStore(shown, path="t"), mode="r")[:, 0]
+        assert found.tolist() == ([1, 0] if is_store_first else [0, 1])
+    bare = json.loads(cube.content)
+    del bare["metadata"]  # a document that does not tell its version
+    shown_bare = RefShardFileSystem(bare, skip_instance_cache=True)
+    if is_store_first:
+        assert shown_bare.exists("t/c.1.0")
+    else:
+        with pytest.raises(ManifestError, match=r"another version than 2"):
+            shown_bare.cat_file("t/1.0")

@@ -221,6 +221,11 @@ class ConcatKeySpace(KeySpace):
         self._inline_grids = inline | {path: grid for path, grid in along.items() if grid is not None}
 
     @property
+    def zarr_format(self) -> int:
+        """The version of the metadata of the first set, and of all."""
+        return next((array.meta.zarr_format for array in self._documents.arrays.values() if array.meta is not None), 2)
+
+    @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
         return self._inline_grids
 
@@ -318,6 +323,11 @@ class ConcatKeySpace(KeySpace):
         if doc is not None and array.is_stacked:
             doc = _with_dimension(doc, self.document.dim, f"{path!r} of {where}")
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
+        other = next(each for each in METADATA if each != name)
+        if doc is None and (yield from part.read(join(path, other))) is not None:
+            raise ManifestError(
+                f"{path!r} of {where} has metadata of another version than {first.zarr_format}, that of the first set"
+            )
         if meta is None and (self.document.join == "outer" or line.is_gap):
             return _Fit()
         if meta is None:
@@ -559,4 +569,5 @@ def _opened(
     first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
     yield from space.register_arrays()
+    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all others like the first
     return space
