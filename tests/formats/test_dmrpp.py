@@ -222,6 +222,7 @@ def test_what_is_not_shown_is_reported() -> None:
         '<String name="e"><Dim size="2"/><dmrpp:chunks compressionType="deflate"/></String>'
         '<Int16 name="f"><dmrpp:chunks><dmrpp:block offset="0" nBytes="2"/></dmrpp:chunks></Int16>'
         '<Int16 name=".zattrs"><dmrpp:chunk offset="0" nBytes="2"/></Int16>'
+        '<Float64 name="h"><Dim size="2"/><dmrpp:chunks compressionType="fletcher32 shuffle"/></Float64>'
     )
     assert not keys.grids
     words = {
@@ -231,6 +232,7 @@ def test_what_is_not_shown_is_reported() -> None:
         "d": "Structure",
         "e": "text",
         "f": "block",
+        "h": "with a checksum of 4 behind them",
         ".zattrs": "name",
     }
     assert {path: word in keys.reports[path] for path, word in words.items()} == dict.fromkeys(words, True)

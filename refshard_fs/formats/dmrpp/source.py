@@ -337,15 +337,22 @@ def _places(positions: Sequence[str], found: _Array) -> UInt64s:
 def _codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
     """Return the filters that chunks went through, in that order, as zarr's metadata spells them."""
     found: Codecs = []
+    added = 0  # bytes of checksums
     levels = list(integers(variable.levels)) if variable.levels else []
     for name in variable.compression.split():
         match name:
             case "deflate":
                 found.append({"id": "zlib", "level": min(levels.pop(0), 9) if levels else 6})
             case "shuffle":
+                if added % dtype.itemsize:  # HDF5 leaves bytes over, and zarr's codec takes whole elements alone
+                    raise _NotShown(
+                        f"its elements of {dtype.itemsize} bytes are shuffled with a checksum of {added} behind them, "
+                        "which zarr has no codec for: open the HDF5 file itself"
+                    )
                 found.append({"id": "shuffle", "elementsize": dtype.itemsize})
             case "fletcher32":
                 found.append({"id": "fletcher32"})
+                added += 4
             case _:
                 raise _NotShown(f"its chunks are compressed by {name!r}")
     return found
