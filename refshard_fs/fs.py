@@ -494,9 +494,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"mode {kind!r} is none that a file can be opened with")
         if kind == "x" and self.exists(key):
             raise FileExistsError(key)
-        if kind in ("a", "r"):
-            with contextlib.suppress(FileNotFoundError):
-                before = self.cat_file(key)
+        if kind == "r" or (kind == "a" and self.exists(key)):
+            before = self.cat_file(key)
         return WrittenFile(self, key, before, at_end="a" in mode)
 
     def _dircache_from_items(self) -> None:
@@ -752,7 +751,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if isinstance(value, (str, list, tuple, dict)):
             self.references[key] = value
             return
-        data = bytes(value)
+        data = _as_bytes(value)
         if not (mode == "overwrite" and writer.write_now(key, data)):
             self._session.wait(self._pipe_file, path, data, mode)
 
@@ -760,7 +759,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         key, writer = self._to_write(path)
         if mode == "create" and await self._exists(key):
             raise FileExistsError(key)
-        await writer.write(key, decode(value) if isinstance(value, str) else bytes(value))
+        await writer.write(key, decode(value) if isinstance(value, str) else _as_bytes(value))
 
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
@@ -1040,6 +1039,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
 def _spelled(argument: Any) -> Any:
     return argument.spelled() if isinstance(argument, InMemorySource) else argument
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, int):  # of which Python makes as many zeros
+        raise TypeError(f"{value!r} is a number, and no bytes")
+    return bytes(value)
 
 
 def _create(path: str) -> BinaryIO:

@@ -520,6 +520,23 @@ def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: P
     assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
 
 
+def test_numbers_are_no_bytes_and_what_is_not_there_is_not_changed(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    with pytest.raises(TypeError, match="no bytes"):
+        fs.pipe_file("a", 5)
+    with pytest.raises(TypeError, match="no bytes"):
+        fs.pipe({"a": 5})  # type: ignore[dict-item]  # what is tested
+    with pytest.raises(FileNotFoundError):
+        fs.open("a", "r+b")  # type: ignore[call-overload]  # the types have no such mode
+    assert not fs.exists("a")
+    with fs.open("text", "r+b") as file:  # type: ignore[call-overload]  # as above
+        file.write(b"IN")
+    with fs.open("new", "ab") as file:
+        file.write(b"x")
+    assert fs.cat(["text", "new"]) == {"text": b"INline", "new": b"x"}
+    fs.discard()
+
+
 def test_a_key_outside_of_all_arrays_is_refused_by_chunk_manifests_and_kept(tmp_path: Path) -> None:
     fs = writable(tmp_path / "manifests", "chunk-manifest")
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "notes.txt": b"text"})
