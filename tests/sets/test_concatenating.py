@@ -649,6 +649,9 @@ def test_how_chunk_keys_are_spelled_and_what_absent_chunks_mean_makes_no_differe
             options: Any = {"chunks": (2, 3)[: values.ndim], "chunk_key_encoding": spelled, "dimension_names": dims}
             options |= {"fill_value": fill if name == "mask" else 9, "dtype": values.dtype}
             group.create_array(name, shape=values.shape, **options)[...] = values
+        group.create_array("crs", shape=(), dtype="i4")[...] = 0
+        path = Path(store, "crs", "zarr.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "dimension_names": [] if number else None}))
     made = refshard_fs.concat(stores, "time")
     store = zarr.storage.FsspecStore(RefShardFileSystem(made, asynchronous=True), read_only=True, path="")
     group = zarr.open_group(store, mode="r")

@@ -294,7 +294,7 @@ def _fields(array: Described) -> dict[str, Any]:
         fields["filters"] = fields.get("filters") or None
     else:
         fields["data_type"] = meta.dtype
-        fields["storage_transformers"] = fields.get("storage_transformers") or None
+        fields |= {name: fields.get(name) or None for name in ("storage_transformers", "dimension_names")}
     fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
     return fields | ({"attribute calendar": calendar_of(array.attributes)} if is_time(array.attributes) else {})
 
