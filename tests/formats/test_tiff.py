@@ -356,7 +356,12 @@ def test_attributes_are_those_that_rioxarray_looks_for(tmp_path: Path, zarr_form
 def test_scales_that_are_whole_numbers_leave_room_for_missing_values_and_texts_are_unescaped(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     rasterio = pytest.importorskip("rasterio")
-    path = write(tmp_path / "a.tif", SMOOTH, nodata=7, scales=((2,), (0,)))
+    path = tmp_path / "a.tif"
+    scale = '<GDALMetadata><Item name="SCALE" sample="0" role="scale">2</Item></GDALMetadata>'
+    tifffile.imwrite(path, SMOOTH, metadata=None, extratags=[(42112, "s", 0, scale), (42113, "s", 0, "7")])
+    got = xr.open_dataset(path, engine="refshard")["0"]
+    np.testing.assert_array_equal(got.values, np.where(SMOOTH == 7, np.nan, SMOOTH * 2.0))
+    path = write(tmp_path / "b.tif", SMOOTH, nodata=7, scales=((2,), (0,)))
     with rasterio.open(path, "r+") as ds:
         ds.descriptions = ["a < b & 'c'"]
     got = xr.open_dataset(path, engine="refshard")["0"]
