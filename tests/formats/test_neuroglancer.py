@@ -106,6 +106,14 @@ def test_chunks_in_files_are_listed_and_missing_ones_are_no_keys(tmp_path: Path)
     assert np.array_equal(array(str(tmp_path), KEY)[...], values)
 
 
+@pytest.mark.parametrize("kind", ["files", "murmur"])
+def test_a_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> None:
+    shutil.copy(SAMPLES / kind / "info", tmp_path)
+    fs = opened(str(tmp_path))
+    assert {name.rpartition("/")[2] for name in fs.find(KEY)} == {".zarray", ".zattrs"}
+    assert not array(str(tmp_path), KEY)[...].any()
+
+
 def test_xarray_reads_a_volume_by_its_dimensions() -> None:
     """Version 3 keeps the type: in version 2 xarray takes a fill value, here 0, for missing data."""
     xarray = pytest.importorskip("xarray")

@@ -11,7 +11,7 @@ import gzip
 import math
 import re
 from collections.abc import Iterator
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 import numpy as np
@@ -79,9 +79,13 @@ class _ScaleChunks(Chunks):
 
     def _names(self) -> Steps[tuple[Listed, ...]]:
         names: tuple[Listed, ...] | None = yield Names(self.url)
-        if names is None:
+        if names is not None:
+            return names
+        folder, _, name = self.url.rpartition("/")
+        beside: tuple[Listed, ...] | None = yield Names(folder)
+        if beside is None or {name, unquote(name)} & {listed.name for listed in beside}:
             raise NotListable(f"{self.url} cannot be listed; its chunks can still be read by their keys")
-        return names
+        return ()  # writers make no folder for a scale of zeros
 
 
 class FileChunks(_ScaleChunks):
