@@ -987,7 +987,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
         ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests. Of a parquet set,
         ``record_size`` is the number of references per file. It goes to a new or empty
-        directory, or with ``overwrite`` in the place of another parquet set; JSON replaces
+        directory, or with ``overwrite`` in the place of another parquet set, which stays until
+        the new one is whole on this machine, and is removed first elsewhere; JSON replaces
         what was there. Each file appears whole or not at all. Chunk manifests make a zarr
         version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
         their meaning. Of sources other than reference sets, chunks that are ranges of objects

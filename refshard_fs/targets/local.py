@@ -76,6 +76,18 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
         sync_file(os.path.dirname(path) or ".")
 
 
+def replace_directory(path: str, draft: str) -> None:
+    """Let the directory ``draft``, which lies beside it, take the place of ``path``."""
+    old = draft_of(path)
+    os.rename(path, old)
+    try:
+        os.rename(draft, path)
+    except BaseException:
+        os.rename(old, path)
+        raise
+    shutil.rmtree(old)
+
+
 def sync_file(path: str) -> None:
     """See that a file, or the names in a directory, are on the disk, where the platform lets one."""
     with contextlib.suppress(OSError):  # Windows opens no directories

@@ -34,7 +34,7 @@ from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator, protocol_of
 from refshard_fs.targets.failures import as_os_error, os_errors
 from refshard_fs.targets.generic import is_s3fs, protocols_of, version_in
-from refshard_fs.targets.local import draft_of, facts_of, is_draft, locked, replacing, sync_file
+from refshard_fs.targets.local import draft_of, facts_of, is_draft, locked, replace_directory, replacing, sync_file
 from refshard_fs.targets.pool import IMMEDIATE, Given, portable
 
 Buffer = bytes | memoryview
@@ -408,6 +408,25 @@ class Objects:
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.path(""), recursive=True)
 
+    @contextlib.contextmanager
+    def directory(self, *, replaces: bool) -> Iterator[Objects]:
+        """Give where objects are put that are of use together alone: an error in the block takes them away again.
+
+        A directory that they are to replace stays what it is until the block ends, if it is one of this machine.
+        Elsewhere nothing takes the place of many objects at once: there it is removed first.
+        """
+        path = os.path.realpath(self.path("")) if self.is_local else ""  # of a link, what it leads to is replaced
+        draft = Objects(draft_of(path), self.fs) if replaces and path else self
+        if replaces and draft is self:
+            self.remove_tree()
+        try:
+            yield draft
+            if draft is not self:
+                replace_directory(path, draft.path(""))
+        except BaseException:
+            draft.remove_tree()
+            raise
+
     def sweep(self, names: Iterable[str]) -> None:
         """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
         if not self.is_local:
@@ -415,7 +434,7 @@ class Objects:
         for folder in {os.path.dirname(self.path(name)) for name in names}:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
                 for entry in entries:
-                    if is_draft(entry.name):
+                    if is_draft(entry.name) and not entry.is_dir(follow_symlinks=False):
                         os.unlink(entry.path)
 
     def tidy(self, names: Iterable[str], *, with_root: bool = True) -> None:

@@ -263,34 +263,24 @@ def _save_parquet(stream: ReferenceStream, sink: Objects, record_size: int, over
         for array, grid in stream.grids.items():
             for numbers, partition in stream.partitions(array, record_size):
                 parquet_writing.parquet_partition(array, grid, numbers, partition, dry=True)
-    _make_room(sink, overwrite)
-    with _all_or_nothing(sink):
+    with sink.directory(replaces=_is_to_replace(sink, overwrite)) as made:
         files: dict[str, bytes] = {}
         for array, grid in stream.grids.items():
             for numbers, partition in stream.partitions(array, record_size, FEW):
                 data = parquet_writing.parquet_partition(array, grid, numbers, partition)
                 files[partition_name(array, numbers.start // record_size)] = data
                 if len(files) == TOGETHER:
-                    sink.put_all(files)
+                    made.put_all(files)
                     files = {}
-        sink.put_all(files)
-        sink.put_all({PARQUET: document})  # last: without it, there is no set
+        made.put_all(files)
+        made.put_all({PARQUET: document})  # last: without it, there is no set
 
 
-@contextlib.contextmanager
-def _all_or_nothing(sink: Objects) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        sink.remove_tree()
-        raise
-
-
-def _make_room(sink: Objects, overwrite: bool) -> None:
-    """See that nothing is in the way; only another parquet set is ever removed."""
+def _is_to_replace(sink: Objects, overwrite: bool) -> bool:
+    """Whether there is something already; FileExistsError unless it is a parquet set that is to be replaced."""
     names = sink.names()
     if not names:
-        return
+        return False
     if not overwrite:
         raise FileExistsError(f"{sink.url} is not empty; overwrite=True replaces a parquet set")
     if PARQUET not in names:
@@ -299,7 +289,7 @@ def _make_room(sink: Objects, overwrite: bool) -> None:
         Layout(sink.read([PARQUET])[PARQUET], f"{sink.url}/{PARQUET}")
     except ManifestError as e:
         raise FileExistsError(f"{sink.url} is not empty, and no parquet set that could be replaced: {e}") from e
-    sink.remove_tree()
+    return True
 
 
 def save_json(stream: ReferenceStream, url: str, sink: Objects | Document) -> None:
@@ -353,9 +343,7 @@ def _save_manifests(stream: ReferenceStream, sink: Objects, overwrite: bool) -> 
     for array in stream.grids:
         written[join(array, manifest_writing.MANIFEST)] = manifest_of(stream, array)
         nodes[array] = manifest_writing.with_manifest(nodes[array])
-    if names:
-        sink.remove_tree()
-    with _all_or_nothing(sink):
-        sink.put_all(written)
-        sink.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
-        sink.put_all({_ROOT: zarrmeta.dumps(root_with(nodes, [], [], []))})  # last: without it, there is no hierarchy
+    with sink.directory(replaces=bool(names)) as made:
+        made.put_all(written)
+        made.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
+        made.put_all({_ROOT: zarrmeta.dumps(root_with(nodes, [], [], []))})  # last: without it, there is no hierarchy

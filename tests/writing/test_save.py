@@ -19,6 +19,7 @@ from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem, TargetN
 from refshard_fs.cli import main
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.session.recognition import beneath
+from refshard_fs.targets.objects import Objects
 from tests.formats.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
 from tests.servers.http import RangeServer
 
@@ -287,6 +288,42 @@ def test_only_a_parquet_set_is_ever_replaced(tmp_path: Path, target: str) -> Non
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match="is a file"):
         fs.save(str(tmp_path / "file"), "parquet", overwrite=True)
+
+
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+@pytest.mark.parametrize("through", ["path", "link"])
+def test_a_set_that_is_replaced_stays_until_the_other_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, through: str
+) -> None:
+    folder = tmp_path / "set"
+    url = str(folder)
+    if through == "link":
+        (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+        url = str(tmp_path / "link")
+    array = v2_array([3], [1])
+    RefShardFileSystem({"a/.zarray": array, "a/0": ["memory://old", 0, 1]}).save(str(folder), format, record_size=1)
+    new = RefShardFileSystem({"a/.zarray": array, "a/0": ["memory://new", 0, 1]})
+    put, puts = Objects.put, list[str]()
+
+    def fails(self: Objects, name: str, *given: Any, **options: Any) -> Any:
+        puts.append(name)
+        if name == last:
+            raise OSError("the disk is full")
+        return put(self, name, *given, **options)
+
+    last = ".zmetadata" if format == "parquet" else "zarr.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "put", fails)
+        with pytest.raises(OSError, match="disk is full"):
+            new.save(url, format, record_size=1, overwrite=True)
+    assert len(puts) > 1, "something had been written before"
+    assert RefShardFileSystem(url, skip_instance_cache=True).resolve("a/0")[0] == "memory://old"
+    assert sorted(os.listdir(tmp_path)) == (["set"] if through == "path" else ["link", "set"])
+    new.save(url, format, record_size=1, overwrite=True)
+    assert RefShardFileSystem(url, skip_instance_cache=True).resolve("a/0")[0] == "memory://new"
+    assert sorted(os.listdir(tmp_path)) == (["set"] if through == "path" else ["link", "set"])
+    assert folder.is_dir()
+    assert not folder.is_symlink()
 
 
 def test_a_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> None:
