@@ -151,7 +151,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     mode:
         ``"r"`` refuses writes. ``"a"`` keeps them in an overlay: reads see them at once, and `commit` (or the
         end of ``with fs.transaction:``) makes them part of the source, which is made if it does not exist.
-        ``"w"`` begins with an empty source in any case.
+        ``"w"`` begins with an empty source; what is no source is not written over.
     overlay:
         `overlay` of another filesystem of this process: what is written goes there, and is
         committed with the rest. Implies ``mode="a"``. A filesystem that is made from a URL has neither (fsspec
