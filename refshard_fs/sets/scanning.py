@@ -40,6 +40,7 @@ from refshard_fs.session.recognition import beneath, open_source
 from refshard_fs.session.session import Engines
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary, with_packing_types
+from refshard_fs.targets.local import path_to_write
 from refshard_fs.writing.save import respelling
 
 ROUND: Final = 16  # sources whose look-ups are driven together: each waits for all of them
@@ -254,7 +255,9 @@ class ScansFile:
             raise ValueError(f"resume={path!r}: it is a file of this machine")
         self._path = path = os.path.expanduser(path)
         self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)  # URLs may have tokens
+        descriptor = os.open(
+            path_to_write(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
+        )  # URLs may have tokens
         self._file = os.fdopen(descriptor, "r+b")
         try:
             self._read()

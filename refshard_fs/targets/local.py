@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -28,6 +29,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.model import OWN, Facts, Listed
+from refshard_fs.errors import told
 from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
 
@@ -53,18 +55,18 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
     """Give a file that becomes ``path`` when the block ends without an error, and else disappears.
 
     ``check()`` is called just before; what it raises leaves ``path`` as it was. ``durable``: the file, and its name,
-    are on the disk before and after that.
+    are on the disk before and after that. ``path`` is replaced even if it is a link: `path_to_write` resolves those.
+    Nobody may read the draft who may not read the file that it replaces.
     """
-    path = os.path.realpath(path)  # of a symbolic link, what it leads to is replaced
     draft = draft_of(path)
+    mode = 0o666 if _replaced(path) is None else 0o600  # of a new file, the umask decides
     try:
-        with open(draft, "xb") as file:
+        with open(os.open(draft, _DRAFT_FLAGS, mode), "wb") as file:
             yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        if os.path.exists(path):
-            shutil.copymode(path, draft)
+        _copy_mode(path, draft)
         if check is not None:
             check()
         os.replace(draft, path)
@@ -76,9 +78,92 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
         sync_file(os.path.dirname(path) or ".")
 
 
+_DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def _copy_mode(path: str, draft: str) -> None:
+    """Let ``draft`` have the mode and the group of ``path``, if that exists."""
+    found = _replaced(path)
+    if found is None:
+        return
+    mode = stat.S_IMODE(found.st_mode) & 0o777
+    if _HAS_OWNERS and os.stat(draft).st_gid != found.st_gid:
+        try:
+            os.chown(draft, -1, found.st_gid)
+        except PermissionError:
+            mode &= 0o707  # it has another group than the file had, whose members were not meant
+    os.chmod(draft, mode)
+
+
+def _replaced(path: str) -> os.stat_result | None:
+    """Return what is known of the file or folder at ``path``; None of a link, and if there is none."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None if stat.S_ISLNK(found.st_mode) else found
+
+
+_HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has rights of another kind
+_MOST_LINKS: Final = 40  # in a path, as on Linux
+
+
+def path_to_write(path: str, root: str | None = None) -> str:
+    """Return where a write to ``path`` goes; it is the directory ``root`` or below it (by default: just that path).
+
+    Links of the user and of the system lead to ``root``. Raises PermissionError at a link of another user there, who
+    would choose what is overwritten, and at any link below: a hierarchy may come from elsewhere, links included.
+    """
+    if not _HAS_OWNERS:
+        return os.path.realpath(path)
+    root = path if root is None else root
+    place = _without_links(root)
+    for step in path[len(root) :].split("/")[1:-1]:
+        place = os.path.join(place, step)
+        if os.path.islink(place):
+            raise PermissionError(
+                f"{told(place)} is a symbolic link inside of what is written to: expected a folder. Nothing is written "
+                f"or removed behind it; open {told(os.path.realpath(place))} itself if you mean that"
+            )
+    return os.path.join(place, os.path.basename(path)) if path != root else place
+
+
+def _without_links(path: str) -> str:
+    """Return ``path`` with its links resolved, all of which are the user's or the system's."""
+    place, links = "/", 0
+    left = os.path.abspath(path).split("/")[::-1]
+    while left:
+        step = left.pop()
+        if step in ("", "."):
+            continue
+        if step == "..":
+            place = os.path.dirname(place)
+            continue
+        place = os.path.join(place, step)
+        try:
+            found = os.lstat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if not stat.S_ISLNK(found.st_mode):
+            continue
+        target = os.readlink(place)
+        if found.st_uid not in (0, os.geteuid()):
+            raise PermissionError(
+                f"{told(place)} is a symbolic link of another user (number {found.st_uid}), which is not followed in "
+                f"writing. Give the path that it leads to, {told(target)}, if you mean that"
+            )
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        place = "/" if target.startswith("/") else os.path.dirname(place)
+        left += target.split("/")[::-1]
+    return place
+
+
 def replace_directory(path: str, draft: str) -> None:
     """Let the directory ``draft``, which lies beside it, take the place of ``path``."""
     old = draft_of(path)
+    _copy_mode(path, draft)
     os.rename(path, old)
     try:
         os.rename(draft, path)

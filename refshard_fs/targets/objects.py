@@ -34,7 +34,16 @@ from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator, protocol_of
 from refshard_fs.targets.failures import as_os_error, os_errors
 from refshard_fs.targets.generic import is_s3fs, protocols_of, version_in
-from refshard_fs.targets.local import draft_of, facts_of, is_draft, locked, replace_directory, replacing, sync_file
+from refshard_fs.targets.local import (
+    draft_of,
+    facts_of,
+    is_draft,
+    locked,
+    path_to_write,
+    replace_directory,
+    replacing,
+    sync_file,
+)
 from refshard_fs.targets.pool import IMMEDIATE, Given, portable
 
 Buffer = bytes | memoryview
@@ -128,6 +137,16 @@ class Objects:
         root = self._open()[1]
         return f"{root}/{name}" if name else root
 
+    def _place(self, name: str) -> str:
+        """Return the path at which the object ``name`` is written; PermissionError where a link leads elsewhere."""
+        path = self.path(name)
+        return path_to_write(path, self.path("")) if self.is_local else path
+
+    def check_places(self, names: Iterable[str]) -> None:
+        """Raise PermissionError if a link leads one of the objects ``names`` elsewhere."""
+        for folder in {name.rpartition("/")[0] for name in names}:
+            self._place(f"{folder}/_" if folder else "_")
+
     @contextlib.contextmanager
     def lock(self, *, of_parent: bool = False) -> Iterator[None]:
         """Keep other commits of this process out; from local files, those of all processes of this machine.
@@ -135,7 +154,7 @@ class Objects:
         ``of_parent``: the URL is that of one file, so the lock is that of its directory.
         """
         if self.is_local:
-            folder = (os.path.dirname(self.path("")) or ".") if of_parent else self.path("")
+            folder = (os.path.dirname(self._place("")) or ".") if of_parent else self._place("")
             os.makedirs(folder, exist_ok=True)
             with locked(folder):
                 yield
@@ -291,7 +310,7 @@ class Objects:
 
         The ``condition`` is for local files.
         """
-        path = self.path(name)
+        path = self._place(name)
         if self.is_local:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             with replacing(path, check=partial(self.check, name, condition), durable=durable) as file:
@@ -368,7 +387,7 @@ class Objects:
         Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
         """
         fs: Any = self.fs
-        path = self.path(name)
+        path = self._place(name)
         if not is_s3fs(fs):
             if condition is not None and self.facts(name) is None:
                 return
@@ -389,6 +408,7 @@ class Objects:
     def remove_all(self, names: Iterable[str]) -> None:
         """Remove the objects ``names``, and directories that are empty then, as far as that can be done."""
         names = list(names)
+        self.check_places(names)
         paths = [self.path(name) for name in names]
         together = [path for path in paths if not has_magic(path)]  # `rm` would take the others for patterns
         alone = [path for path in paths if has_magic(path)]
@@ -415,9 +435,11 @@ class Objects:
         A directory that they are to replace stays what it is until the block ends, if it is one of this machine.
         Elsewhere nothing takes the place of many objects at once: there it is removed first.
         """
-        path = os.path.realpath(self.path("")) if self.is_local else ""  # of a link, what it leads to is replaced
+        path = self._place("") if self.is_local else ""  # of a link, what it leads to is replaced
         draft = Objects(draft_of(path), self.fs) if replaces and path else self
-        if replaces and draft is self:
+        if draft is not self:
+            os.mkdir(draft.path(""), 0o700)
+        elif replaces:
             self.remove_tree()
         try:
             yield draft

@@ -8,6 +8,7 @@ or dark mode.
 from __future__ import annotations
 
 import io
+import os
 import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.errors import printable
+from refshard_fs.targets.local import path_to_write, replacing
 from refshard_fs.tools.views import ROLES, colours
 
 # ----------------------------------------------------------------------------------------------------
@@ -270,8 +272,9 @@ class Picture:
 
     def save(self, path: str | Path) -> None:
         """Write the picture to ``path``, in the format that its name ends in: .svg, .html or .png (with matplotlib)."""
-        path = Path(path)
-        path.write_bytes(self.encoded(path.suffix))
+        data = self.encoded(Path(path).suffix)
+        with replacing(path_to_write(os.fspath(path))) as file:
+            file.write(data)
 
     def encoded(self, suffix: str) -> bytes:
         """Return the picture as a file of a name that ends in ``suffix``."""

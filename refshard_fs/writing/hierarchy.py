@@ -105,6 +105,7 @@ class HierarchyCommit:
         for name in plan.names():
             check_name(name, self._objects.url_of(name))
         removed = self._to_remove(plan)
+        self._objects.check_places([*plan.names(), *removed, *self._empty_shards])
         conditions = self._checked(plan, removed)
         self._objects.sweep(plan.names())
         blocking = _blocking(removed, plan.names())

@@ -1,0 +1,194 @@
+"""Local writes: links of others are not followed, modes stay, and nobody reads a draft who may not read the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.targets import local
+from refshard_fs.targets.local import path_to_write, replacing
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind")
+as_root = pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() != 0, reason="links of others are made by root")
+
+ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "fill_value": 0}
+DOCUMENT = json.dumps({**ARRAY, "order": "C", "filters": None})
+REFS = {"x/.zarray": DOCUMENT, "x/0": "base64:AAAAAA=="}
+ARRAY_3 = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [4],
+    "data_type": "uint8",
+    "fill_value": 0,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
+    "codecs": [{"name": "bytes"}],
+    "chunk_key_encoding": {"name": "default"},
+    "attributes": {},
+}
+GROUP_3 = {"zarr.json": '{"zarr_format": 3, "node_type": "group"}'}
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask() -> Any:
+    old = os.umask(0o022)
+    yield
+    os.umask(old)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize(("mode", "draft_mode"), [(0o600, 0o600), (0o640, 0o600), (None, 0o644)])
+def test_a_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    if mode is not None:
+        path.touch(mode)
+        path.chmod(mode)
+    with replacing(str(path)) as file:
+        file.write(b"secret")
+        (draft,) = tmp_path.glob("*.tmp")
+        assert mode_of(draft) == draft_mode
+    assert mode_of(path) == (mode or 0o644)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(0o664)
+    found = os.stat(path)
+    monkeypatch.setattr(local, "_replaced", lambda path: os.stat_result([*found[:5], found.st_gid + 1, *found[6:]]))
+
+    def refuse(*args: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with replacing(str(path)) as file:
+        file.write(b"new")
+    assert mode_of(path) == 0o604
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_a_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    document = {"zarr_format": 3, "node_type": "array", "shape": [1], "data_type": "uint8", "fill_value": 0}
+    document |= {
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+        "codecs": [{"name": "bytes"}],
+    }
+    document |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
+    refs = GROUP_3 | {"x/zarr.json": json.dumps(document), "x/c/0": ["https://h/x", 0, 1]}
+    fs = RefShardFileSystem({"x/.zarray": DOCUMENT, "x/0": ["https://h/x", 0, 4]} if format == "parquet" else refs)
+    fs.save(str(out), format=format)
+    assert mode_of(out) == 0o755
+    out.chmod(0o700)
+    fs.save(str(out), format=format, overwrite=True)
+    assert mode_of(out) == 0o700
+
+
+def link_of_another(link: Path, target: Path) -> None:
+    link.symlink_to(target)
+    os.lchown(link, 12345, 12345)
+
+
+WRITES: dict[str, Callable[[str], object]] = {
+    "save": lambda out: RefShardFileSystem(REFS).save(out, overwrite=True),
+    "parquet": lambda out: RefShardFileSystem(REFS).save(out, format="parquet", overwrite=True),
+    "lazy concat": lambda out: refshard_fs.concat([RefShardFileSystem(REFS)], dim="time").save(out),
+    "commit": lambda out: RefShardFileSystem(out, mode="w").commit(),
+    "get": lambda out: RefShardFileSystem(REFS).get("x/0", out),
+    "picture": lambda out: RefShardFileSystem(REFS).visualize("x").save(out),
+}
+
+
+@as_root
+@pytest.mark.parametrize("place", ["file", "dangling", "folder"])
+def test_a_link_of_another_user_is_not_written_through(place: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    target, name = {"file": ("mine/x", ""), "dangling": ("mine/y", ""), "folder": ("mine", "/new")}[place]
+    (tmp_path / "mine/x").write_bytes(b"precious")
+    link_of_another(tmp_path / "link.svg", tmp_path / target)
+    for write in WRITES.values():
+        out = str(tmp_path / "link.svg") + (name and name + ".svg")
+        with pytest.raises(OSError, match="link of another user|is a file"):
+            write(out)
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "mine").iterdir()] == [("x", b"precious")]
+
+
+def test_ones_own_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "folder").symlink_to("real")
+    (tmp_path / "real/link.json").symlink_to(tmp_path / "folder/../real/refs.json")
+    RefShardFileSystem(REFS).save(str(tmp_path / "folder/link.json"))
+    assert (tmp_path / "real/link.json").is_symlink()
+    assert RefShardFileSystem(str(tmp_path / "real/refs.json")).cat("x/0") == bytes(4)
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(OSError, match="symbolic links"):
+        path_to_write(str(tmp_path / "round"))
+
+
+@pytest.fixture(params=[2, 3])
+def linked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
+    """A hierarchy with a link to an array elsewhere and to a chunk elsewhere; that place; the key of a chunk."""
+    victim, store = tmp_path / "victim", tmp_path / "store"
+    (victim / "c").mkdir(parents=True)
+    (store / "y/c").mkdir(parents=True)
+    array3 = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0}
+    array3 |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}}, "codecs": [{"name": "bytes"}]}
+    array3 |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
+    name, document, chunk = (
+        (".zarray", DOCUMENT, "0") if request.param == 2 else ("zarr.json", json.dumps(array3), "c/0")
+    )
+    root = (".zgroup", '{"zarr_format": 2}') if request.param == 2 else ("zarr.json", GROUP_3["zarr.json"])
+    (store / root[0]).write_text(root[1])
+    for folder in (victim, store / "y"):
+        (folder / name).write_text(document)
+    (victim / chunk).write_bytes(b"good")
+    (victim / "precious").write_bytes(b"gold")
+    (store / "x").symlink_to(victim)
+    (store / "y" / chunk).symlink_to(victim / "precious")
+    return store, victim, chunk
+
+
+@pytest.mark.parametrize("what", ["put", "remove", "remove all", "document", "move"])
+def test_nothing_behind_a_link_in_a_hierarchy_changes(what: str, linked: tuple[Path, Path, str]) -> None:
+    store, victim, chunk = linked
+    before = {p: p.read_bytes() for p in victim.rglob("*") if p.is_file()}
+    fs = RefShardFileSystem(str(store), mode="a")
+    match what:
+        case "put":
+            fs.pipe_file(f"x/{chunk}", b"evil")
+        case "remove":
+            fs.rm(f"x/{chunk}")
+        case "remove all":
+            fs.rm("x", recursive=True)
+        case "document":
+            name = ".zarray" if chunk == "0" else "zarr.json"
+            fs.pipe_file(f"x/{name}", before[victim / name] + b" ")
+        case "move":
+            fs.mv(f"y/{chunk}", f"x/{chunk}")
+    with pytest.raises(OSError, match="symbolic link inside of what is written to"):
+        fs.commit()
+    fs.discard()
+    assert {p: p.read_bytes() for p in victim.rglob("*") if p.is_file()} == before
+
+
+def test_a_chunk_that_is_a_link_is_replaced_itself(linked: tuple[Path, Path, str]) -> None:
+    store, victim, chunk = linked
+    fs = RefShardFileSystem(str(store), mode="a")
+    fs.pipe_file(f"y/{chunk}", b"news")
+    fs.commit()
+    assert (victim / "precious").read_bytes() == b"gold"
+    assert not (store / "y" / chunk).is_symlink()
+    assert RefShardFileSystem(str(store)).cat(f"y/{chunk}") == b"news"
