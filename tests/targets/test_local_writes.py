@@ -117,13 +117,13 @@ WRITES: dict[str, Callable[[str], object]] = {
 def test_a_link_of_another_user_is_not_written_through(place: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     target, name = {"file": ("mine/x", ""), "dangling": ("mine/y", ""), "folder": ("mine", "/new")}[place]
-    (tmp_path / "mine/x").write_bytes(b"precious")
+    (tmp_path / "mine/x").write_bytes(precious := b'{"version": 1, "refs": {"precious": "x"}}')
     link_of_another(tmp_path / "link.svg", tmp_path / target)
     for write in WRITES.values():
         out = str(tmp_path / "link.svg") + (name and name + ".svg")
         with pytest.raises(OSError, match="link of another user|is a file"):
             write(out)
-    assert [(p.name, p.read_bytes()) for p in (tmp_path / "mine").iterdir()] == [("x", b"precious")]
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "mine").iterdir()] == [("x", precious)]
 
 
 def test_ones_own_links_are_followed(tmp_path: Path) -> None:
