@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import re
 from bisect import bisect_right
@@ -39,6 +38,7 @@ from refshard_fs.reading.failures import explain
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets import IGNORES_RANGES, Versions
+from refshard_fs.tools.opening import Refusal, is_installed, refusals
 from refshard_fs.tools.survey import (
     INLINE,
     Extents,
@@ -273,6 +273,7 @@ class Ranges:
         return order[again], order[again - 1], order[distinct[within + 1]], order[distinct[within]]
 
 
+_UNDECODED: Final = 'zarr is not installed: chunks were read, and none was decoded. pip install "refshard_fs[zarr]"'
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
 # Chunks that are read at a time: a process that decodes them takes as long to start as for 1,000.
 TOGETHER: Final = 1 << 14
@@ -291,8 +292,8 @@ def check(
     >>> import json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
     ...         "fill_value": None, "filters": None, "compressor": None}
-    >>> fs = refshard_fs.RefShardFileSystem({"a/.zarray": json.dumps(meta), "a/0": "ab", "a/7": "cd"})
-    >>> report = refshard_fs.check(fs)
+    >>> refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta), "a/0": "ab", "a/7": "cd"}
+    >>> report = refshard_fs.check(refshard_fs.RefShardFileSystem(refs))
     >>> report.missing, [(finding.kind, finding.key) for finding in report.findings]
     (1, [('outside-grid', 'a/7')])
     """
@@ -333,14 +334,17 @@ class _Check:
         for key, error in faults:
             self._found.add_error(key, error, "metadata" if zarrmeta.is_metadata(key) else "unreadable")
         check_documents(source.documents, self._found)
+        refused, notes = refusals(source)
+        self._add_refusals(refused)
         self._check_names()
         wanted = _wanted(arrays, mode, sample)
         self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
         self._session.wait(self._check_targets)
-        decodes = mode == "full" and importlib.util.find_spec("zarr") is not None
+        decodes = mode == "full" and is_installed("zarr")
+        closed = {parent(refusal.key)[0] for refusal in refused if refusal.by in ("zarr", "codec")}
         for extents, positions in wanted:
             if len(positions):
-                self._check_chunks(extents, positions, decodes=decodes)
+                self._check_chunks(extents, positions, decodes=decodes and extents.path not in closed)
         return self._found.report(
             mode,
             keys=source.keys,
@@ -352,10 +356,16 @@ class _Check:
             read=self._read,
             bytes_read=self._bytes,
             decoded=self._decoded,
-            notes=('zarr is not installed: chunks were read, and none was decoded. pip install "refshard_fs[zarr]"',)
-            if mode == "full" and not decodes
-            else (),
+            notes=(_UNDECODED, *notes) if mode == "full" and not decodes else tuple(notes),
         )
+
+    def _add_refusals(self, refused: Sequence[Refusal]) -> None:
+        """Find what readers do not open; of metadata in which something was found already, that is enough."""
+        known = {finding.key for finding in self._found.shown if finding.severity == "error"}
+        for by, key, text, is_certain in refused:
+            if key not in known:
+                severity: Severity = "error" if is_certain and by != "codec" else "warning"
+                self._found.add(severity, {"zarr": "metadata", "codec": "not-decoded"}.get(by, by), key, text=text)
 
     async def _check_targets(self) -> None:
         """Ask each target once, and compare the ranges of keys with the answers."""

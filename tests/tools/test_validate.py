@@ -123,7 +123,7 @@ def test_chunks_of_an_array_whose_metadata_are_those_of_another_version_are_read
 
 
 def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
-    members = {"a/.zarray": json.loads(array(7)), "b/.zarray": json.loads(array())}
+    members = {".zgroup": {"zarr_format": 2}, "a/.zarray": json.loads(array(7)), "b/.zarray": json.loads(array())}
     document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
     report = check(make({**GOOD, ".zmetadata": document}))
     assert sorted(found(report)) == [("warning", "consolidated", "a/.zarray"), ("warning", "consolidated", "b/.zarray")]
@@ -131,9 +131,10 @@ def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
 
 
 def test_consolidated_metadata_may_be_spelled_otherwise(make: Make) -> None:
-    members = {"a/.zarray": json.loads(array(fill_value=float("nan"))) | {"dimension_separator": "."}}
+    text = array(fill_value=float("nan"), dtype="<f4")
+    members = {".zgroup": {"zarr_format": 2}, "a/.zarray": json.loads(text) | {"dimension_separator": "."}}
     document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
-    assert not check(make({**GOOD, "a/.zarray": array(fill_value=float("nan")), ".zmetadata": document})).findings
+    assert not check(make({**GOOD, "a/.zarray": text, ".zmetadata": document})).findings
 
 
 def test_damaged_inline_data_is_an_error(make: Make) -> None:
@@ -203,7 +204,8 @@ def test_a_server_that_refuses_is_an_error(make: Make, http_server: RangeServer)
 
 
 def test_targets_that_are_not_allowed_are_errors(http_server: RangeServer) -> None:
-    refs = {"a/.zarray": array(), "a/0": ["/etc/hostname", 0, 1], "a/1": [http_server.url + "/x", 0, 2]}
+    refs = {"a/0": ["/etc/hostname", 0, 1], "a/1": [http_server.url + "/x", 0, 2]}
+    refs |= {".zgroup": '{"zarr_format": 2}', "a/.zarray": array()}
     http_server.put("/x", bytes(2))
     source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     report = check(RefShardFileSystem(source, index_cache=False))
@@ -316,7 +318,7 @@ def test_a_full_check_takes_version_3(make: Make) -> None:
 def test_codecs_that_are_not_here_are_a_warning(make: Make) -> None:
     pytest.importorskip("zarr")
     report = check(make({**GOOD, "a/.zarray": array(compressor={"id": "no such codec"})}), "full")
-    assert found(report) == [("warning", "not-decoded", "a")]
+    assert found(report) == [("warning", "not-decoded", "a/.zarray")]
     assert report.read == 3
 
 

@@ -1,0 +1,261 @@
+"""Open the metadata of a source on trial, without its chunks, with zarr and xarray, to find what they refuse.
+
+This needs the two installed. That arrays agree about the lengths of dimensions is checked without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import join, parent
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, ArrayMeta, unsafe
+from refshard_fs.tools.survey import Extents, Survey
+
+LONGEST: Final = 1 << 20  # bytes of an element, values of a coordinate, edges of a grid: more are not tried
+MANY: Final = 1000  # chunks of a coordinate: more are not looked for
+_NUMBERS: Final = re.compile(r"\d+")
+
+
+class Refusal(NamedTuple):
+    """Why the array or group with the document ``key`` cannot be opened; ``by`` says which reader refuses it."""
+
+    by: Literal["zarr", "xarray", "consolidated", "codec"]
+    key: str
+    text: str
+    is_certain: bool = True  # False: the metadata may be right, and for other readers
+
+
+def refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
+    """Return what zarr and xarray refuse of ``source``, and notes about groups that are not made for xarray."""
+    found: list[Refusal] = []
+    trial = _Trial(source.documents, source.arrays) if is_installed("zarr") else None
+    if trial is not None:
+        found += trial.refused_nodes(source.groups)
+        found += trial.refused_consolidations()
+    notes: list[str] = []
+    refused = {parent(refusal.key)[0] for refusal in found}
+    has_xarray = is_installed("xarray")
+    if source.arrays and "" not in source.arrays and "" not in source.groups:
+        text = "there is no group at the root (.zgroup or zarr.json): zarr and xarray open arrays by their paths alone"
+        found.append(Refusal("zarr", "", text, is_certain=False))
+    for group, arrays in _by_group(source.arrays).items():
+        if group not in source.groups:
+            continue
+        named = [extents for extents in arrays if extents.dimensions]
+        if not named:
+            if any(extents.meta.shape for extents in arrays):
+                notes.append(f"xarray does not open group '/{group}': its arrays name no dimensions")
+            continue
+        is_pyramid = _has_multiscales(source.documents, group)
+        problems = list(_disagreements(arrays))
+        if not problems and trial is not None and has_xarray and refused.isdisjoint({group, *(a.path for a in arrays)}):
+            problems += trial.refused_dataset(group)
+        found += [problem._replace(is_certain=not is_pyramid) for problem in problems]
+    return found, notes
+
+
+def is_installed(package: str) -> bool:
+    """Whether ``package`` can be imported."""
+    with contextlib.suppress(ValueError):  # it is switched off in sys.modules
+        return importlib.util.find_spec(package) is not None
+    return False
+
+
+def _by_group(arrays: Mapping[str, Extents]) -> dict[str, list[Extents]]:
+    found: dict[str, list[Extents]] = {}
+    for path, extents in arrays.items():
+        if path:
+            found.setdefault(parent(path)[0], []).append(extents)
+    return found
+
+
+def _disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
+    """Yield the arrays of one group that xarray cannot put into one dataset, for what they say of their dimensions."""
+    lengths: dict[str, tuple[int, str]] = {}
+    for extents in arrays:
+        shape, names, key = extents.meta.shape, extents.dimensions, _key(extents.path, extents.meta)
+        if len(names) != len(shape):
+            text = f"it names {len(names) or 'no'} dimensions, and has {len(shape)}: xarray does not open its group"
+            yield Refusal("xarray", key, text)
+            continue
+        for name, length in zip(names, shape, strict=True):
+            first, path = lengths.setdefault(name, (length, extents.path))
+            if first != length:
+                text = f"its dimension {name!r} has length {length}, and that of {path!r} has {first}"
+                yield Refusal("xarray", key, f"{text}: xarray does not open their group")
+                break
+
+
+def _has_multiscales(documents: Mapping[str, bytes], group: str) -> bool:
+    """Whether ``group`` is an image of several sizes: its arrays are opened one by one."""
+    return any(b'"multiscales"' in documents.get(join(group, name), b"") for name in ("zarr.json", ".zattrs"))
+
+
+def _key(path: str, meta: ArrayMeta) -> str:
+    return join(path, ARRAY_DOCUMENTS[meta.zarr_format == 2])
+
+
+class _Trial:
+    """The metadata of a source as a store of zarr that has no chunks.
+
+    Arrays that may do harm when they are opened are left out, and those of a newer version than zarr's.
+    """
+
+    def __init__(self, documents: Mapping[str, bytes], arrays: Mapping[str, Extents]) -> None:
+        self._zarr = importlib.import_module("zarr")
+        self._is_zarr_2 = self._zarr.__version__.startswith("2.")
+        self._arrays = arrays
+        newest = 2 if self._is_zarr_2 else 3
+        self._left_out = {p for p, a in arrays.items() if a.meta.zarr_format > newest or _is_harmful(a.meta)}
+        known = {key: data for key, data in documents.items() if parent(key)[0] not in self._left_out}
+        if self._left_out:  # consolidated metadata would have them, too
+            known = {key: data for key, data in known.items() if not _is_consolidation(key, data)}
+        self._documents = known
+        self._consolidated = [key for key, data in known.items() if _is_consolidation(key, data)]
+
+    def refused_nodes(self, groups: Sequence[str]) -> Iterator[Refusal]:
+        """Yield the arrays and groups that zarr does not open."""
+        for path in groups:
+            is_newer = self._is_zarr_2 and join(path, ".zgroup") not in self._documents
+            error = None if is_newer else self._error(self._open_group, path)
+            if error is not None:
+                yield Refusal("zarr", self._group_document(path), self._text(error))
+        known: dict[tuple[bytes | None, ...], Exception | None] = {}  # arrays of equal metadata are opened once
+        for path, extents in self._arrays.items():
+            if path in self._left_out:
+                harm = unsafe(extents.meta)
+                if harm is not None:
+                    yield Refusal("codec", _key(path, extents.meta), harm)
+                continue
+            texts = tuple(self._documents.get(join(path, name)) for name in (*ARRAY_DOCUMENTS, ".zattrs"))
+            if texts not in known:
+                known[texts] = self._error(self._zarr.open_array, self._store, mode="r", path=path)
+            error = known[texts]
+            if error is not None:
+                by: Literal["codec", "zarr"] = "codec" if type(error).__name__ == "UnknownCodecError" else "zarr"
+                yield Refusal(by, _key(path, extents.meta), self._text(error))
+
+    def refused_consolidations(self) -> Iterator[Refusal]:
+        """Yield the consolidated metadata that zarr does not open."""
+        for key in self._consolidated:
+            error = self._error(self._walk_consolidated, parent(key)[0])
+            if error is not None:
+                yield Refusal("consolidated", key, self._text(error))
+
+    def refused_dataset(self, group: str) -> Iterator[Refusal]:
+        """Yield why xarray does not open ``group``, without consolidated metadata or with them."""
+        version = importlib.import_module("xarray").__version__
+        document = self._group_document(group)
+        for consolidated in (False, None) if self._consolidated else (False,):
+            error = self._error(self._open_dataset, self._store, group, consolidated)
+            # What it refuses of fill values alone, it may accept of chunks.
+            if error is not None and self._error(self._open_dataset, self._of_zeros, group, consolidated) is not None:
+                which = "with" if consolidated is None else "without"
+                text = f"xarray {version} does not open its group {which} consolidated metadata: {_named(error)}"
+                yield Refusal("xarray", document, text)
+                return
+
+    def _open_dataset(self, store: Any, group: str, consolidated: bool | None) -> None:
+        xarray = importlib.import_module("xarray")
+        dropped = [parent(path)[1] for path, extents in self._arrays.items() if _is_long_coordinate(extents)]
+        xarray.open_dataset(
+            store, engine="zarr", group="/" + group, consolidated=consolidated, drop_variables=dropped
+        ).close()
+
+    def _open_group(self, path: str) -> Any:
+        return self._zarr.open_group(self._store, mode="r", path=path, **self._with_consolidated(use=False))
+
+    def _walk_consolidated(self, path: str) -> None:
+        if self._is_zarr_2:
+            root = self._zarr.open_consolidated(self._store, mode="r", path=path)
+            root.visitvalues(lambda _: None)
+            return
+        for _ in self._zarr.open_group(self._store, mode="r", path=path, use_consolidated=True).members(max_depth=None):
+            pass
+
+    def _with_consolidated(self, *, use: bool) -> dict[str, Any]:
+        return {} if self._is_zarr_2 else {"use_consolidated": use}
+
+    def _group_document(self, path: str) -> str:
+        key = join(path, "zarr.json")
+        return key if key in self._documents else join(path, ".zgroup")
+
+    @cached_property
+    def _store(self) -> Any:
+        return self._store_of(self._documents)
+
+    @cached_property
+    def _of_zeros(self) -> Any:
+        return self._store_of({key: _with_zeros(key, data) for key, data in self._documents.items()})
+
+    def _store_of(self, documents: Mapping[str, bytes]) -> Any:
+        if self._is_zarr_2:
+            return dict(documents)
+        make = importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes
+        return self._zarr.storage.MemoryStore({key: make(data) for key, data in documents.items()})
+
+    def _text(self, error: Exception) -> str:
+        return f"zarr {self._zarr.__version__} does not open it: {_named(error)}"
+
+    @staticmethod
+    def _error(do: Callable[..., object], *arguments: Any, **options: Any) -> Exception | None:
+        """Return what ``do`` raises; None if it raises nothing."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                do(*arguments, **options)
+            except Exception as e:  # noqa: BLE001  # whatever readers and extensions raise: it is the answer
+                return e
+        return None
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _is_consolidation(key: str, data: bytes) -> bool:
+    name = parent(key)[1]
+    return name == CONSOLIDATED or (name == "zarr.json" and b'"consolidated_metadata"' in data)
+
+
+def _is_harmful(meta: ArrayMeta) -> bool:
+    """Whether opening an array might run code, end the process or fill its memory."""
+    edges = 0 if meta.grid is None or meta.chunks is not None else sum(meta.grid.counts)  # zarr holds each of them
+    is_wide = any(len(digits) > 7 or int(digits) > LONGEST for digits in _NUMBERS.findall(meta.dtype))
+    return unsafe(meta) is not None or edges > LONGEST or is_wide
+
+
+def _is_long_coordinate(extents: Extents) -> bool:
+    """Whether xarray would load many values, or look for many chunks, to make an index of the array."""
+    name = parent(extents.path)[1]
+    return extents.dimensions == (name,) and (extents.meta.shape[0] > LONGEST or (extents.possible or 0) > MANY)
+
+
+def _with_zeros(key: str, data: bytes) -> bytes:
+    """Return a metadata document with 0 as the fill value of numbers."""
+    if parent(key)[1] == ".zattrs":
+        return data
+    with contextlib.suppress(ValueError):
+        return zarrmeta.dumps(_zeroed(zarrmeta.loads(data)))
+    return data
+
+
+def _zeroed(document: Any) -> Any:
+    match document:
+        case {**members}:
+            shown = {name: value if name == "attributes" else _zeroed(value) for name, value in members.items()}
+            match shown.get("fill_value"):
+                case bool():
+                    pass
+                case int() | float() | "NaN" | "Infinity" | "-Infinity":
+                    shown["fill_value"] = 0
+            return shown
+    return document
