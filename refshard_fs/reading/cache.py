@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import stat
 import struct
@@ -91,7 +90,10 @@ class Cache:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Decoded indexes kept in files, for all processes of one user: found by content, mapped into memory, never trusted.
+# Decoded indexes kept in files, for all processes of one user: found by content, read into memory, never trusted.
+#
+# They are not mapped: a file that a full disk, a sync tool or another host of a network file system cuts short while it
+# is mapped ends the process (SIGBUS), and a private mapping does not help.
 #
 # A file is written aside and renamed into place, so that no reader sees a part of it; nobody changes it after that. The
 # name is a digest of what it was made from: of a source's URL nothing else is kept. It is in the checksum too, so that
@@ -138,7 +140,7 @@ class IndexCache:
         self.everything = everything
 
     def get(self, name: str) -> memoryview | None:
-        """Return what is kept under ``name``, mapped; None if nothing is that this user wrote, and that is whole."""
+        """Return what is kept under ``name``; None if nothing is that this user wrote, and that is whole."""
         path = self._path(name)
         try:
             if not self._is_private():
@@ -147,15 +149,15 @@ class IndexCache:
                 found_stat = os.fstat(file.fileno())
                 if not stat.S_ISREG(found_stat.st_mode) or not _is_ours(found_stat):
                     return None
-                length = _checked_length(file, found_stat.st_size, name)
-                if not length:
+                if found_stat.st_size > self.capacity:
                     return None
-                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):
+                found = _checked(file, found_stat.st_size, name)
+        except OSError:
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # used now
-        return memoryview(found)[:length]
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # used now
+        return found
 
     def put(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         """Keep ``parts``, joined, under ``name``; to no effect where that is not possible."""
@@ -212,18 +214,18 @@ class IndexCache:
                 total -= length
 
     def _files(self) -> Iterator[tuple[str, float, int]]:
-        """Yield path, time of last use and size of each file; unfinished ones that somebody left go at once."""
+        """Yield path, time of last use and size of each file, unfinished ones too; those that are old go at once."""
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 try:
                     found = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue  # another process was faster
-                if entry.name.endswith(SUFFIX):
-                    yield entry.path, found.st_mtime, found.st_size
-                elif entry.name.endswith(".tmp") and time.time() - found.st_mtime > STALE:
+                if entry.name.endswith(".tmp") and time.time() - found.st_mtime > STALE:
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
+                elif entry.name.endswith((SUFFIX, ".tmp")):
+                    yield entry.path, found.st_mtime, found.st_size
 
 
 def _open_as_it_is(path: str, flags: int) -> int:
@@ -235,13 +237,15 @@ def _is_ours(found: os.stat_result) -> bool:
     return not _HAS_OWNERS or found.st_uid == os.getuid()
 
 
-def _checked_length(file: FileIO, size: int, name: str) -> int | None:
-    """Return the length of what is in ``file``, of ``size`` bytes, before its end; None if it is not as it was written.
-
-    Reading leaves the pages of the file to the system's cache; a check of mapped memory would make them this process's.
-    """
-    length = size - _END.size
-    check = crc32c(name.encode())
-    for start in range(0, length, _PIECE):
-        check = crc32c(file.read(min(_PIECE, length - start)), check)
-    return length if length > 0 and file.read(_END.size) == _END.pack(_MAGIC, length, check) else None
+def _checked(file: FileIO, size: int, name: str) -> memoryview | None:
+    """Return what is in ``file``, of ``size`` bytes, before its end; None if it is not as it was written."""
+    data = memoryview(bytearray(size))
+    check, got, length = crc32c(name.encode()), 0, size - _END.size
+    while got < size:  # checked while it is in the processor's cache
+        count = file.readinto(data[got : got + _PIECE])
+        if not count:
+            return None
+        check = crc32c(data[got : min(got + count, max(length, 0))], check)
+        got += count
+    whole = length > 0 and data[length:] == _END.pack(_MAGIC, length, check)
+    return data[:length].toreadonly() if whole else None

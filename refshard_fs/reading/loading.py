@@ -11,12 +11,13 @@ import contextlib
 import ctypes
 import hashlib
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from refshard_fs.core.model import Entry, Facts, Index, Inline, Load, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.model import OWN, Entry, Facts, Index, Inline, Load, Need, Packed, Pin, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.cache import Cache, IndexCache
 from refshard_fs.reading.failures import describe, too_large
@@ -26,6 +27,8 @@ from refshard_fs.targets import Pool, TooLarge
 MANY: Final = 1 << 20  # bytes; more take too long to decode on an event loop
 PIECE: Final = 1 << 21  # bytes of a local source at a time,
 REMOTE_PIECE: Final = 1 << 26  # and of others, where each request has its price
+TICK: Final = 0.02  # seconds; clocks of file systems are as fine as this,
+COARSE_TICK: Final = 2.0  # and those that know whole seconds only, as this
 WORTH_A_LOOK: Final = 1 << 18  # bytes of a source that may be in the cache,
 WORTH_KEEPING: Final = 1 << 22  # and of an index that is put there, unless the user says so of all
 
@@ -157,13 +160,26 @@ def _name(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
     match entry:
         case Inline(data) if keep.everything or len(data) >= WORTH_A_LOOK:
             state.update(b"\0bytes\0" + hashlib.sha256(data).digest())
-        case Span(url, 0, None, pin=pin) if pin is not None and (pin.etag or pin.last_modified):
+        case Span(url, 0, None, pin=pin) if pin is not None and _tells_versions_apart(pin):
             if not keep.everything and (pin.size or 0) < WORTH_A_LOOK:
                 return None
             state.update(repr((url, pin.etag, pin.last_modified, pin.size)).encode("utf-8", "surrogatepass"))
         case _:
             return None
     return state.hexdigest()
+
+
+def _tells_versions_apart(pin: Pin) -> bool:
+    """Whether an object that is written over, now or later, will have another pin.
+
+    A weak ETag, or a time alone, may stand for several contents. The time in the ETag that we make of a local file is
+    as fine as its file system's clock: of a file that was written just now, the next version may have the same.
+    """
+    etag = pin.etag or ""
+    if not etag.startswith(OWN):
+        return bool(etag) and not etag.startswith("W/")
+    modified = float(pin.last_modified or 0)
+    return time.time() - modified > (COARSE_TICK if modified.is_integer() else TICK)
 
 
 def _kept(cache: IndexCache, name: str, index: Packable) -> Any:

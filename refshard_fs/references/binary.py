@@ -1,4 +1,4 @@
-"""A reference set as one run of bytes: mapped from a file and used as it is, or compressed for a pickle. No I/O here.
+"""A reference set as one run of bytes: read from a file and used as it is, or compressed for a pickle. No I/O here.
 
 Magic and version, then little-endian: u64 length of the whole, u32 length of the header; the header (msgpack); and
 the columns, each at a multiple of 64 bytes. Compressed ones are what blosc makes of the differences between values.

@@ -1,4 +1,4 @@
-"""The index cache: written whole or not at all, bounded, mapped, and never believed."""
+"""The index cache: written whole or not at all, bounded, and never believed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
+from refshard_fs.core.model import Pin
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.reading import cache as index_cache
 from refshard_fs.reading import loading
 from refshard_fs.reading.cache import IndexCache, default_directory
 from refshard_fs.session.session import INDEXES
+from refshard_fs.targets import local
 from tests.threads import settle
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
@@ -56,7 +58,13 @@ def source(tmp_path: Path, size: int = 100) -> Path:
     path = tmp_path / "refs.json"
     # Larger than what is decoded where it is found, so that it is read from the file.
     path.write_text(json.dumps({"version": 1, "templates": {}, "refs": {**refs, "pad": "x" * 8192}}))
+    settled(path)
     return path
+
+
+def settled(path: Path) -> None:
+    """Let ``path`` be some minutes old: of what was written just now, a time does not tell the version."""
+    os.utime(path, (time.time() - 200.5, time.time() - 200.5))
 
 
 def opened(path: Path, cache: Path | bool | None, **options: Any) -> RefShardFileSystem:
@@ -71,7 +79,7 @@ def everything(fs: RefShardFileSystem) -> dict[str, bytes]:
     return {key: fs.cat_file(key) for key in fs.find("")}
 
 
-def test_a_second_process_maps_what_the_first_one_decoded(tmp_path: Path, parses: list[str]) -> None:
+def test_a_second_process_reads_what_the_first_one_decoded(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
     second = opened(path, cache)
@@ -152,6 +160,50 @@ def test_an_index_of_another_version_is_replaced_in_silence(tmp_path: Path, pars
     assert kept.read_bytes() == good
 
 
+@pytest.mark.parametrize("how", ["truncated", "emptied", "overwritten", "removed"])
+def test_an_index_in_use_survives_its_file(tmp_path: Path, how: str, parses: list[str]) -> None:
+    """A mapped file that is cut short ends the process."""
+    path, cache = source(tmp_path), tmp_path / "cache"
+    first = everything(opened(path, cache))
+    fs = opened(path, cache)
+    (kept,) = cache.iterdir()
+    match how:
+        case "truncated":
+            os.truncate(kept, 100)
+        case "emptied":
+            os.truncate(kept, 0)
+        case "overwritten":
+            kept.write_bytes(b"x" * kept.stat().st_size)
+        case "removed":
+            kept.unlink()
+    assert everything(fs) == first
+    assert len(parses) == 1
+
+
+@pytest.mark.parametrize(
+    ("etag", "modified", "is_kept"),
+    [('"strong"', 1, True), ('W/"weak"', 1, False), (None, 1, False), (None, None, False)],
+)
+def test_a_version_that_may_recur_is_not_kept(etag: Any, modified: Any, is_kept: bool) -> None:
+    headers = None if modified is None else "Sat, 28 Nov 2020 01:00:00 GMT"
+    pin = Pin(etag, headers, 10)
+    assert loading._tells_versions_apart(pin) is is_kept
+
+
+@pytest.mark.parametrize(("age", "is_kept"), [(0, False), (1.0, True), (5.0, True)])
+@pytest.mark.parametrize("is_coarse", [False, True])
+def test_a_file_that_was_just_written_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, is_kept: bool, is_coarse: bool
+) -> None:
+    """The next version may have the same time: within a tick, and within two seconds where times are whole ones."""
+    modified = 1000.0 if is_coarse else 1000.25
+    (tmp_path / "x").touch()
+    os.utime(tmp_path / "x", (modified, modified))
+    monkeypatch.setattr(loading.time, "time", lambda: modified + age)
+    pin = local.facts_of(os.stat(tmp_path / "x")).pin
+    assert loading._tells_versions_apart(pin) is (is_kept and not (is_coarse and age == 1.0))
+
+
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 20, 100])
 def test_what_an_index_does_not_say_of_itself_is_refused(length: int) -> None:
     index = kerchunk_json.JsonIndex("x")
@@ -191,7 +243,7 @@ def test_two_flipped_bits_are_noticed_wherever_they_are(tmp_path: Path) -> None:
                     harmed = bytearray(sound)
                     harmed[byte + place] ^= bit
                     harmed[other + place] ^= bit
-                    assert index_cache._checked_length(BytesIO(harmed), len(harmed), "x") is None  # type: ignore[arg-type]
+                    assert index_cache._checked(BytesIO(harmed), len(harmed), "x") is None  # type: ignore[arg-type]
 
 
 def test_a_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
@@ -283,6 +335,7 @@ def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
     for query in ("?X-Amz-Signature=HUSH", "?version=1"):
         text = json.dumps({"version": 1, "refs": {"k": [f"https://host/x{query}", 0, 1], "pad": "x" * 8192}})
         (tmp_path / "refs.json").write_text(text)
+        settled(tmp_path / "refs.json")
         assert RefShardFileSystem(tmp_path / "refs.json", index_cache=cache).info("k")["size"] == 1
         settle()
     (kept,) = cache.iterdir()
@@ -339,6 +392,26 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
     cache.put("d", [bytes(300)])
     assert cache.get("d") is None
     assert cache.get("a") is not None
+
+
+def test_unfinished_files_count_towards_the_capacity(tmp_path: Path) -> None:
+    """Writers are killed, and a full disk is soon full again."""
+    for i in range(30):
+        (tmp_path / f"{i}-dead.tmp").write_bytes(bytes(1000))
+        os.utime(tmp_path / f"{i}-dead.tmp", (time.time() - 60 + i, time.time() - 60 + i))
+    cache = IndexCache(tmp_path, capacity=5000)
+    cache.put("a", [bytes(1000)])
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5000
+    assert (tmp_path / "29-dead.tmp").exists()
+    assert cache.get("a") is not None
+
+
+def test_a_file_beyond_the_capacity_is_not_read(tmp_path: Path) -> None:
+    cache = IndexCache(tmp_path, capacity=5000)
+    cache.put("a", [b"x"])
+    with open(tmp_path / "a.refindex", "r+b") as file:
+        file.truncate(1 << 40)  # sparse
+    assert cache.get("a") is None
 
 
 def test_unfinished_files_are_swept_once_they_are_old(tmp_path: Path) -> None:
