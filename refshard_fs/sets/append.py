@@ -30,7 +30,7 @@ from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
-from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concat import Rules, SetRow, relative_urls, url_of_set
 from refshard_fs.sets.concatenation import (
@@ -307,11 +307,12 @@ def _append_line(
     if values is not None and document.coordinate is not None:
         extent = only_coordinate(shown.variables[document.coordinate], values, shown, base.url)
     if values is not None and extent is not None and coming is not None:
-        place = _gap_for(document, values, coming[0])
+        known = comparable(shown.variables[str(document.coordinate)], values)
+        place = _gap_for(document, known, coming[0])
         if place is not None:
             _check_chunks(document, new, place[1], base.url)
         else:
-            if np.isin(coming[0], _missing(document, values)).any():
+            if np.isin(coming[0], _missing(document, known)).any():
                 raise ManifestError(
                     f"{url} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: "
                     "append one set for each gap"

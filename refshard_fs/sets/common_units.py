@@ -11,6 +11,7 @@ chunks of bounds are recoded when they are read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,15 +19,26 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, calendar_of, finest, is_time, spelled
+from refshard_fs.formats.virtual_concat.cf_times import (
+    SECOND,
+    UNITS,
+    TimeUnits,
+    are_alike,
+    calendar_of,
+    family_of,
+    finer,
+    finest,
+    is_time,
+    parsed_units,
+)
 from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recoding import exactly, missing_values
+from refshard_fs.formats.virtual_concat.recoding import MISSING, exactly, missing_values
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata
 from refshard_fs.sets.compatibility import chunks_read
-from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
+from refshard_fs.sets.variables import NamedSet, Variable, with_attributes, with_type
 
 BOUNDS: Final = ("bounds", "climatology")  # attributes of a coordinate that name an array in its units
 
@@ -53,8 +65,8 @@ def with_common_units(
     common = CommonUnits(list(parts), {}, {})
     for path, bounds in times_along(parts, dim).items():
         times = _Times(path, bounds, [number for number, part in enumerate(parts) if path in part.variables])
-        texts = {parts[number].variables[path].attributes.get("units") for number in times.owners}
-        if len(texts | {fixed.get(path) or next(iter(texts))}) > 1:
+        _check_calendars(common.parts, times)
+        if times.differ(common.parts, fixed.get(path)):
             _recode(common, times, lazy=lazy, fixed=fixed.get(path))
         elif not lazy:
             _read_values(common, times, only_mixed=True)
@@ -71,6 +83,13 @@ class _Times(NamedTuple):
     def places(self, parts: Sequence[NamedSet]) -> list[tuple[int, str]]:
         """Return all arrays, by number of their set and path."""
         return [(n, path) for path in (self.path, *self.bounds) for n in self.owners if path in parts[n].variables]
+
+    def differ(self, parts: Sequence[NamedSet], fixed: str | None) -> bool:
+        """Whether the units of the sets are not the same, or not the ``fixed`` ones."""
+        every = {id(v): v.attributes for v in (parts[number].variables[self.path] for number in self.owners)}
+        first = next(iter(every.values()))
+        shown = {**first, "units": fixed or first.get("units")}
+        return any(own.get("units") != shown["units"] or not are_alike(own, shown) for own in every.values())
 
     def attributes(self, part: NamedSet, path: str) -> dict[str, Any]:
         """Return the attributes that say the units of an array: its own, and else those of the times."""
@@ -96,6 +115,60 @@ def times_along(parts: Sequence[NamedSet], dim: str | None) -> dict[str, list[st
     return {path: list(dict.fromkeys(bounds)) for path, bounds in times.items() if path not in owned}
 
 
+def _check_calendars(parts: Sequence[NamedSet], times: _Times) -> None:
+    """Raise ManifestError where a time has another date in the calendar of the first set than in its own.
+
+    Days of the standard calendar and the proleptic one follow each other alike, and have the same names since 1582.
+    """
+    first = parts[times.owners[0]]
+    mine = calendar_of(first.variables[times.path].attributes)
+    for part in (parts[number] for number in times.owners):
+        attributes = part.variables[times.path].attributes
+        theirs = calendar_of(attributes)
+        if theirs != mine and family_of(theirs) == family_of(mine):
+            if not (_are_gregorian(first, times.path) and _are_gregorian(part, times.path)):
+                raise difference(times.path, "attribute calendar", first.name, mine, part.name, theirs)
+
+
+def _are_gregorian(part: NamedSet, path: str) -> bool:
+    values = part.values(path)
+    try:
+        units = TimeUnits.of(part.variables[path].attributes)
+    except ValueError:  # `_recode` says so
+        return True
+    return values is None or units.is_gregorian(values[~_missing(part, path)])
+
+
+def comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the ``values`` of a coordinate so that those of one instant are equal, and missing times are NaN."""
+    if not is_time(variable.attributes) or values.dtype.kind not in "iuf":
+        return values
+    with suppress(ValueError):  # of other units: months
+        values = TimeUnits.of(variable.attributes).snapped(values)
+    missing = _is_missing(variable, values)
+    return np.where(missing, np.nan, values) if missing.any() else values
+
+
+def _is_missing(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which of the ``values`` of an array stand for missing ones."""
+    found: npt.NDArray[np.bool_] = np.isin(values, _marks(variable, values.dtype))
+    return found | np.isnan(values) if values.dtype.kind == "f" else found
+
+
+def _missing(part: NamedSet, path: str) -> npt.NDArray[np.bool_]:
+    """Return which values of an array, all of which are known, stand for missing ones."""
+    values = part.values(path)
+    assert values is not None, "they are known"
+    return _is_missing(part.variables[path], values)
+
+
+def _marks(variable: Variable, dtype: np.dtype[Any]) -> list[int | float]:
+    """Return the values of an array that stand for missing ones."""
+    fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
+    fills = [fill] if isinstance(fill, int | float) else []
+    return [*fills, *missing_values(variable.meta, variable.attributes, dtype)]
+
+
 def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None) -> None:
     """Put an array of times and its bounds into common units, in all sets that have it."""
     parts = common.parts
@@ -112,30 +185,35 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
         except ValueError as e:
             raise _refused(times, parts, number, e) from e
         mine, theirs = calendar_of(coordinate.attributes), calendar_of(attributes)
-        if mine != theirs:
+        if family_of(mine) != family_of(theirs):
             raise difference(path, "attribute calendar", first.name, mine, parts[number].name, theirs)
     if not lazy:
         _read_values(common, times)
-    kept = [at for at in units if not lazy or (coordinate.is_coordinate and at[1] == times.path)]
-    values = {(number, path): parts[number].values(path) for number, path in kept}
-    if any(known is None for known in values.values()):
+    kept = {at for at in units if not lazy or (coordinate.is_coordinate and at[1] == times.path)}
+    if any(parts[number].values(path) is None for number, path in kept):
         return
     own = str(coordinate.attributes["units"])
-    candidates = [fixed] if fixed else dict.fromkeys([own, spelled(finest(units.values()), own), spelled(1, own)])
+    texts = [fixed] if fixed else [own, *finer(finest(units.values()), own)]
+    closest = fixed or finer(min(SECOND, parsed_units(own)[0]), own)[0]  # where no units hold all exactly
     errors: list[ManifestError] = []
-    for text in candidates:
+    for text, rounded in dict.fromkeys([*((each, False) for each in texts), (closest, True)]):
         to = TimeUnits.of({**coordinate.attributes, "units": text})
+        converted: dict[tuple[int, str], npt.NDArray[Any] | None] = {}
         try:
-            converted = {}
             for at in units:
-                converted[at] = _converted(parts[at[0]].variables[at[1]], units[at], to, values.get(at))
+                like = first.variables.get(at[1], parts[at[0]].variables[at[1]])
+                converted[at] = _converted(
+                    parts[at[0]], at[1], like, units[at], to, rounded=rounded, lazy=at not in kept
+                )
         except ValueError as e:
             errors.append(_refused(times, parts, at[0], e))
             continue
         stored = {(number, path): times.attributes(parts[number], path) for number, path in units}
         for (number, path), numbers in converted.items():
             if numbers is not None:
-                changed = ChangedSet(with_metadata(parts[number], _in_units(parts[number].variables[path], text)))
+                part = parts[number]
+                marked = first.variables.get(path) if _missing(part, path).any() else None
+                changed = ChangedSet(with_metadata(part, _in_units(part.variables[path], text, marked)))
                 changed.put_values(changed.part.variables[path], numbers)
                 parts[number] = changed.result()
         if lazy:
@@ -145,24 +223,33 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
 
 
 def _converted(
-    variable: Variable, units: TimeUnits, to: TimeUnits, values: npt.NDArray[Any] | None
+    part: NamedSet, path: str, like: Variable, units: TimeUnits, to: TimeUnits, *, rounded: bool, lazy: bool
 ) -> npt.NDArray[Any] | None:
-    """Return the ``values`` of an array, if they are known, in other units, in its own type if that holds them.
+    """Return the values of an array in other units, in its own type if that holds them; None where it is ``lazy``.
 
-    ValueError where an instant would change.
+    Missing ones are those of ``like``, the first set's array. ValueError where an instant would change.
     """
-    dtype = dtype_of(variable.meta)
-    if values is None:
-        if dtype is not None and dtype.kind in "iu" and finest([to, units]) % to.seconds:
-            raise ValueError("whole numbers are none in the other units")
+    if lazy:
+        dtype = dtype_of(part.variables[path].meta)
+        if not (rounded and dtype is not None and dtype.kind == "f") and finest([to, units]) % to.length:
+            raise ValueError("not all numbers are numbers in the other units")
         return None
-    numbers = units.converted(values, to)
-    fills = [variable.meta.raw.get("fill_value")] if variable.meta.zarr_format == 2 else []
-    fills += missing_values(variable.meta, variable.attributes, values.dtype)
-    for fill in fills:
-        if isinstance(fill, int | float) and (np.isin(values, fill).any() or np.isin(numbers, fill).any()):
-            raise ValueError(f"the value {fill}, which stands for missing ones, is among its values")
-    stored = exactly(numbers, values.dtype)
+    values = part.values(path)
+    assert values is not None, "they were read"
+    missing, dtype = _missing(part, path), dtype_of(like.meta)
+    known = units.converted(values[~missing], to, rounded=rounded and values.dtype.kind == "f")
+    marks = [] if dtype is None else _marks(like, dtype)
+    for mark in marks:
+        if np.isin(known, mark).any():
+            raise ValueError(f"the value {mark}, which stands for missing ones, is among its values")
+    is_float = known.dtype.kind == "f" or (missing.any() and dtype is not None and dtype.kind == "f")
+    if missing.any() and not marks and not is_float:
+        raise ValueError(f"values are missing, and {dtype} has none that stands for these")
+    numbers = np.full(
+        values.shape, marks[0] if marks else np.nan if is_float else 0, np.float64 if is_float else np.int64
+    )
+    numbers[~missing] = known
+    stored = exactly(numbers, values.dtype) if values.dtype.kind == numbers.dtype.kind else None
     return numbers if stored is None else stored
 
 
@@ -204,11 +291,21 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
         common.parts[number] = part
 
 
-def _in_units(variable: Variable, units: str) -> dict[str, dict[str, Any]]:
-    """Return the document, by key, of an array with other units; none if it has no units itself."""
-    if "units" not in variable.attributes:
+def _in_units(variable: Variable, units: str, like: Variable | None = None) -> dict[str, dict[str, Any]]:
+    """Return the documents, by key, of an array with other units, if it has units itself.
+
+    It has what means "missing" from the array ``like``, if that is given.
+    """
+    doc, attributes = dict(variable.meta.raw), dict(variable.attributes)
+    if "units" not in attributes and like is None:
         return {}
-    return with_attributes(variable.key, variable.meta.raw, {**variable.attributes, "units": units})
+    if "units" in attributes:
+        attributes["units"] = units
+    if like is not None:
+        doc["fill_value"] = like.meta.raw.get("fill_value")
+        attributes = {name: value for name, value in attributes.items() if name not in MISSING}
+        attributes |= {name: like.attributes[name] for name in MISSING if name in like.attributes}
+    return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}
 
 
 def _show_units(
@@ -222,8 +319,21 @@ def _show_units(
             documents = _in_units(part.variables[path], text)
             part = with_metadata(part, documents)
             common.metadata.update(documents)
+        if number == first and path in times.bounds:  # whose values are not known: they may need more room
+            documents = _widened(part.variables[path])
+            part = with_metadata(part, documents)
+            common.metadata.update(documents)
         if path in times.bounds:
             common.bounds[path] = times.path
             shown = {**units, "units": text} if number == first else units
             part = msgspec.structs.replace(part, units={**part.units, path: shown})
         common.parts[number] = part
+
+
+def _widened(variable: Variable) -> dict[str, dict[str, Any]]:
+    """Return the document, by key, of an array of numbers as one of 64-bit numbers, its chunks without codecs."""
+    meta, dtype = variable.meta, dtype_of(variable.meta)
+    if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:
+        return {}
+    wide = with_type(meta, np.dtype(np.float64 if dtype.kind == "f" else np.int64))
+    return {variable.key: plain_document(wide, meta.shape, meta.chunks)}

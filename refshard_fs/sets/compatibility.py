@@ -22,7 +22,7 @@ from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.errors import ManifestError, RefShardError
-from refshard_fs.formats.virtual_concat.cf_times import is_time
+from refshard_fs.formats.virtual_concat.cf_times import TimeUnits, is_time
 from refshard_fs.formats.virtual_concat.document import (
     KEYS,
     STORAGE,
@@ -94,6 +94,10 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     if mine is not None and theirs is not None:
         if not is_same_array:
             ignored = KEYS | STORAGE | _ignored_of_values(path, one, other)
+            units = [described(path, part).attributes for part in (one, other)]
+            if all(map(is_time, units)):
+                ignored |= {"attribute units"}
+                mine, theirs = _instants(mine, units[0], units[0]), _instants(theirs, units[1], units[0])
             check_metadata(path, described(path, one), described(path, other), ignored)
         what, is_equal = "values", same_values(mine, theirs)
     elif isinstance(first := one.digests.get(path), _Values) and isinstance(second := other.digests.get(path), _Values):
@@ -112,6 +116,15 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
             f"{one.name} and {other.name} have different {what} of {path!r}, which is not along {dim!r}: they must be "
             f"equal, or name it in same= to take the first set's"
         )
+
+
+def _instants(values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return times as they are compared, in the units of others; as they are where the units are not known."""
+    try:
+        own, wanted = TimeUnits.of(attributes), TimeUnits.of(to)
+        return wanted.snapped(values if own == wanted else own.converted(values, wanted, rounded=True))
+    except ValueError:
+        return values
 
 
 def check_merged(path: str, one: NamedSet, other: NamedSet) -> None:

@@ -27,7 +27,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import Move, grid_of, placed_chunks, shifted
-from refshard_fs.sets.common_units import times_along
+from refshard_fs.sets.common_units import comparable, times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, same_values
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
 
@@ -382,7 +382,10 @@ def arrange(
 
 
 def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:
-    """Return the values of the coordinate of ``dim`` in each set; None where some set has none that are known."""
+    """Return the values of the coordinate of ``dim`` in each set, as they are compared.
+
+    None where some set has none that are known. Times are in common units.
+    """
     first = parts[0].coordinate(dim)
     every = []
     if first is None:
@@ -390,9 +393,9 @@ def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[A
     for part in parts:
         variable = part.variables.get(first.path)
         values = None if variable is None or variable.dims != (dim,) else part.values(first.path)
-        if values is None:
+        if variable is None or values is None:
             return None
-        every.append(values)
+        every.append(comparable(variable, values))
     return every
 
 

@@ -21,11 +21,20 @@ import numpy.typing as npt
 
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import CHANGE, GREGORIAN, calendar_of, instant, parsed_units
+from refshard_fs.formats.virtual_concat.cf_times import (
+    CHANGE,
+    GREGORIAN,
+    SECOND,
+    TimeUnits,
+    calendar_of,
+    instant,
+    parsed_units,
+)
 from refshard_fs.formats.virtual_concat.document import difference
 from refshard_fs.formats.virtual_concat.recoding import missing_values
 from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.sets.changed_set import ChangedSet, Move, only_coordinate, trimmed, with_metadata
+from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.concatenation import (
     check_one_coordinate,
     check_same_coordinate,
@@ -93,6 +102,9 @@ def _with_all(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]
 
 def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> Aligned:
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
+    for other in dict.fromkeys(v.dims[0] for part in parts for v in part.variables.values() if v.is_coordinate):
+        if other is not None and other != dim:
+            parts = with_common_units(parts, other, lazy=lazy).parts
     unions: dict[str, npt.NDArray[Any]] = {}  # by dimension, where sets differ
     own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set,
     chosen: dict[str, str] = {}  # and of which coordinate they are
@@ -101,7 +113,7 @@ def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, la
         name = first.variables[path].dims[0]
         if name is None or name == dim or name in own:
             continue
-        values = [part.values(path) if path in part.variables else None for part in parts]
+        values = [_compared(part, path) for part in parts]
         known = [some for some in values if some is not None]
         if len(known) < 2 or all(np.array_equal(some, known[0]) for some in known):
             continue
@@ -132,6 +144,12 @@ def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, la
         moved.append(_placed(part, dim, placements, unions, lazy=lazy))
         places.append({d: p for d, p in placements.items() if p.runs != ((0, len(unions[d])),)})
     return Aligned(moved, places, unions)
+
+
+def _compared(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
+    """Return the values of a coordinate as they are compared, if the set has it and they are known."""
+    values = part.values(path) if path in part.variables else None
+    return None if values is None else comparable(part.variables[path], values)
 
 
 def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
@@ -350,8 +368,9 @@ class _Steps(msgspec.Struct, frozen=True):
     dtype: np.dtype[Any]
     step: Fraction
     months: int = 0
-    unit: int = 1  # in seconds, where there are months
+    unit: int = SECOND  # in nanoseconds, where there are months
     since: Any = None
+    units: TimeUnits | None = None
 
     @classmethod
     def of(cls, freq: str | float, variable: Variable, first: Any, name: str) -> _Steps:
@@ -369,7 +388,8 @@ class _Steps(msgspec.Struct, frozen=True):
                     raise ValueError(f"it is no number of {', '.join([*_SECONDS, *_MONTHS])}")
                 unit, since = parsed_units(variable.attributes.get("units"))
                 if name_of in _SECONDS:
-                    steps = cls(first, dtype, Fraction(_SECONDS[name_of] * count, unit))
+                    length = Fraction(_SECONDS[name_of] * count * SECOND, unit)
+                    steps = cls(first, dtype, length, units=TimeUnits.of(variable.attributes))
                 else:
                     calendar = calendar_of(variable.attributes)
                     if calendar not in GREGORIAN:
@@ -378,7 +398,7 @@ class _Steps(msgspec.Struct, frozen=True):
                     if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
                         raise ValueError("the standard calendar changes before 1582-10-15")
                     months = _MONTHS[name_of] * count
-                    step = Fraction(months * _MONTH, unit)
+                    step = Fraction(months * _MONTH * SECOND, unit)
                     steps = cls(first, dtype, step, months, unit, np.datetime64(begin, "s"))
         except ValueError as e:
             raise ManifestError(f"{where}: {e}") from e
@@ -413,12 +433,13 @@ class _Steps(msgspec.Struct, frozen=True):
         """Return the values that are ``places`` steps behind the first."""
         values: npt.NDArray[Any]
         if self.months:
-            begin = self.since + np.rint(float(self.first) * self.unit).astype("m8[s]")
+            begin = self.since + np.rint(float(self.first) * self.unit / SECOND).astype("m8[s]")
             month = begin.astype("M8[M]")
             seconds = (month + places * self.months).astype("M8[s]") + (begin - month.astype("M8[s]")) - self.since
-            values = seconds.astype(np.int64) / self.unit
+            values = seconds.astype(np.int64) / (self.unit / SECOND)
         elif self.dtype.kind in "iu":
             values = int(self.first) + places * int(self.step)
         else:
             values = float(self.first) + places * float(self.step)
+            values = values if self.units is None else self.units.snapped(values)
         return np.asarray(values, self.dtype)

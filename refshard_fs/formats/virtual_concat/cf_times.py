@@ -1,6 +1,7 @@
 """CF times in the units of others, where that changes no instant: exact arithmetic on whole numbers. No I/O here.
 
 CF conventions, section 4.4. Only units of fixed length are known (no months, no years), and reference times in UTC.
+Lengths and instants are whole numbers of nanoseconds.
 """
 
 from __future__ import annotations
@@ -16,15 +17,30 @@ import numpy as np
 import numpy.typing as npt
 
 UNITS: Final = ("units", "calendar")  # attributes that say the units of times
-SECONDS: Final = {
-    **dict.fromkeys(("second", "sec", "s"), 1),
-    **dict.fromkeys(("minute", "min"), 60),
-    **dict.fromkeys(("hour", "hr", "h"), 3600),
-    **dict.fromkeys(("day", "d"), 86400),
+SECOND: Final = 10**9
+_LENGTHS: Final = {
+    **dict.fromkeys(("nanosecond", "nanosec", "ns"), 1),
+    **dict.fromkeys(("microsecond", "microsec", "us"), 10**3),
+    **dict.fromkeys(("millisecond", "millisec", "msec", "ms"), 10**6),
+    **dict.fromkeys(("second", "sec", "s"), SECOND),
+    **dict.fromkeys(("minute", "min"), 60 * SECOND),
+    **dict.fromkeys(("hour", "hr", "h"), 3600 * SECOND),
+    **dict.fromkeys(("day", "d"), 86400 * SECOND),
 }
+_NAMES: Final = {
+    86400 * SECOND: "days",
+    3600 * SECOND: "hours",
+    60 * SECOND: "minutes",
+    SECOND: "seconds",
+    10**6: "milliseconds",
+    10**3: "microseconds",
+    1: "nanoseconds",
+}  # the longest first
+# Sources mean whole seconds, mostly: 1/24 day is an hour. The closest of these that a number's precision tells apart.
+_GRAINS: Final = (SECOND, 10**6, 10**3)
+_SLACK: Final = 10**6  # nanoseconds that a number may be off what it means, whatever its type
 GREGORIAN: Final = ("standard", "proleptic_gregorian")
 CHANGE: Final = (1582, 10, 15)  # the standard calendar is Julian before
-_NAMES: Final = {86400: "days", 3600: "hours", 60: "minutes", 1: "seconds"}
 CALENDARS: Final = (*GREGORIAN, "julian", "noleap", "all_leap", "360_day")
 _SYNONYMS: Final = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 
@@ -36,65 +52,98 @@ _TIME = re.compile(
 
 
 class TimeUnits(NamedTuple):
-    """Units of times: the seconds of one, the time that they count from, in seconds of the calendar, and that."""
+    """Units of times: the length of one, the time that they count from, on the scale of the calendar, and that.
 
-    seconds: int
+    ``standard`` and ``proleptic_gregorian`` have one scale, on which days follow each other, whatever they are called.
+    """
+
+    length: int
     since: int
     calendar: str
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> TimeUnits:
         """Return the units that attributes say; ValueError, saying why, if these are none of times."""
-        seconds, since = parsed_units(attributes.get("units"))
+        length, since = parsed_units(attributes.get("units"))
         calendar = calendar_of(attributes)
-        return cls(seconds, _instant(since, calendar), calendar)
+        return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
 
-    def converted(self, values: npt.NDArray[Any], to: TimeUnits) -> npt.NDArray[Any]:
+    def converted(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
         """Return numbers of these units as numbers of others, 64 bits wide; ValueError where an instant would change.
 
-        A floating-point number that lies as close to a whole number of the others as its type tells apart is meant as
-        that: 1/24 day is an hour. NaN stays NaN.
+        A floating-point number as close to a whole second as its type tells apart means that second. If ``rounded``,
+        what floating-point numbers of the other units do not hold exactly becomes the closest one. NaN stays NaN.
         """
         if self.calendar != to.calendar:
             raise ValueError(f"its calendar is {self.calendar!r}, not {to.calendar!r}")
         if values.dtype.kind not in "iuf":
             raise ValueError(f"its type is {values.dtype}, no number")
-        shift = self.since - to.since
         distinct, where = np.unique(values, return_inverse=True)
-        found = [self._number(value, shift, to) for value in distinct]
+        found = [self._number(value, to, rounded=rounded) for value in distinct]
         try:
-            out = np.array(found, np.float64 if values.dtype.kind == "f" else np.int64)
+            out = np.array(found, np.float64 if rounded or values.dtype.kind == "f" else np.int64)
         except OverflowError as e:
             raise ValueError("its values in the other units are beyond 64 bits") from e
         return out[where].reshape(values.shape)
 
-    def _number(self, value: Any, shift: int, to: TimeUnits) -> int | float:
+    def _number(self, value: Any, to: TimeUnits, *, rounded: bool) -> int | float:
+        shift = self.since - to.since
         if isinstance(value, np.integer):
-            whole, rest = divmod(int(value) * self.seconds + shift, to.seconds)
-            if rest:
+            wanted = Fraction(int(value) * self.length + shift, to.length)
+            if wanted.denominator != 1 and not rounded:
                 raise ValueError(f"{value} is no whole number in the other units")
-            return whole
+            return float(wanted) if rounded else int(wanted)
         if not np.isfinite(value):
             return float(value)
-        exact = (Fraction(float(value)) * self.seconds + shift) / to.seconds
-        nearest = round(exact)
-        if abs(exact - nearest) * to.seconds <= Fraction(float(np.spacing(np.abs(value)))) * self.seconds:
-            return nearest
-        if Fraction(float(exact)) != exact:
+        wanted = (self._meant(value) + shift) / to.length
+        if not rounded and Fraction(float(wanted)) != wanted:
             raise ValueError(f"{value} is not exactly a number in the other units")
-        return float(exact)
+        return float(wanted)
+
+    def _meant(self, value: np.floating[Any]) -> Fraction:
+        """Return the nanoseconds that a number stands for."""
+        exact = Fraction(float(value)) * self.length
+        slack = min(Fraction(float(np.spacing(np.abs(value)))) * self.length, Fraction(_SLACK))
+        for grain in _GRAINS:
+            whole = Fraction(round(exact / grain) * grain)
+            if 4 * slack < grain and abs(exact - whole) <= slack:
+                return whole
+        return exact
+
+    def snapped(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return numbers of these units so that those which mean the same instant are equal.
+
+        Those as close to a whole second as their type tells apart become the floating-point number of that second.
+        """
+        if values.dtype.kind != "f":
+            return values
+        wide = values.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            slack = np.minimum(np.spacing(np.abs(values)).astype(np.float64), _SLACK / self.length)
+            for grain in reversed(_GRAINS):
+                if self.length % grain == 0:
+                    whole = np.rint(wide * (self.length // grain)) / (self.length // grain)
+                    near = (np.abs(wide - whole) <= slack) & (4 * slack * self.length < grain)
+                    wide = np.where(near, whole, wide)
+        return wide
+
+    def is_gregorian(self, values: npt.NDArray[Any]) -> bool:
+        """Whether all instants are such that the standard calendar and the proleptic one name them alike."""
+        known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        first = _instant("-".join(map(str, CHANGE)), GREGORIAN[0]) * SECOND
+        return not known.size or int(known.min()) * self.length + self.since >= first
 
 
 def finest(units: Iterable[TimeUnits]) -> int:
-    """Return the seconds of the longest unit, from the first one's reference time, of which all are whole numbers."""
+    """Return the length of the longest unit, from the first one's reference time, of which all are whole numbers."""
     every = list(units)
-    common = math.gcd(*(each.seconds for each in every), *(each.since - every[0].since for each in every))
-    return next(seconds for seconds in _NAMES if common % seconds == 0)
+    common = math.gcd(*(each.length for each in every), *(each.since - every[0].since for each in every))
+    return next(length for length in _NAMES if common % length == 0)
 
 
-def spelled(seconds: int, like: object) -> str:
-    """Return units of that many seconds that count from the time that those of ``like`` do."""
-    return f"{_NAMES[seconds]} since {parsed_units(like)[1]}"
+def finer(length: int, like: object) -> list[str]:
+    """Return all units of that length or less that count from the time that those of ``like`` do, the longest first."""
+    return [f"{_NAMES[each]} since {parsed_units(like)[1]}" for each in _NAMES if each <= length]
 
 
 def is_time(attributes: Mapping[str, Any]) -> bool:
@@ -109,13 +158,27 @@ def calendar_of(attributes: Mapping[str, Any]) -> str:
     return _SYNONYMS.get(calendar, calendar)
 
 
+def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether attributes of two arrays of times say the same units, however they spell them."""
+    try:
+        return TimeUnits.of(one) == TimeUnits.of(other)
+    except ValueError:
+        return one.get("units") == other.get("units") and calendar_of(one) == calendar_of(other)
+
+
+def family_of(calendar: str) -> str:
+    """Return the calendar by which a calendar counts days."""
+    return GREGORIAN[0] if calendar in GREGORIAN else calendar
+
+
 def parsed_units(units: object) -> tuple[int, str]:
-    """Return the seconds of the unit, and the reference time."""
+    """Return the nanoseconds of the unit, and the reference time."""
     match = _UNITS.fullmatch(units) if isinstance(units, str) else None
-    seconds = SECONDS.get(match[1].lower()) if match is not None else None
-    if match is None or seconds is None:
+    name = "" if match is None else match[1].lower()
+    length = _LENGTHS.get(name) or _LENGTHS.get(f"{name}s")  # "ms" and "s" end like a plural
+    if match is None or length is None:
         raise ValueError(f"{units!r} are no seconds, minutes, hours or days since a time")
-    return seconds, match[2]
+    return length, match[2]
 
 
 def instant(text: str) -> datetime:

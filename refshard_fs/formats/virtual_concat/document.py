@@ -22,7 +22,7 @@ from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, o
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
-from refshard_fs.formats.virtual_concat.cf_times import calendar_of, is_time
+from refshard_fs.formats.virtual_concat.cf_times import are_alike, calendar_of, family_of, is_time
 from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.values import from_base64
@@ -270,7 +270,7 @@ def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool =
     ignored = {"shape"} | (STORAGE | KEYS if is_recut else frozenset())
     if is_time(one.attributes) and is_time(other.attributes):
         ignored |= {"attribute units"}
-        if one.attributes["units"] != other.attributes["units"]:
+        if not are_alike(one.attributes, other.attributes):
             check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
             return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
     check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
@@ -296,7 +296,9 @@ def _fields(array: Described) -> dict[str, Any]:
         fields["data_type"] = meta.dtype
         fields |= {name: fields.get(name) or None for name in ("storage_transformers", "dimension_names")}
     fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
-    return fields | ({"attribute calendar": calendar_of(array.attributes)} if is_time(array.attributes) else {})
+    if is_time(array.attributes):  # of calendars that name some instants differently, `CommonUnits` compares the values
+        fields["attribute calendar"] = family_of(calendar_of(array.attributes))
+    return fields
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe,
 from refshard_fs.core.version_3 import ON_BYTES, of_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta, undecodable, unsafe
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, is_time
+from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, are_alike, is_time
 
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
 # Codecs that make objects, as many as four bytes say, and no numbers.
@@ -134,9 +134,9 @@ def exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
 # Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
 EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
-_MISSING: Final = ("_FillValue", "missing_value")
+MISSING: Final = ("_FillValue", "missing_value")  # attributes
 _UNSIGNED: Final = "_Unsigned"  # signed numbers are meant as unsigned ones, or the reverse
-STORED: Final = (*PACKING, *_MISSING, _UNSIGNED)  # attributes that say how numbers are stored
+STORED: Final = (*PACKING, *MISSING, _UNSIGNED)  # attributes that say how numbers are stored
 RECODED_ATTRIBUTES: Final = frozenset(f"attribute {name}" for name in STORED)
 
 
@@ -254,7 +254,7 @@ class Recoding(msgspec.Struct, frozen=True):
     ) -> npt.NDArray[Any]:
         assert mine.times is not None, "both are times"
         try:
-            there = theirs.converted(values[~missing], mine.times)
+            there = theirs.converted(values[~missing], mine.times, rounded=mine.dtype.kind == "f")
         except ValueError as e:
             raise ValueError(f"{self.where}: {e}") from e
         numbers = np.zeros(values.shape, there.dtype)
@@ -309,7 +309,8 @@ def recoding(
     Both are metadata and attributes of arrays that differ in `RECODED` fields and `RECODED_ATTRIBUTES` alone.
     ManifestError, with both encodings, where values of one may not be values of the other.
     """
-    units = UNITS if all(is_time(of) for _, of in (mine, theirs)) and mine[1]["units"] != theirs[1]["units"] else ()
+    are_times = is_time(mine[1]) and is_time(theirs[1])
+    units = UNITS if are_times and not are_alike(mine[1], theirs[1]) else ()
     made = Recoding(_spelled(*theirs, units), _spelled(*mine, units), f"{path!r} of {name}")
     try:
         one, other = _encoding(made.mine), _encoding(made.theirs)
@@ -364,7 +365,7 @@ def _encoding(document: bytes) -> _Encoding:
 def missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:
     """Return the numbers that attributes of an array say to mean "missing"."""
     named: list[Any] = []
-    for value in map(attributes.get, _MISSING):
+    for value in map(attributes.get, MISSING):
         named += value if isinstance(value, list) else [value]
     known = [of_xarray(value, dtype) if meta.zarr_format == 3 else value for value in named]
     return [value for value in known if isinstance(value, int | float)]
