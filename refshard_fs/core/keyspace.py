@@ -81,6 +81,10 @@ class KeySpace(ABC):
         Names are relative to ``prefix``. Sizes are those of the bytes a read would return.
         """
 
+    def object_of(self, key: str) -> str:
+        """Return the key of the stored object that holds ``key``, as far as that is known without reads."""
+        return key
+
     def is_directory(self, prefix: str) -> Steps[bool]:
         """Return whether ``prefix`` is a directory; the root always is."""
         return not prefix or (yield from self.children(prefix)) is not None
@@ -192,6 +196,9 @@ class View(KeySpace):
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         return (yield from self.base.is_directory(prefix))
+
+    def object_of(self, key: str) -> str:
+        return self.base.object_of(key)
 
     def is_empty(self, key: str) -> Steps[bool]:
         return (yield from self.base.is_empty(key))

@@ -8,7 +8,8 @@ is a generator (`Steps`): it yields what it needs and is sent the answer. The en
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from enum import Enum
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -309,6 +310,16 @@ class Facts(msgspec.Struct, frozen=True):
     def named_etag(self) -> str | None:
         """The ETag that the target itself gave the object."""
         return None if self.etag is None or self.etag.startswith(OWN) else self.etag
+
+
+class Absent(Enum):
+    """The version of an object that does not exist."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+Version: TypeAlias = Facts | Absent
 
 
 class Stat(msgspec.Struct, frozen=True):

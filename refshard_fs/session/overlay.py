@@ -24,8 +24,9 @@ from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool
 from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Inline, Span
+from refshard_fs.core.model import ABSENT, Facts, Inline, Span, Version
 from refshard_fs.errors import CostlyPattern, told
+from refshard_fs.reading.cache import Cache
 
 if TYPE_CHECKING:
     from refshard_fs.session.session import Session
@@ -104,6 +105,8 @@ def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
         )
 
 
+REMEMBERED: Final = 1 << 16  # versions that commits of an overlay put
+
 OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
 
 
@@ -158,7 +161,8 @@ class Overlay:
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
-        self._versions: dict[str, Facts] = {}  # by URL: what the edits were made on
+        self.written = Cache(REMEMBERED)  # the versions that commits of these edits put last, by URL
+        self._versions: dict[str, Version] = {}  # by URL: what the edits were made on
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # which have opened the source
         self._guard = fork_safe(threading.Lock())
@@ -173,6 +177,7 @@ class Overlay:
         with self._guard:
             if made is not None:  # together with the edit: a commit in between would remove the object as unused
                 self._objects[made] = None
+            self._remember_version(key)
             self.edits.put(key, edit)
             self._uncommitted[0] += self.worker is None
             if self.mirror is not None:
@@ -225,23 +230,49 @@ class Overlay:
         A commit still compares the objects that it replaces with the versions that were read before, ``but`` for some.
         """
         with self._changing(below):
-            self._remember_versions(self.edits, but)
+            self._keep_versions(self.edits, but)
             if self._edited_base is None and len(self.edits):
                 self._edited_base = self.base
             self.base = None
 
-    def seen(self, url: str) -> Facts | None:
-        """Return the version of the object at ``url`` that any session has read; None if none has."""
+    def seen(self, url: str) -> Version | None:
+        """Return the version of the object at ``url`` that the edits were made on; None if it was not read."""
         known = self._versions.get(url)
-        if known is not None:
-            return known
-        return next((facts for session in list(self._sessions) if (facts := session.seen(url)) is not None), None)
+        return self._latest(url) if known is None else known
 
-    def _remember_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
-        """Remember the versions that ``edits`` were made on, before the sessions forget them."""
-        url_of = None if self.base is None else self.base.keyspace.url_of
-        urls = self._versions.keys() if url_of is None else {url_of(key) for key in edits.changes()}
-        self._versions = {url: facts for url in urls if url not in but and (facts := self.seen(url)) is not None}
+    def expect_new(self, urls: Iterable[str]) -> None:
+        """Take the objects at ``urls``, which are to be new, for absent when they were edited."""
+        with self._guard:
+            for url in urls:
+                self._versions.setdefault(url, ABSENT)
+
+    def _latest(self, url: str) -> Version | None:
+        found = (session.latest(url) for session in list(self._sessions))
+        return next((version for version in found if version is not None), None)
+
+    def _object_of(self, key: str) -> str | None:
+        """Return the URL of the object that holds ``key``; None where keys have none, or the source is not open."""
+        keyspace = None if self.base is None else self.base.keyspace
+        return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.object_of(key))
+
+    def _remember_version(self, key: str) -> None:
+        """Remember which version of its object an edit of ``key`` is made on: that of the first edit counts."""
+        url = self._object_of(key)
+        if url is not None and url not in self._versions:
+            latest = self._latest(url)
+            if latest is not None:
+                self._versions[url] = latest
+
+    def _keep_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
+        """Forget the versions of objects that ``edits`` do not concern, and of those at the URLs ``but``."""
+        if not len(edits):
+            self._versions.clear()
+            return
+        kept = {self._object_of(key) for key in edits.changes()}
+        is_known = None not in kept
+        self._versions = {
+            url: version for url, version in self._versions.items() if url not in but and (url in kept or not is_known)
+        }
 
     @contextlib.contextmanager
     def _changing(self, below: str | None = None) -> Iterator[None]:
@@ -301,7 +332,7 @@ class Overlay:
         """
         with self._changing():
             kept = edits.since(self._settled)
-            self._remember_versions(kept)
+            self._keep_versions(kept)
             left = self._replace(kept)
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
@@ -324,7 +355,7 @@ class Overlay:
             self._objects = {url: None for url in self._objects if url not in needed}
             self._settled = committed.number
             left = self._replace(self.edits.since(committed.number))
-            self._remember_versions(self.edits)
+            self._keep_versions(self.edits)
             self.sent.clear()
             self.commits += 1
             self.base = self._edited_base = None
@@ -338,6 +369,7 @@ class Overlay:
         self._uncommitted[0] = len(edits)
         if not len(edits):
             self.spool.clear()
+            self.written.clear()
         needed = {span.url for span in edits.spans()}
         left = [url for url in self._objects if url not in needed]
         for url in left:

@@ -24,7 +24,7 @@ from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, Steps, Version
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -158,9 +158,9 @@ class Engines:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
         return self._pool_options.given(url)
 
-    def seen(self, url: str) -> Facts | None:
-        """Return which version of an object was read; None if none was."""
-        return self._versions.seen(url)
+    def latest(self, url: str) -> Version | None:
+        """Return which version of an object was found last; None if it was not looked for."""
+        return self._versions.latest(url)
 
     def _pool(self, loop: Loop | None) -> Pool:
         return Pool(self._pool_options, loop, self._versions, self.stats)

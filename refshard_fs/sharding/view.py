@@ -114,6 +114,11 @@ class ShardView(ArrayView[ArrayInfo]):
         path = self._documents.known(key)
         return path is not None and self.remapped(path) is not None
 
+    def object_of(self, key: str) -> str:
+        path = self._documents.known(key)
+        at = None if path is None or self.remapped(path) is None else self._layout(path).in_shard(path, key)
+        return self.base.object_of(key if at is None else at.shard)
+
     def register_arrays(self) -> Steps[None]:
         """Add the arrays that the base knows without reads."""
         marks = tuple(mark for known in shard_formats() for mark in known.marks)

@@ -16,7 +16,6 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from functools import partial
 from glob import has_magic
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -29,7 +28,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.forks import in_child
-from refshard_fs.core.model import Facts
+from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator, protocol_of
 from refshard_fs.targets.failures import as_os_error, os_errors
@@ -55,15 +54,7 @@ SYNCED_ONE_BY_ONE: Final = 64  # files; to sync more of them takes longer than t
 _RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # have directories, and rename a file over another
 
 
-class Absent(Enum):
-    """The condition that there is no such object yet."""
-
-    ABSENT = "absent"
-
-
-ABSENT: Final = Absent.ABSENT
-
-Condition = Facts | Absent | None  # what an object must be to be replaced; None: whatever it is
+Condition = Version | None  # what an object must be to be replaced; None: whatever it is
 
 
 class Fetched(NamedTuple):
@@ -81,8 +72,10 @@ def sum_of(parts: Iterable[Buffer]) -> bytes:
     return found.digest()
 
 
-def is_version(one: Facts, other: Facts) -> bool:
-    """Whether both are of one version of an object, as far as they tell."""
+def is_version(one: Version, other: Version) -> bool:
+    """Whether both are one version of an object, as far as they tell."""
+    if isinstance(one, Absent) or isinstance(other, Absent):
+        return one is other
     if one.etag is not None and other.etag is not None:
         return one.etag.strip('"') == other.etag.strip('"')
     return one.size == other.size and one.last_modified == other.last_modified
@@ -194,6 +187,11 @@ class Objects:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def version(self, name: str) -> Version:
+        """Return the version of the object ``name``, which may be `ABSENT`."""
+        facts = self.facts(name)
+        return ABSENT if facts is None else facts
+
     @os_errors()
     def fetch(self, name: str) -> Fetched | None:
         """Return the object ``name``; None if there is none. One that is not whole is an error."""
@@ -259,12 +257,7 @@ class Objects:
         """Raise ConflictError if the object ``name`` is known to be another than ``condition`` says."""
         if condition is None:
             return
-        found = self.facts(name)
-        if found is None or isinstance(condition, Absent):
-            is_met = found is None and isinstance(condition, Absent)
-        else:
-            is_met = is_version(condition, found)
-        if not is_met:
+        if not is_version(condition, self.version(name)):
             raise self._conflict(name, condition)
 
     @os_errors()

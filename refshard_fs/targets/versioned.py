@@ -21,11 +21,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from refshard_fs.core.forks import fork_safe
-from refshard_fs.core.model import OWN, Facts, Listed, Pin
+from refshard_fs.core.model import ABSENT, OWN, Absent, Facts, Listed, Pin
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, told
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, Target, check
+from refshard_fs.targets.failures import ABSENT as MISSING
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
 T = TypeVar("T")
@@ -47,11 +48,12 @@ IGNORES_RANGES: Final = (
 class Version:
     """What is known of one object; shared by all loops and threads of a session."""
 
-    __slots__ = ("_only_size", "_pin", "seen", "url")
+    __slots__ = ("_only_size", "_pin", "is_absent", "seen", "url")
 
     def __init__(self, url: str, *, only_size: bool = False) -> None:
         self.url = url
         self.seen: Facts | None = None  # what is known, if anything was seen of the object
+        self.is_absent = False  # whether it was not there when it was looked for last
         self._only_size = only_size
         self._pin: Pin | None = None
 
@@ -72,6 +74,7 @@ class Version:
 
     def observe(self, found: Facts, pin: Pin | None) -> None:
         """Compare an answer with what is known; TargetChanged, which says what differs, if it is another version."""
+        self.is_absent = False
         if self._only_size:
             found = Facts(found.size)
             pin = None if pin is None else Pin(size=pin.size)
@@ -162,6 +165,13 @@ class Versions:
         version = self._known.get(url)
         return None if version is None else version.seen
 
+    def latest(self, url: str) -> Facts | Absent | None:
+        """Return the version of the object at ``url`` that was found last; None if it was not looked for."""
+        version = self._known.get(url)
+        if version is None:
+            return None
+        return ABSENT if version.is_absent else version.seen
+
     def knows(self, url: str, below: str | None = None) -> bool:
         """Whether the object at ``url`` was opened; with ``below``, only of those at and below that URL."""
         return url in self._known and (below is None or url == below or url.startswith(below + "/"))
@@ -234,7 +244,7 @@ class VersionedObject:
         one than before or than ``pin`` says, and some other OSError if it cannot be had.
         """
         size = math.inf if stop is None else stop - start
-        answer = await self._persist(size, self._read, path, start, stop, pin, most)
+        answer = await self._asked(size, self._read, path, start, stop, pin, most)
         self._version.observe(answer.facts, pin)
         if answer.unasked:
             server = server_of(self._version.url)
@@ -273,7 +283,7 @@ class VersionedObject:
 
     async def facts(self, path: str) -> Facts:
         """Return what is known of the object without its bytes."""
-        facts = await self._persist(0, self.target.facts, path)
+        facts = await self._asked(0, self.target.facts, path)
         self._version.observe(facts, None)
         return facts
 
@@ -292,7 +302,11 @@ class VersionedObject:
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer | None:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
-        answer = self.target.read_now(path, start, stop, most)
+        try:
+            answer = self.target.read_now(path, start, stop, most)
+        except MISSING:
+            self._version.is_absent = True
+            raise
         if answer is not None:
             self._version.observe(answer.facts, pin)
         return answer
@@ -313,6 +327,14 @@ class VersionedObject:
                 return False
             self._version.observe(now.facts, None)
         return True
+
+    async def _asked(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Return the same as `_persist`, and remember that the object is absent if it is."""
+        try:
+            return await self._persist(size, call, *args)
+        except MISSING:
+            self._version.is_absent = True
+            raise
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
         """Return what ``call`` returns of some ``size`` bytes, in as many tries as `Retry` allows."""

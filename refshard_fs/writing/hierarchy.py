@@ -19,33 +19,26 @@ from typing import Final
 
 from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import Hierarchy, check_name
-from refshard_fs.core.keys import is_within, parent, splits
-from refshard_fs.core.model import Facts, Span
-from refshard_fs.core.zarrmeta import is_metadata
+from refshard_fs.core.keys import is_within, join, parent, splits
+from refshard_fs.core.model import ABSENT, Span, Version
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
-from refshard_fs.reading.cache import Cache
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
-from refshard_fs.targets.objects import ABSENT, Condition, Objects, is_version, sum_of
+from refshard_fs.targets.objects import Condition, Objects, is_version, sum_of
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
 WORKERS: Final = 8  # objects under way at a time
 UNIT: Final = 1 << 20  # bytes; an object counts as one for each of these, and a shard of `WORKERS` units goes alone
 LISTED_FROM: Final = 256  # objects; more are found by listing their array than by asking for each
-REMEMBERED: Final = 1 << 14  # versions that this process wrote
 
 _SINCE: Final = "was read, and somebody else has written it since"
 _KEPT: Final = "What you have written is kept: "
 _MERGE: Final = "commit() puts your chunks into the shards that are there now, discard() drops them"
 _DISCARD: Final = "discard() drops it and goes on with what is there now, save() writes it elsewhere"
-
-
-# The versions of objects that this process put last, by URL; None for those that it removed. They are in no conflict
-# with edits that were made on an earlier version.
-written_versions: Final = Cache(REMEMBERED)
 
 
 class HierarchyCommit:
@@ -59,6 +52,7 @@ class HierarchyCommit:
         self._edits = edits
         self._objects = Objects(url, writer.session.given(url))
         self._overlay = writer.overlay
+        self._is_new = not isinstance(found, Hierarchy)
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._conflicting_shards: dict[str, None] = {}
@@ -104,15 +98,18 @@ class HierarchyCommit:
     def _commit(self, plan: Plan) -> None:
         for name in plan.names():
             check_name(name, self._objects.url_of(name))
+        if self._is_new:
+            self._overlay.expect_new(self._objects.url_of(name) for name, _ in plan.documents)
         removed = self._to_remove(plan)
-        self._objects.check_places([*plan.names(), *removed, *self._empty_shards])
-        conditions = self._checked(plan, removed)
+        leftovers = self._leftovers(plan)
+        self._objects.check_places([*plan.names(), *removed, *leftovers, *self._empty_shards])
+        conditions = self._checked(plan, removed, leftovers)
         self._objects.sweep(plan.names())
         blocking = _blocking(removed, plan.names())
         self._remove(blocking)
         self._objects.tidy(blocking, with_root=False)
         self._put_data(plan, conditions)
-        self._remove_leftovers(plan)
+        self._remove(name for name, found in leftovers.items() if found is not ABSENT and name not in self._put)
         for name, data in plan.documents:
             self._put_object(name, (data,), conditions.get(name))
         self._remove(name for name in removed if name not in blocking)
@@ -123,28 +120,41 @@ class HierarchyCommit:
 
     # ------------------------------------------------------------------ conflicts
 
-    def _checked(self, plan: Plan, removed: Mapping[str, Facts | None]) -> dict[str, Condition]:
-        """Return the versions that documents, and local objects, must have when they are replaced.
+    def _checked(
+        self, plan: Plan, removed: Mapping[str, Version | None], leftovers: Mapping[str, Version]
+    ) -> dict[str, Condition]:
+        """Return the versions that documents, local objects and new parts of arrays have before they are replaced.
 
-        Raises ConflictError if another process replaced one that was read here. Shards and chunks on servers are not
-        compared: they are put on condition.
+        Raises ConflictError if somebody else replaced, made or removed one of the objects that were read here. Other
+        shards and chunks on servers are not compared: they are put on condition.
         """
-        names = [name for name, _ in plan.documents]
+        documents = dict(plan.documents)
+        names = [*documents, *self._rivals(documents)]
+        asked = [name for name, found in removed.items() if found is None and self._is_read(name)]
         if self._objects.is_immediate:
+            asked = list(removed)
             for shard in plan.shards:
                 with self._shard(shard.key):
-                    self._compare(shard.key, self._objects.facts(shard.key))
+                    self._compare(shard.key, self._objects.version(shard.key))
             names += plan.data
-            removed = {name: self._objects.facts(name) for name in removed}
-        for name, found in removed.items():
-            if found is not None:
-                self._compare(name, found)
-        conditions: dict[str, Condition] = {}
         with ThreadPoolExecutor(WORKERS) as pool:
-            for name, found in zip(names, pool.map(self._objects.facts, names), strict=True):
-                self._compare(name, found)
-                conditions[name] = ABSENT if found is None else found
-        return conditions
+            versions = dict(zip(names, pool.map(self._objects.version, names), strict=True))
+            removed = {**removed, **dict(zip(asked, pool.map(self._objects.version, asked), strict=True))}
+        for name, version in removed.items():
+            if version is not None and version is not ABSENT:
+                self._compare(name, version)
+        for name, version in versions.items():
+            self._compare(name, version, documents.get(name))
+        return {**leftovers, **versions}
+
+    def _rivals(self, documents: Iterable[str]) -> list[str]:
+        """Return the documents that would make the nodes of ``documents`` others, and that were not there."""
+        nodes = {parent(name)[0] for name in documents if parent(name)[1] in NODE_DOCUMENTS}
+        rivals = (join(path, name) for path in nodes for name in NODE_DOCUMENTS)
+        return [name for name in rivals if self._overlay.seen(self._objects.url_of(name)) is ABSENT]
+
+    def _is_read(self, name: str) -> bool:
+        return self._overlay.seen(self._objects.url_of(name)) is not None
 
     @contextlib.contextmanager
     def _shard(self, name: str) -> Iterator[None]:
@@ -155,43 +165,44 @@ class HierarchyCommit:
             self._conflicting_shards[name] = None
             raise
 
-    def _compare(self, name: str, found: Facts | None) -> None:
-        """Raise ConflictError if the object, which is now ``found``, was replaced by others since it was read."""
+    def _compare(self, name: str, found: Version, data: bytes | None = None) -> None:
+        """Raise ConflictError if the object, which is now ``found``, was replaced by others since it was read.
+
+        One that is ``data`` already, which is to be put, is in no conflict.
+        """
         url = self._objects.url_of(name)
-        seen = self._overlay.seen(url)
-        if seen is None:
+        known = [version for version in (self._overlay.seen(url), self._overlay.written.get(url)) if version]
+        if not known or any(is_version(found, version) for version in known):
             return
-        if found is None:
-            if written_versions.get(url, ABSENT) is None:
-                return
-        elif any(is_version(found, known) for known in (seen, written_versions.get(url)) if known is not None):
-            return
-        if not self._was_put_without_answer(name):
+        sums = self._overlay.sent | ({sum_of([data])} if data is not None else set())
+        if not (found is not ABSENT and self._is_one_of(name, sums)):
             raise ConflictError(f"{url} {_SINCE}")
 
-    def _was_put_without_answer(self, name: str) -> bool:
-        """Whether the object is what an earlier try put, and heard no answer to."""
-        fetched = self._objects.fetch(name) if self._overlay.sent else None
-        if fetched is None or sum_of([fetched.data]) not in self._overlay.sent:
+    def _is_one_of(self, name: str, sums: set[bytes]) -> bool:
+        """Whether the object has one of the checksums ``sums``, as what an earlier try put without an answer has."""
+        fetched = self._objects.fetch(name) if sums else None
+        if fetched is None or sum_of([fetched.data]) not in sums:
             return False
-        written_versions.put(self._objects.url_of(name), fetched.facts, 1)
+        self._remember(name, fetched.facts)
         return True
+
+    def _remember(self, name: str, version: Version) -> None:
+        self._overlay.written.put(self._objects.url_of(name), version, 1)
 
     def _unread(self, name: str) -> Condition:
         """Return the version to replace of an object that is not read for it; None where any will do."""
         url = self._objects.url_of(name)
-        seen = self._overlay.seen(url)
-        own = written_versions.get(url, seen)
-        if seen is None or (own is not None and is_version(seen, own)):
+        seen, own = self._overlay.seen(url), self._overlay.written.get(url)
+        if seen is None or own is None or is_version(seen, own):
             return seen
-        found = self._objects.facts(name)
+        found = self._objects.version(name)
         self._compare(name, found)  # either of the two may be there
-        return ABSENT if found is None else found
+        return found
 
     # ------------------------------------------------------------------ putting and removing
 
     def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:
-        jobs = [(_weight(shard), partial(self._put_shard, shard)) for shard in plan.shards]
+        jobs = [(_weight(shard), partial(self._put_shard, shard, conditions.get(shard.key))) for shard in plan.shards]
         for key, edit in plan.data.items():
             assert not isinstance(edit, Span), "references were loaded"
             condition = conditions[key] if key in conditions else self._unread(key)
@@ -221,14 +232,16 @@ class HierarchyCommit:
                 pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for those under way
                 raise
 
-    def _put_shard(self, shard: ShardPlan) -> None:
+    def _put_shard(self, shard: ShardPlan, expected: Condition) -> None:
         with self._shard(shard.key):
             old: Buffer | None = None
-            condition: Condition = self._unread(shard.key)
+            condition = self._unread(shard.key) if expected is None else expected
             if shard.old:
                 fetched = self._objects.fetch(shard.key)
-                self._compare(shard.key, None if fetched is None else fetched.facts)
                 old, condition = (None, ABSENT) if fetched is None else fetched
+                self._compare(shard.key, condition)
+                if expected is not None and not is_version(condition, expected):
+                    raise ConflictError(f"{self._objects.url_of(shard.key)} {_SINCE}")
             parts = pack_shard(shard, old, self._objects.url_of(shard.key))
             if parts is not None:
                 self._put_object(shard.key, parts, condition)
@@ -245,7 +258,7 @@ class HierarchyCommit:
             raise
         self._put[name] = None
         if found is not None:
-            written_versions.put(self._objects.url_of(name), found, 1)
+            self._remember(name, found)
 
     def _remove(self, names: Iterable[str]) -> None:
         """Remove objects: what describes a node before what it holds, outer nodes first."""
@@ -255,19 +268,25 @@ class HierarchyCommit:
     def _remove_object(self, name: str, condition: Condition) -> None:
         self._touched[name] = None
         self._objects.remove(name, condition)
-        written_versions.put(self._objects.url_of(name), None, 1)
+        self._remember(name, ABSENT)
 
-    def _remove_leftovers(self, plan: Plan) -> None:
-        """Remove what is stored where arrays are to grow, and was not put: a commit that was cut short left it."""
+    def _leftovers(self, plan: Plan) -> dict[str, Version]:
+        """Return the versions of objects where arrays are to grow: a commit that was cut short may have left some."""
+        found: dict[str, Version] = {}
         for grown in plan.grown:
-            few = grown.added <= LISTED_FROM
-            found = grown.names() if few else filter(grown.has, self._objects.find(grown.path))
-            with ThreadPoolExecutor(WORKERS) as pool:
-                list(pool.map(self._objects.remove, [name for name in found if name not in self._put]))
+            if grown.added > LISTED_FROM:
+                put = dict.fromkeys(filter(grown.has, plan.names()), ABSENT)
+                there = self._objects.find(grown.path).items()
+                found |= put | {name: facts for name, facts in there if grown.has(name)}
+            else:
+                names = list(grown.names())
+                with ThreadPoolExecutor(WORKERS) as pool:
+                    found |= zip(names, pool.map(self._objects.version, names), strict=True)
+        return found
 
-    def _to_remove(self, plan: Plan) -> dict[str, Facts | None]:
+    def _to_remove(self, plan: Plan) -> dict[str, Version | None]:
         """Return the objects that the commit removes, and their versions as far as listings tell."""
-        found: dict[str, Facts | None] = dict.fromkeys(plan.removed)
+        found: dict[str, Version | None] = dict.fromkeys(plan.removed)
         for prefix in plan.prefixes:
             found |= {name: facts for name, facts in self._objects.find(prefix).items() if is_within(name, prefix)}
         for path in plan.replaced:

@@ -20,7 +20,7 @@ from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Steps
+from refshard_fs.core.model import ABSENT, Inline, Steps
 from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
@@ -41,7 +41,7 @@ from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of, gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
-from refshard_fs.targets.objects import ABSENT, PUT_AT_ONCE, Condition, Document, Objects
+from refshard_fs.targets.objects import PUT_AT_ONCE, Condition, Document, Objects
 from refshard_fs.writing.save import absolute, as_written, manifest_of
 from refshard_fs.writing.writer import Writer
 

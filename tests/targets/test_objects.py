@@ -19,9 +19,9 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.core.model import Facts
+from refshard_fs.core.model import ABSENT, Facts
 from refshard_fs.errors import ConflictError
-from refshard_fs.targets.objects import ABSENT, LARGE, Document, Objects
+from refshard_fs.targets.objects import LARGE, Document, Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 

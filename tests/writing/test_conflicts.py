@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.targets.objects import Objects
-from refshard_fs.writing.hierarchy import written_versions
+from refshard_fs.writing.hierarchy import HierarchyCommit
 from tests.servers.s3 import SeaweedServer
 from tests.sharding.test_packing import version_2
 from tests.writing.arrays import array
@@ -44,24 +44,24 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     objects = Objects(url, options)
     objects.put(".zgroup", [GROUP])
     objects.put("a/.zarray", [json.dumps(version_2((8,), (2,), (2,))).encode()])
-    objects.put("plain/.zarray", [json.dumps({**version_2((8,), (2,), (2,)), "shards": None}).encode()])
+    objects.put("plain/.zarray", [plain(8)])
     given = {"target_options": options} if options else {}
     yield lambda mode="a": RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **given)
     if request.param == "memory":
         MemoryFileSystem().rm(f"/{place}", recursive=True)
 
 
-@pytest.fixture
-def elsewhere() -> Callable[[], None]:
-    """Makes this process forget what it wrote, as if another one had."""
-    return written_versions.clear
+def plain(length: int) -> bytes:
+    """The metadata of an array that is not sharded."""
+    document = version_2((length,), (2,), (2,))
+    return json.dumps({name: value for name, value in document.items() if not name.startswith("shard")}).encode()
 
 
 def chunk(number: int) -> bytes:
     return np.full(2, number, "<i4").tobytes()
 
 
-def replaced_since(opened: Open, elsewhere: Callable[[], None]) -> RefShardFileSystem:
+def replaced_since(opened: Open) -> RefShardFileSystem:
     """A filesystem that read a shard which another process replaced afterwards."""
     first, second = opened(), opened()
     first.pipe_file("a/0", chunk(1))
@@ -69,14 +69,11 @@ def replaced_since(opened: Open, elsewhere: Callable[[], None]) -> RefShardFileS
     assert second.cat_file("a/0") == chunk(1)
     first.pipe_file("a/1", chunk(3))
     first.commit()
-    elsewhere()
     return second
 
 
-def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_merges(
-    opened: Open, elsewhere: Callable[[], None]
-) -> None:
-    second = replaced_since(opened, elsewhere)
+def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_merges(opened: Open) -> None:
+    second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the shards that are there now"):
         second.commit()
@@ -86,10 +83,8 @@ def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_mer
     assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
 
-def test_a_full_shard_over_one_that_another_process_replaced_is_refused_too(
-    opened: Open, elsewhere: Callable[[], None]
-) -> None:
-    second = replaced_since(opened, elsewhere)
+def test_a_full_shard_over_one_that_another_process_replaced_is_refused_too(opened: Open) -> None:
+    second = replaced_since(opened)
     second.pipe({"a/0": chunk(5), "a/1": chunk(5)})
     with pytest.raises(ConflictError):
         second.commit()
@@ -98,9 +93,7 @@ def test_a_full_shard_over_one_that_another_process_replaced_is_refused_too(
 
 
 @pytest.mark.parametrize("key", ["a/.zarray", "plain/0"])
-def test_a_document_or_a_chunk_that_another_process_replaced_is_not_written_over(
-    opened: Open, elsewhere: Callable[[], None], key: str
-) -> None:
+def test_a_document_or_a_chunk_that_another_process_replaced_is_not_written_over(opened: Open, key: str) -> None:
     first, second = opened(), opened()
     before = json.dumps({**version_2((10,), (2,), (2,))}).encode() if key.endswith(".zarray") else chunk(1)
     first.pipe_file(key, before)
@@ -109,7 +102,6 @@ def test_a_document_or_a_chunk_that_another_process_replaced_is_not_written_over
     theirs = before.replace(b"10", b"12") if key.endswith(".zarray") else chunk(2)
     first.pipe_file(key, theirs)
     first.commit()
-    elsewhere()
     second.pipe_file(key, before)
     for _ in range(2):
         with pytest.raises(ConflictError, match=r"discard\(\) drops it"):
@@ -121,7 +113,7 @@ def test_a_document_or_a_chunk_that_another_process_replaced_is_not_written_over
         assert second.cat_file(key) == theirs
 
 
-def replaced_document(opened: Open, elsewhere: Callable[[], None]) -> tuple[RefShardFileSystem, bytes]:
+def replaced_document(opened: Open) -> tuple[RefShardFileSystem, bytes]:
     """A filesystem that has written attributes to what it read and another process then wrote, and that one's."""
     first, second = opened(), opened()
     first.pipe({"plain/.zattrs": b'{"a": 1}', "a/0": chunk(1), "a/1": chunk(1)})
@@ -132,18 +124,14 @@ def replaced_document(opened: Open, elsewhere: Callable[[], None]) -> tuple[RefS
     theirs = b'{"a": 1, "theirs": 1}'
     first.pipe_file("plain/.zattrs", theirs)
     first.commit()
-    elsewhere()
     return second, theirs
 
 
-def test_a_document_that_was_replaced_with_a_shard_is_not_written_over_by_the_second_try(
-    opened: Open, elsewhere: Callable[[], None]
-) -> None:
-    second, theirs = replaced_document(opened, elsewhere)
+def test_a_document_that_was_replaced_with_a_shard_is_not_written_over_by_the_second_try(opened: Open) -> None:
+    second, theirs = replaced_document(opened)
     first = opened()
     first.pipe_file("a/1", chunk(3))
     first.commit()
-    elsewhere()
     second.pipe_file("a/0", chunk(2))
     for _ in range(3):
         with pytest.raises(ConflictError):
@@ -152,10 +140,8 @@ def test_a_document_that_was_replaced_with_a_shard_is_not_written_over_by_the_se
     second.discard()
 
 
-def test_opening_the_source_anew_does_not_forget_what_was_written_on_what(
-    opened: Open, elsewhere: Callable[[], None]
-) -> None:
-    second, theirs = replaced_document(opened, elsewhere)
+def test_opening_the_source_anew_does_not_forget_what_was_written_on_what(opened: Open) -> None:
+    second, theirs = replaced_document(opened)
     second.invalidate_cache()
     assert array(second, mode="r")[:2].tolist() == [1, 1]
     for _ in range(2):
@@ -169,10 +155,8 @@ def test_opening_the_source_anew_does_not_forget_what_was_written_on_what(
     assert opened("r").cat_file("plain/.zattrs") == b"{}"
 
 
-def test_a_transaction_that_fails_does_not_forget_what_was_written_before_it_on_what(
-    opened: Open, elsewhere: Callable[[], None]
-) -> None:
-    second, theirs = replaced_document(opened, elsewhere)
+def test_a_transaction_that_fails_does_not_forget_what_was_written_before_it_on_what(opened: Open) -> None:
+    second, theirs = replaced_document(opened)
     with contextlib.suppress(KeyError), second.transaction:
         second.pipe_file("a/3", chunk(3))
         raise KeyError
@@ -182,8 +166,8 @@ def test_a_transaction_that_fails_does_not_forget_what_was_written_before_it_on_
     second.discard()
 
 
-def test_a_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open, elsewhere: Callable[[], None]) -> None:
-    second = replaced_since(opened, elsewhere)
+def test_a_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open) -> None:
+    second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     second.invalidate_cache()
     with contextlib.suppress(ConflictError):
@@ -195,7 +179,6 @@ def test_a_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open, e
 def test_writers_in_one_process_put_their_chunks_into_what_the_others_left(opened: Open) -> None:
     filesystems = [opened() for _ in range(4)]
     for number, fs in enumerate(filesystems):
-        assert array(fs)[:].tolist() == [0] * 8
         fs.pipe_file(f"a/{number}", chunk(number + 1))
     start = threading.Barrier(4)
 
@@ -236,13 +219,104 @@ def test_a_chunk_that_this_process_and_then_another_replaced_is_not_written_over
     assert second.cat_file("plain/0") == chunk(3) * 2
 
 
-def test_a_chunk_that_this_process_removed_is_no_conflict_for_its_other_writers(opened: Open) -> None:
-    first, second = opened(), opened()
+def test_a_removed_and_recreated_chunk_is_a_conflict(opened: Open) -> None:
+    first, second, third = opened(), opened(), opened()
     first.pipe_file("plain/0", chunk(1))
     first.commit()
-    assert second.cat_file("plain/0") == chunk(1)
+    assert second.cat_file("plain/0") == third.cat_file("plain/0") == chunk(1)
+    third.rm_file("plain/0")
     first.rm_file("plain/0")
     first.commit()
-    second.pipe_file("plain/0", chunk(4))
+    first.pipe_file("plain/0", chunk(2))
+    first.commit()
+    second.pipe_file("plain/0", chunk(3))
+    for fs in (second, third):
+        with pytest.raises(ConflictError):
+            fs.commit()
+        fs.discard()
+        assert fs.cat_file("plain/0") == chunk(2)
+
+
+ABSENT_KEYS = {
+    "chunk": ["plain/0"],
+    "part of a shard": ["a/0"],
+    "whole shard": ["a/0", "a/1"],
+    "attributes": ["plain/.zattrs"],
+    "array": ["new/.zarray"],
+}
+
+
+@pytest.mark.parametrize("keys", ABSENT_KEYS.values(), ids=ABSENT_KEYS)
+def test_an_object_read_as_absent_by_two_is_a_conflict(opened: Open, keys: list[str]) -> None:
+    """To read that an object is absent is to read a version of it, also after the source was opened anew."""
+    document = not keys[0].endswith(("0", "1"))
+    values = [plain(n) if document else chunk(n) for n in (1, 2)]
+    first, second = opened(), opened()
+    for fs, value in zip((first, second), values, strict=True):
+        assert not any(map(fs.exists, keys))
+        fs.pipe(dict.fromkeys(keys, value))
+    second.invalidate_cache()
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+    second.discard()
+    assert [second.cat_file(key) for key in keys] == values[:1] * len(keys)
+
+
+def test_an_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
+    first, second = opened(), opened()
+    for fs, name in ((first, ".zgroup"), (second, ".zarray")):
+        assert not fs.exists("new/.zgroup")
+        assert not fs.exists("new/.zarray")
+        fs.pipe_file(f"new/{name}", GROUP if name == ".zgroup" else plain(1))
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+    second.discard()
+
+
+def test_two_writers_may_make_the_same_group(opened: Open) -> None:
+    first, second = opened(), opened()
+    for number, fs in enumerate((first, second)):
+        assert not fs.exists("new/.zgroup")
+        fs.pipe({"new/.zgroup": GROUP, f"new/{number}/.zgroup": GROUP})
+    first.commit()
     second.commit()
-    assert opened("r").cat_file("plain/0") == chunk(4)
+    assert opened("r").ls("new", detail=False) == ["new/.zgroup", "new/0", "new/1"]
+
+
+@pytest.mark.parametrize("path", ["plain", "a"])
+def test_a_chunk_put_meanwhile_where_an_array_grows_stays(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Its writer, who grows the array too, may be the first to put the metadata, and is not told of a conflict."""
+    fs = opened()
+    grown = array(fs, path)
+    grown.resize((12,))
+    grown[8:] = 7
+    put_data, url = HierarchyCommit._put_data, str(fs._session.options.source)
+    theirs = Objects(url, fs._session.given(url))
+
+    def put_after_another(*args: Any) -> None:
+        theirs.put(f"{path}/{4 if path == 'plain' else 2}", [chunk(5)])
+        put_data(*args)
+
+    monkeypatch.setattr(HierarchyCommit, "_put_data", put_after_another)
+    with pytest.raises(ConflictError):
+        fs.commit()
+    assert theirs.read([f"{path}/{4 if path == 'plain' else 2}"]).popitem()[1] == chunk(5)
+    fs.discard()
+
+
+def test_two_new_hierarchies_at_one_place_are_a_conflict(tmp_path: Path) -> None:
+    url = str(tmp_path / "new")
+    options: dict[str, Any] = {"mode": "a", "format": "zarr-hierarchy", "skip_instance_cache": True}
+    first, second = RefShardFileSystem(url, **options), RefShardFileSystem(url, **options)
+    for number, fs in enumerate((first, second)):
+        assert not fs.exists("a/.zarray")
+        fs.pipe({".zgroup": GROUP, "a/.zarray": plain(number)})
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+    second.discard()
+    assert array(second, mode="r").shape == (0,)
