@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.zarrmeta import ArrayMeta, is_divided, shown, zarr_major
+from refshard_fs.core.zarrmeta import ArrayMeta, codecs_of, is_divided, shown, zarr_major
 from refshard_fs.errors import ManifestError
 
 LONGEST: Final = 1 << 16  # characters of a dtype's name
@@ -139,6 +139,36 @@ def itemsize_of(meta: ArrayMeta) -> int | None:
         case str(name) if re.fullmatch(r"[<>|][US]\d{1,6}", name):
             return np.dtype(name).itemsize or None
     return None
+
+
+LONG: Final = 1 << 20  # bytes; zarr itself refuses a shorter chunk that is longer than its array says
+
+
+def uncompressed_size(meta: ArrayMeta) -> int | None:
+    """Return how many bytes each stored chunk has, if no codec of the array changes that; None if one may."""
+    size = itemsize_of(meta)
+    if size is None or meta.chunks is None or "shards" in meta.raw:
+        return None
+    size *= math.prod(meta.chunks)
+    for codec in codecs_of(meta):
+        if codec == "crc32c":
+            size += 4
+        elif codec not in ("bytes", "endian", "transpose"):
+            return None
+    return size
+
+
+def check_length(key: str, length: int | None, meta: ArrayMeta | None) -> None:
+    """Raise ManifestError if the reference of ``key``, of ``length`` bytes, is longer than an uncompressed chunk.
+
+    Whoever serves the bytes decides how many there are: without this, a chunk of one byte may take gigabytes.
+    """
+    most = None if length is None or meta is None else uncompressed_size(meta)
+    if most is not None and length is not None and length > most:
+        raise ManifestError(
+            f"{key!r}: its reference has {length} bytes: expected at most {most}, as an uncompressed chunk of its "
+            "array has. Have the set written anew"
+        )
 
 
 def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:

@@ -7,14 +7,16 @@ from functools import cached_property
 from itertools import chain
 
 from refshard_fs.core.columns import ABSENT, Row
-from refshard_fs.core.keys import add_to_tree, splits
-from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged
+from refshard_fs.core.dtypes import LONG, check_length
+from refshard_fs.core.keys import add_to_tree, join, splits
+from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged, place
 from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
+from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import METADATA, decode
+from refshard_fs.references.values import METADATA, decode, object_in
 
 
 class FlatKeySpace(KeySpace):
@@ -38,10 +40,26 @@ class FlatKeySpace(KeySpace):
         if value is None:
             return None
         try:
-            return self._span(value) if type(value) is Row else Inline(decode(value))
+            if type(value) is not Row:
+                return Inline(decode(value))
+            if value.length is not None and value.length > LONG:
+                check_length(key, value.length, self._meta_above(key))
+            return self._span(value)
         except ValueError as e:
             kind = type(e) if isinstance(e, ManifestError) else ManifestError
             raise kind(f"{key!r} of {self.where}: {e}") from e
+
+    def _meta_above(self, key: str) -> ArrayMeta | None:
+        """Return the metadata of the array that has the chunk ``key``, if it is inline."""
+        at = place(self.grids, key)
+        if at is None:
+            return None
+        for name in METADATA:
+            document = join(at.array, name)
+            value = self.refs.value(document)
+            if value is not None and type(value) is not Row:
+                return array_meta(object_in(value, document), document)
+        return None
 
     @cached_property
     def _documents(self) -> Positions:

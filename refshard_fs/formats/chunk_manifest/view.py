@@ -14,6 +14,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents
+from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, is_key, join
@@ -161,7 +162,13 @@ class ManifestView(ArrayView[Declared]):
         number = manifest.table.grid.number_of(coords)
         source = None if number is None else manifest.source(number)
         if source is not None:
-            return (yield from origin.entry(source, self.base, where, key))
+            entry: Entry | None = yield from origin.entry(source, self.base, where, key)
+            if isinstance(entry, Span) and (entry.size or 0) > LONG:
+                document = join(path, "zarr.json")
+                data = yield from self.base.read(document)
+                meta = None if data is None else zarrmeta.array_meta(zarrmeta.object_in(data, document), document)
+                check_length(key, entry.size, meta)
+            return entry
         prefix = None if number is None or manifest.is_empty(number) else manifest.prefix(coords)
         if prefix is None:
             return None

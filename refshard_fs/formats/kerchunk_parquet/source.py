@@ -19,6 +19,7 @@ from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
+from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
@@ -142,11 +143,25 @@ class ParquetKeySpace(KeySpace):
             case None:
                 return Inline(self.document) if key == PARQUET else None
             case (url, row):
+                if row.length is not None and row.length > LONG:
+                    check_length(key, row.length, self._meta_above(key))
                 return Span(self._absolute(url), row.offset, None if row.length is None else row.offset + row.length)
             case bytes():
                 return Inline(value)
             case dict():
                 return Inline(zarrmeta.dumps(value))
+
+    def _meta_above(self, key: str) -> zarrmeta.ArrayMeta | None:
+        """Return the metadata of the array that has the chunk ``key``."""
+        at = place(self.grids, key)
+        if at is None:
+            return None
+        for name in zarrmeta.ARRAY_DOCUMENTS:
+            document = join(at.array, name)
+            value = self.layout.metadata.get(document)
+            if value is not None:
+                return zarrmeta.array_meta(value, document)
+        return None
 
     def value(self, key: str) -> Steps[Value | None]:
         """Return a metadata document, data, or a reference and its URL as written; None if there is no such key."""
