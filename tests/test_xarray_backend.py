@@ -200,3 +200,19 @@ def test_groups_are_named_where_the_root_has_no_arrays() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         xr.open_dataset(refs, engine=RefShardBackend, group="inner")
+
+
+@pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 2 has no version 3")
+@pytest.mark.parametrize("version", [2, 3])
+def test_missing_text_is_masked_as_xarray_masks_it(tmp_path: Path, version: int) -> None:
+    netCDF4 = pytest.importorskip("netCDF4")
+    path = tmp_path / "a.nc"
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("x", 3)
+        file.createVariable("station", str, ("x",), fill_value="NA")[0] = "q"
+        file.createVariable("code", "S1", ("x",), fill_value=b"-")[0] = b"q"
+    found = xr.open_dataset(path, engine=RefShardBackend, storage_options={"zarr_format": version})
+    assert found["station"].values.tolist()[0] == "q"
+    assert found["station"].isnull().values.tolist() == [False, True, True]
+    code = [b"q", b"-", b"-"] if version == 3 else [b"q", np.nan, np.nan]  # of bytes, xarray takes no fill value there
+    assert str(found["code"].values.tolist()) == str(code)

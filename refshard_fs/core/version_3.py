@@ -126,6 +126,10 @@ def version_3(
     found = data_type(dtype, where)
     shown = dict(attributes)
     names = shown.pop("_ARRAY_DIMENSIONS", None)
+    if dtype.kind in "OUSVmM" and "_FillValue" in shown:  # xarray decodes it of numbers alone in version 3
+        fill = shown.pop("_FillValue")
+        if dtype.kind in "OU":
+            shown.setdefault("missing_value", fill)
     out = {
         "zarr_format": 3,
         "node_type": "array",
@@ -232,3 +236,10 @@ def of_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
         return struct.unpack("<d", base64.standard_b64decode(value))[0]
     except (ValueError, struct.error):
         return value
+
+
+def refilled(attributes: Mapping[str, Any], old: np.dtype[Any], new: np.dtype[Any]) -> dict[str, Any]:
+    """Return the attributes of an array of version 3 whose dtype changes: xarray spells ``_FillValue`` by dtype."""
+    if "_FillValue" not in attributes:
+        return dict(attributes)
+    return {**attributes, "_FillValue": for_xarray(of_xarray(attributes["_FillValue"], old), new)}

@@ -21,6 +21,7 @@ from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
+from refshard_fs.core.version_3 import refilled
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.formats.virtual_concat.cf_times import TimeUnits, is_time
 from refshard_fs.formats.virtual_concat.document import (
@@ -416,7 +417,9 @@ def _stored_as(
     variable: Variable, dtype: np.dtype[Any], fill: Any, attributes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the documents of an array of another type, its chunks without codecs."""
-    meta = variable.meta
+    meta, old = variable.meta, dtype_of(variable.meta)
     doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     doc |= {"data_type": dtype.name} if meta.zarr_format == 3 else {"dtype": dtype.str}
+    if meta.zarr_format == 3 and old is not None:
+        attributes = refilled(attributes, old, dtype)
     return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}

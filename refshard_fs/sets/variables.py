@@ -17,6 +17,7 @@ from refshard_fs.core.columns import Row
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
+from refshard_fs.core.version_3 import refilled
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.recoding import decode_chunk
@@ -193,7 +194,10 @@ def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
         return meta
     name = dtype.name if meta.zarr_format == 3 else dtype.newbyteorder("<").str
     field = "data_type" if meta.zarr_format == 3 else "dtype"
-    return msgspec.structs.replace(meta, dtype=name, raw={**meta.raw, field: name})
+    raw = {**meta.raw, field: name}
+    if meta.zarr_format == 3 and "attributes" in raw:
+        raw["attributes"] = refilled(raw["attributes"], known, dtype)
+    return msgspec.structs.replace(meta, dtype=name, raw=raw)
 
 
 def with_packing_types(refs: ReferenceSet, dtypes: Mapping[str, Mapping[str, str]], where: str) -> ReferenceSet:

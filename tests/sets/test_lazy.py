@@ -515,3 +515,42 @@ def test_files_and_stores_of_version_3_are_opened_alike(tmp_path: Path, is_store
     else:
         with pytest.raises(ManifestError, match=r"another version than 2"):
             shown_bare.cat_file("t/1.0")
+
+
+def key_of(name: str, separator: str, at: tuple[int, int]) -> str:
+    return "a/" + separator.join([*(["c"] if name == "default" else []), *map(str, at)])
+
+
+def spelled(version: int, name: str, separator: str, number: int) -> dict[str, Any]:
+    """Return a set of two steps at two places, a chunk each, with keys spelled so; one chunk does not exist."""
+    shape: dict[str, Any] = {"shape": [2, 2], "fill_value": 9, "zarr_format": version}
+    if version == 2:
+        meta = shape | {"chunks": [1, 1], "dtype": "|u1", "order": "C", "filters": None, "compressor": None}
+        refs: dict[str, Any] = {".zgroup": {"zarr_format": 2}, "a/.zarray": meta | {"dimension_separator": separator}}
+        refs["a/.zattrs"] = {"_ARRAY_DIMENSIONS": ["time", "x"]}
+    else:
+        meta = shape | {"node_type": "array", "data_type": "uint8", "attributes": {}, "codecs": [{"name": "bytes"}]}
+        meta["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [1, 1]}}
+        meta["chunk_key_encoding"] = {"name": name, "configuration": {"separator": separator}}
+        refs = {"a/zarr.json": meta | {"dimension_names": ["time", "x"]}}
+        refs["zarr.json"] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    return refs | {key_of(name, separator, at): f"{number}{at}" for at in ((0, 0), (0, 1), (1, 0))}
+
+
+SPELLINGS = [(2, "v2", "."), (2, "v2", "/"), *((3, name, sep) for name in ("default", "v2") for sep in "./")]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("mine", "theirs"), [(a, b) for a in SPELLINGS for b in SPELLINGS if a[0] == b[0] and a != b])
+def test_how_sets_spell_keys_makes_no_difference(tmp_path: Path, mine: Any, theirs: Any, lazy: bool) -> None:
+    parts = [spelled(*how, number) for number, how in enumerate((mine, theirs, theirs))]
+    fs = opened(refshard_fs.concat(written(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
+    expected = {
+        key_of(*mine[1:], (2 * number + at[0], at[1])): f"{number}{at}".encode()
+        for number in range(3)
+        for at in ((0, 0), (0, 1), (1, 0))
+    }
+    found = [key for key in fs.find("a") if ".z" not in key and "zarr.json" not in key]
+    assert sorted(found) == sorted(expected)
+    assert fs.cat(found) == expected
+    assert not fs.exists(key_of(*mine[1:], (1, 1)))

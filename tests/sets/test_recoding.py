@@ -129,6 +129,22 @@ def test_a_cube_of_files_that_differ_has_the_values_that_xarray_reads_of_each(tm
     assert not report.has_errors, report.findings
 
 
+@pytest.mark.parametrize("join", ["exact", "outer"])
+@pytest.mark.parametrize("fills", [("i4", -99, "f4", -9.0), ("u1", 255, "f8", 1e20), ("i2", -9, "i8", -5)])
+@pytest.mark.skipif(3 not in VERSIONS, reason="zarr 2 has no version 3")
+def test_fill_values_of_wider_types_can_be_decoded(tmp_path: Path, fills: Any, join: Any) -> None:
+    files = []
+    for number, (dtype, fill) in enumerate([fills[:2], fills[2:]]):
+        values = np.array([1, fill, 3], dtype)
+        time = "time", np.arange(3) + 3 * number
+        ds = xr.Dataset({"v": ("time", values, {"_FillValue": values[1]}), "time": time})
+        files.append(str(tmp_path / f"{number}.zarr"))
+        ds.to_zarr(files[-1], zarr_format=3, consolidated=False)
+    cube = refshard_fs.concat(files, "time", lazy=True, join=join)
+    found = xr.open_dataset(cube, engine=RefShardBackend)["v"].values
+    np.testing.assert_array_equal(found, [1, np.nan, 3] * 2)
+
+
 @pytest.mark.parametrize("scales", [("f4", "f4"), ("f8", "f8")])
 def test_numbers_are_decoded_to_the_type_that_xarray_reads(tmp_path: Path, scales: tuple[str, str]) -> None:
     files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]

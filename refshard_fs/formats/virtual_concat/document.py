@@ -264,10 +264,10 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
 def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool = False) -> Recoding | None:
     """Return how chunks of the array ``path`` of ``other`` become chunks of ``one``; None where they are such already.
 
-    If the array ``is_recut``, how its chunks are cut and compressed makes no difference. ManifestError, which names the
-    field, where the arrays differ in more than their encoding.
+    How keys are spelled makes no difference; if the array ``is_recut``, nor does how its chunks are cut and compressed.
+    ManifestError, which names the field, where the arrays differ in more than their encoding.
     """
-    ignored = {"shape"} | (STORAGE | KEYS if is_recut else frozenset())
+    ignored = {"shape", *KEYS} | (STORAGE if is_recut else frozenset())
     if is_time(one.attributes) and is_time(other.attributes):
         ignored |= {"attribute units"}
         if not are_alike(one.attributes, other.attributes):

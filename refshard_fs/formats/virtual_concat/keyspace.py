@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, join, relative
+from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
@@ -147,6 +147,7 @@ class _Fit(NamedTuple):
     # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
     places: Mapping[int, Placement] = {}
     source: Source | None = None  # of an array that is recut
+    encoding: ChunkKeyEncoding | None = None  # of the part's keys, where it spells them otherwise
 
     def stored(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
@@ -203,8 +204,9 @@ class ConcatKeySpace(KeySpace):
         self._stored_first = first
         self._parts: OrderedDict[int, KeySpace] = OrderedDict()
         self._fits: dict[tuple[int, str], _Fit] = {}  # by part and array
-        # By array: length, metadata and units of the last part that needed no recoding. Parts with the same need none.
-        self._plain: dict[str, tuple[Any, ...]] = {}
+        # By array: length, metadata and units of the last part that needed no recoding, and how it spells keys. Parts
+        # with the same need none.
+        self._plain: dict[str, tuple[tuple[Any, ...], ChunkKeyEncoding | None]] = {}
 
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
@@ -252,7 +254,8 @@ class ConcatKeySpace(KeySpace):
         local = fit.stored(placed)
         if local is None:
             return None
-        found = yield from part.lookup(join(path, grid.encoding.encode(array.stored(local))))
+        encoding = fit.encoding or grid.encoding
+        found = yield from part.lookup(join(path, encoding.encode(array.stored(local))))
         return found if fit.recoding is None else fit.recoding.entry(found)
 
     def _joined(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
@@ -265,7 +268,7 @@ class ConcatKeySpace(KeySpace):
         parts = yield from together([self._part(number, path, array) for number in numbers])
         flat = []
         try:
-            for number, (part, (_, places, source)) in zip(numbers, parts, strict=True):
+            for number, (part, (_, places, source, _)) in zip(numbers, parts, strict=True):
                 if source is not None:  # else the part lacks the array
                     last = number == len(starts) - 2
                     pieces = wanted(recut, coords, starts[number], array.axis, source.meta, places, is_last=last)
@@ -317,8 +320,9 @@ class ConcatKeySpace(KeySpace):
         coordinate = self.document.bounds.get(path)  # whose units it has
         units = {} if coordinate is None else (yield from self._units(part, coordinate, first.zarr_format, where))
         compared = line.length, data, attributes, units, line.places
-        if data is not None and self._plain.get(path) == compared:
-            return _Fit(places=places)
+        plain, spelling = self._plain.get(path, (None, None))
+        if data is not None and plain == compared:
+            return _Fit(places=places, encoding=spelling)
         doc = _parsed(data, join(path, name), where)
         if doc is not None and array.is_stacked:
             doc = _with_dimension(doc, self.document.dim, f"{path!r} of {where}")
@@ -346,9 +350,11 @@ class ConcatKeySpace(KeySpace):
         mine = _described(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
         if recut is None:
             recoding = recoding_of(path, mine, theirs)
+            keys = None if meta.grid is None else meta.grid.encoding
+            spelled = None if first.grid is None or keys == first.grid.encoding else keys
             if recoding is None:
-                self._plain[path] = compared
-            return _Fit(recoding, places)
+                self._plain[path] = compared, spelled
+            return _Fit(recoding, places, encoding=spelled)
         check_recut(path, meta, where)
         recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
         return _Fit(recoding, places, Source.of(meta, recut, recoding, f"{path!r} of {where}"))
@@ -468,6 +474,10 @@ class ConcatKeySpace(KeySpace):
         """Return what a part has in the directory of chunks that begin with ``leading``, under the names shown."""
         part, fit = yield from self._part(number, path, array)
         start, stored = array.starts[number], array.stored_grid
+        if fit.encoding is not None and not (fit.recoding is not None and fit.recoding.shows_absent):
+            own = msgspec.structs.replace(stored, encoding=fit.encoding)
+            directory = "" if leading is None else grid.directory_of(leading)
+            return (yield from _respelled(part, path, own, array, fit, grid.encoding, start, directory))
         if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # a directory for each part
             return [] if self.document.parts[number].is_gap else [Listed(str(start), None, True)]
         directory = path
@@ -493,6 +503,38 @@ class ConcatKeySpace(KeySpace):
                 size = listed.size if fit.recoding is None or listed.is_directory else None
                 named.append(msgspec.structs.replace(listed, name=name, size=size))
         return named
+
+
+def _respelled(
+    part: KeySpace,
+    path: str,
+    stored: ChunkGrid,
+    array: ConcatArray,
+    fit: _Fit,
+    encoding: ChunkKeyEncoding,
+    start: int,
+    directory: str,
+) -> Steps[list[Listed]]:
+    """Return what a part that spells keys otherwise has in a ``directory`` of the array, as it is shown."""
+    found: dict[str, Listed] = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        for listed in (yield from part.children(join(path, folder))) or ():
+            tail = join(folder, listed.name)
+            if listed.is_directory:
+                folders += [tail] if stored.is_nested and (tail == "c" or stored.leading(tail) is not None) else []
+                continue
+            coords = stored.decode(tail)
+            placed = None if coords is None else fit.placed((0, *coords) if array.is_stacked else coords)
+            if placed is None:
+                continue
+            shown = encoding.encode(array.moved(placed, start))
+            if not directory or shown.startswith(directory + "/"):
+                name, slash, _ = relative(shown, directory).partition("/")
+                size = None if slash or fit.recoding is not None else listed.size
+                found[name] = Listed(name, size, bool(slash))
+    return list(found.values())
 
 
 def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
