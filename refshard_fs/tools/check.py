@@ -225,7 +225,7 @@ class Ranges:
         self._parts = [source.rest, *source.arrays.values()]
         self._ends = list(accumulate(map(len, self._parts)))
         columns = zip(*(part.chunks for part in self._parts), strict=True)
-        _, targets, starts, stops, derived = map(np.concatenate, columns)
+        _, targets, starts, stops, derived, _ = map(np.concatenate, columns)
         self._rows = np.flatnonzero((targets != INLINE) & ~derived)
         self.targets, self.starts, self.stops = targets[self._rows], starts[self._rows], stops[self._rows]
 

@@ -1,24 +1,31 @@
-"""What differs between two sources: arrays, metadata, and where chunks lie. No chunk is read.
+"""What differs between two sources: arrays, metadata, and where chunks lie.
 
-Chunks are compared in columns, a million in a fraction of a second; of the keys that differ, some are named.
+Chunks are compared in columns, a block of the grid at a time, a million in a fraction of a second; of the keys that
+differ, some are named. No chunk is read, but for those that one of the sources holds inline, or makes from other bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from fsspec.callbacks import Callback
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s, renumbered
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.model import batches
-from refshard_fs.tools.survey import BATCH, INLINE, Chunks, Extents, Positions, Surveyed, contents, survey
+from refshard_fs.core.version_3 import array_3, group_3
+from refshard_fs.core.zarrmeta import CONSOLIDATED
+from refshard_fs.errors import ManifestError
+from refshard_fs.tools.survey import BATCH, INLINE, Chunks, Extents, Survey, Surveyed, contents, survey
 from refshard_fs.tools.views import progress
 
 NAMED: Final = 10  # keys of each kind that are named
+BLOCK: Final = 1 << 18  # chunks of the grid that are compared at a time: some 30 MB for both sources
 Keys = tuple[str, ...]
 
 
@@ -63,44 +70,28 @@ class Difference(msgspec.Struct, frozen=True):
         return not any(getattr(self, name) for name in self.__struct_fields__)
 
 
-Compare = Callable[[Sequence[str]], list[str]]  # returns those of the keys whose bytes differ
-
-
 def compare(first: Surveyed, second: Surveyed) -> Difference:
-    """Return what differs. URLs are compared resolved: a copy whose relative URLs lead elsewhere differs."""
-    a, b = survey(first), survey(second)
-    both = sorted(a.documents.keys() & b.documents.keys())
-    documents = ((key, _fields(a.documents[key], b.documents[key])) for key in both)
-    number = {url: target for target, url in enumerate(a.urls)}
-    targets = np.array([number.get(url, len(a.urls) + i) for i, url in enumerate(b.urls)] + [INLINE], np.int64)
+    """Return what differs. URLs are compared resolved: a copy whose relative URLs lead elsewhere differs.
 
-    def differing(keys: Sequence[str]) -> list[str]:
-        found = []
-        with progress("diff") as shown:
-            shown.set_size(len(keys))
-            for some in batches(keys, BATCH):
-                ours = contents(first, some)
-                for key, one, other in zip(some, ours, contents(second, some, shown.relative_update), strict=True):
-                    failed = [data for data in (one, other) if isinstance(data, Exception)]
-                    if failed:
-                        raise failed[0]
-                    if one != other:
-                        found.append(key)
-        return found
-
+    Metadata are compared by what they say, in whichever version of zarr. Consolidated metadata are no difference where
+    they say what the documents of the same source do.
+    """
+    a, b = survey(first, in_blocks=True), survey(second, in_blocks=True)
     unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}
-    changes = [_changes(None, a.rest, b.rest, targets, differing)]
-    for path in sorted((a.arrays.keys() | b.arrays.keys()) - unlisted):
-        one, other = a.arrays.get(path), b.arrays.get(path)
-        one, other = _emptied(other) if one is None else one, _emptied(one) if other is None else other
-        changes.append(_changes(path, one, other, targets, differing))
+    with progress("diff") as shown:
+        comparison = _Comparison(first, second, shown)
+        changes = [comparison.changes(None, _Side(a, a.rest), _Side(b, b.rest))]
+        paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
+        changes += [comparison.changes(path, _side(a, path, b), _side(b, path, a)) for path in paths]
+    ours, theirs, implied = _comparable(a.documents, b.documents)
+    documents = ((key, _fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
-        groups_added=_without(b.groups, a.groups),
-        groups_removed=_without(a.groups, b.groups),
+        groups_added=_without(b.groups, {*a.groups, *implied}),
+        groups_removed=_without(a.groups, {*b.groups, *implied}),
         arrays_added=_without(b.arrays, a.arrays),
         arrays_removed=_without(a.arrays, b.arrays),
-        metadata_added=_without(b.documents, a.documents),
-        metadata_removed=_without(a.documents, b.documents),
+        metadata_added=_without(theirs, ours),
+        metadata_removed=_without(ours, theirs),
         metadata_changed=tuple(DocumentChange(key, fields) for key, fields in documents if fields),
         keys=tuple(change for change in changes if change.added or change.removed or change.changed),
         not_compared=tuple(sorted(unlisted & a.arrays.keys() & b.arrays.keys())),
@@ -111,51 +102,253 @@ def _without(some: Iterable[str], others: Iterable[str]) -> Keys:
     return tuple(sorted(set(some).difference(others)))
 
 
-def _fields(a: bytes, b: bytes) -> tuple[str, ...]:
+# ----------------------------------------------------------------------------------------------------
+# Metadata, by what they say.
+
+
+Document = Mapping[str, Any] | bytes  # bytes where the document is no JSON object
+
+
+def _fields(a: Document, b: Document) -> tuple[str, ...]:
     """Return the fields in which two documents differ; "(text)" where they are no JSON objects."""
-    if a == b:
-        return ()
-    try:
-        one, other = zarrmeta.loads(a), zarrmeta.loads(b)
-    except ValueError:
-        return ("(text)",)
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return () if zarrmeta.dumps(one) == zarrmeta.dumps(other) else ("(text)",)
+    if isinstance(a, bytes) or isinstance(b, bytes):
+        return () if a == b else ("(text)",)
     # Compared as text: NaN is not itself, and 1 is not true.
-    texts = [{name: zarrmeta.dumps(value) for name, value in document.items()} for document in (one, other)]
-    return tuple(name for name in dict.fromkeys([*one, *other]) if texts[0].get(name) != texts[1].get(name))
+    texts = [{name: zarrmeta.dumps(value) for name, value in document.items()} for document in (a, b)]
+    return tuple(name for name in dict.fromkeys([*a, *b]) if texts[0].get(name) != texts[1].get(name))
 
 
-def _emptied(extents: Extents | None) -> Extents:
-    """Return the array without its chunks: what the source has that lacks the array."""
-    assert extents is not None
-    return msgspec.structs.replace(extents, chunks=Chunks.of_places(()))
+def _comparable(
+    a: Mapping[str, bytes], b: Mapping[str, bytes]
+) -> tuple[dict[str, Document], dict[str, Document], set[str]]:
+    """Return the documents of both sources in one form, and the groups that one of them only implies.
+
+    Nodes of which one source has metadata of version 2, and the other of version 3, are compared in version 3.
+    """
+    both = _plain(a), _plain(b)
+    nodes = [{parent(key)[0]: key.endswith("zarr.json") for key in documents} for documents in both]
+    implied: set[str] = set()
+    for documents, own, other in zip(both, nodes, reversed(nodes), strict=True):
+        for path, is_version_3 in own.items():
+            if not is_version_3 and other.get(path):
+                _convert(documents, path)
+            elif is_version_3 and path not in other and _is_implied(path, other):
+                key = join(path, "zarr.json")
+                if documents.get(key) == group_3({}) | {"attributes": {}}:
+                    del documents[key]
+                    implied.add(path)
+    return *both, implied
 
 
-def _changes(path: str | None, a: Extents, b: Extents, targets: Positions, differing: Compare) -> Changes:
-    common = _common_numbers(a, b)
-    added, removed, changed = list(range(len(b))), list(range(len(a))), list[int]()
-    if common is not None:
-        _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
-        ours, theirs = a.chunks.at(at_a), b.chunks.at(at_b)
-        renumbered = targets[theirs.targets]
-        moved = (ours.targets != renumbered) | (ours.starts != theirs.starts) | (ours.stops != theirs.stops)
-        inline = {a.key(i): i for i in at_a[~moved & (renumbered == INLINE)].tolist()}
-        changed = sorted([*at_a[moved].tolist(), *(inline[key] for key in differing(list(inline)))])
-        added = np.delete(np.arange(len(b)), at_b).tolist()
-        removed = np.delete(np.arange(len(a)), at_a).tolist()
-    some = b.keys(added[:NAMED]), a.keys(removed[:NAMED]), a.keys(changed[:NAMED])
-    return Changes(path, len(added), len(removed), len(changed), *some)
+def _plain(texts: Mapping[str, bytes]) -> dict[str, Document]:
+    """Return documents without what says nothing: members that have their defaults, and repeated metadata."""
+    documents: dict[str, Document] = {}
+    for key, text in texts.items():
+        try:
+            found = zarrmeta.loads(text)
+        except ValueError:
+            found = None
+        documents[key] = found if isinstance(found, dict) else text
+    said = {key: _said(key, document) for key, document in documents.items()}
+    out: dict[str, Document] = {}
+    for key, document in documents.items():
+        path, name = parent(key)
+        if isinstance(document, bytes):
+            out[key] = document
+        elif name == CONSOLIDATED:
+            if _repeated(document.get("metadata"), path, False) != {k: said[k] for k in said if _is_old(k, path)}:
+                out[key] = document
+        elif name != ".zattrs" or document:
+            shown = said[key]
+            inline = document.get("consolidated_metadata")
+            if inline is not None and name == "zarr.json" and isinstance(shown, dict):
+                below = {k: said[k] for k in said if k != key and k.endswith("zarr.json") and is_within(k, path)}
+                if not isinstance(inline, dict) or _repeated(inline.get("metadata"), path, True) != below:
+                    shown = {**shown, "consolidated_metadata": inline}
+            out[key] = shown
+    return out
 
 
-def _common_numbers(a: Extents, b: Extents) -> tuple[UInt64s, UInt64s] | None:
-    """Return the numbers of both arrays' chunks in a grid that holds both; None if their chunk keys differ in form."""
+def _said(key: str, document: Document) -> Document:
+    """Return a document of zarr version 3 in its shortest form; others as they are."""
+    if isinstance(document, bytes) or parent(key)[1] != "zarr.json":
+        return document
+    shown = {name: value for name, value in document.items() if name != "consolidated_metadata"}
+    if not shown.get("storage_transformers"):
+        shown.pop("storage_transformers", None)
+    if not any(shown.get("dimension_names") or ()):
+        shown.pop("dimension_names", None)
+    return {**shown, "attributes": shown.get("attributes") or {}}
+
+
+def _is_old(key: str, path: str) -> bool:
+    return parent(key)[1] in (".zarray", ".zgroup", ".zattrs") and is_within(key, path)
+
+
+def _repeated(members: object, path: str, is_version_3: bool) -> dict[str, Document] | None:
+    """Return the documents that the consolidated metadata of the group ``path`` repeat; None if they are damaged."""
+    found: dict[str, Document] = {}
+    if not isinstance(members, dict):
+        return None
+    for name, member in members.items():
+        key = join(join(path, name), "zarr.json") if is_version_3 else join(path, name)
+        if not isinstance(member, dict):
+            return None
+        found[key] = _said(key, member)
+        inline = member.get("consolidated_metadata")
+        if is_version_3 and isinstance(inline, dict) and inline.get("metadata"):
+            found |= _repeated(inline["metadata"], join(path, name), True) or {}
+    return found
+
+
+def _convert(documents: dict[str, Document], path: str) -> None:
+    """Replace the documents of the node ``path`` by its one of version 3, if there can be one."""
+    old = {name: documents.get(join(path, name)) for name in (".zarray", ".zgroup", ".zattrs")}
+    array, attributes = old[".zarray"], old[".zattrs"] or {}
+    if isinstance(array, bytes) or isinstance(attributes, bytes):
+        return
+    try:
+        found = group_3(attributes) if array is None else array_3(array, attributes, join(path, ".zarray"))
+    except ManifestError:
+        return
+    for name in old:
+        documents.pop(join(path, name), None)
+    key = join(path, "zarr.json")
+    documents[key] = _said(key, found)
+
+
+def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
+    """Whether ``path`` has no metadata among ``nodes`` of version 2, and nodes below it."""
+    below = [is_version_3 for node, is_version_3 in nodes.items() if node != path and is_within(node, path)]
+    return bool(below) and not any(below)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Chunks.
+
+
+class _Side(NamedTuple):
+    """An array of one source, or its keys that are no chunks."""
+
+    survey: Survey
+    extents: Extents
+    is_there: bool = True  # False: the source lacks the array
+
+    def places(self, size: int) -> set[int]:
+        """Return which blocks of ``size`` numbers may have chunks."""
+        if not self.is_there:
+            return set()
+        found = set(np.unique(self.extents.chunks.numbers // np.uint64(size)).tolist())
+        blocks = self.survey.blocks.get(self.extents.path) if self.extents.meta.grid is not None else None
+        return found if blocks is None else found.union(blocks.places(size))
+
+    def chunks(self, numbers: range, urls: dict[str, int]) -> Chunks:
+        """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
+        own = self.extents.chunks if self.is_there else Chunks.of_places(())
+        first, last = own.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
+        own = own.at(np.arange(first, last))
+        known = np.unique(own.targets)
+        codes = [t if t == INLINE else urls.setdefault(self.survey.urls[t], len(urls)) for t in known.tolist()]
+        own = own._replace(targets=np.array(codes, np.int64)[np.searchsorted(known, own.targets)])
+        blocks = self.survey.blocks.get(self.extents.path) if self.is_there else None
+        if blocks is None or self.extents.meta.grid is None:
+            return own
+        return Chunks.joined([blocks.chunks(numbers, urls), own])
+
+
+def _side(source: Survey, path: str, other: Survey) -> _Side:
+    extents = source.arrays.get(path)
+    return _Side(source, other.arrays[path], is_there=False) if extents is None else _Side(source, extents)
+
+
+class _Changed:
+    """Counts the keys of one kind, and names the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.some: list[str] = []
+
+    def add(self, side: _Side, numbers: UInt64s) -> None:
+        self.count += len(numbers)
+        for number in numbers[: NAMED - len(self.some)].tolist():
+            grid, path = side.extents.meta.grid, side.extents.path
+            self.some.append(join(path, side.extents.names[number] if grid is None else grid.tail(number)))
+
+
+class _Comparison:
+    """A comparison of the chunks of two sources."""
+
+    def __init__(self, first: Surveyed, second: Surveyed, shown: Callback) -> None:
+        self._first, self._second, self._shown = first, second, shown
+
+    def changes(self, path: str | None, a: _Side, b: _Side) -> Changes:
+        """Return how the chunks of an array differ, or, without a ``path``, the keys that are no chunks."""
+        added, removed, changed = _Changed(), _Changed(), _Changed()
+        one, other = a.extents.meta.grid, b.extents.meta.grid
+        size = _block_size(one, other)
+        for place in sorted(a.places(size) | b.places(size)):
+            urls: dict[str, int] = {}
+            numbers = range(place * size, (place + 1) * size)
+            ours, theirs = a.chunks(numbers, urls), b.chunks(numbers, urls)
+            common = _common_numbers(a.extents, b.extents, ours.numbers, theirs.numbers)
+            if common is None:
+                added.add(b, theirs.numbers)
+                removed.add(a, ours.numbers)
+                continue
+            _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
+            changed.add(a, np.sort(self._changed(a, ours.at(at_a), theirs.at(at_b))))
+            added.add(b, np.delete(theirs.numbers, at_b))
+            removed.add(a, np.delete(ours.numbers, at_a))
+        some = tuple(added.some), tuple(removed.some), tuple(changed.some)
+        return Changes(path, added.count, removed.count, changed.count, *some)
+
+    def _changed(self, side: _Side, ours: Chunks, theirs: Chunks) -> UInt64s:
+        """Return the numbers of the chunks that differ; both have the same chunks, in the same order."""
+        is_same_end = (ours.stops == theirs.stops) | (ours.is_open & theirs.is_open)
+        moved = (ours.targets != theirs.targets) | (ours.starts != theirs.starts) | ~is_same_end
+        moved |= ours.derived != theirs.derived
+        # Where the bytes of one are no range of an object, only the bytes tell.
+        read: npt.NDArray[np.bool_] = (ours.targets == INLINE) | (moved & (theirs.targets == INLINE))
+        read |= moved & (ours.derived | theirs.derived)
+        grid, path = side.extents.meta.grid, side.extents.path
+        names = {
+            join(path, side.extents.names[number] if grid is None else grid.tail(number)): number
+            for number in ours.numbers[read].tolist()
+        }
+        differing = [names[key] for key in self._differing(list(names))]
+        return np.concatenate([ours.numbers[moved & ~read], np.array(differing, np.uint64)])
+
+    def _differing(self, keys: Sequence[str]) -> list[str]:
+        """Return those of ``keys`` whose bytes differ."""
+        found = []
+        self._shown.set_size((self._shown.size or 0) + len(keys))
+        for some in batches(keys, BATCH):
+            ours = contents(self._first, some)
+            theirs = contents(self._second, some, self._shown.relative_update)
+            for key, one, other in zip(some, ours, theirs, strict=True):
+                failed = [data for data in (one, other) if isinstance(data, Exception)]
+                if failed:
+                    raise failed[0]
+                if one != other:
+                    found.append(key)
+        return found
+
+
+def _block_size(one: ChunkGrid | None, other: ChunkGrid | None) -> int:
+    """Return how many chunks of the grids are compared at a time: all, where their chunks have different numbers."""
+    if one is None or other is None:
+        return zarrmeta.COUNTABLE
+    return BLOCK if one.counts[1:] == other.counts[1:] else max(one.size, other.size, 1)
+
+
+def _common_numbers(a: Extents, b: Extents, ours: UInt64s, theirs: UInt64s) -> tuple[UInt64s, UInt64s] | None:
+    """Return the numbers of chunks of both arrays in a grid that holds both; None if their keys differ in form."""
     one, other = a.meta.grid, b.meta.grid
     if one is None and other is None:
         known = {name: number for number, name in enumerate(dict.fromkeys([*a.names, *b.names]))}
-        numbers = np.array([known[name] for name in [*a.names, *b.names]], np.uint64)
-        return numbers[: len(a)], numbers[len(a) :]
+        renamed = [[known[names[i]] for i in some.tolist()] for names, some in ((a.names, ours), (b.names, theirs))]
+        return np.array(renamed[0], np.uint64), np.array(renamed[1], np.uint64)
     if one is None or other is None or one.encoding != other.encoding or len(one.counts) != len(other.counts):
         return None
     both = ChunkGrid(tuple(map(max, one.counts, other.counts)), one.encoding)
-    return renumbered(a.chunks.numbers, one, both)[0], renumbered(b.chunks.numbers, other, both)[0]
+    return renumbered(ours, one, both)[0], renumbered(theirs, other, both)[0]

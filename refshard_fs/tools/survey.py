@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Ranges, UInt64s
 from refshard_fs.core.edits import unedited
 from refshard_fs.core.keys import is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
@@ -22,11 +22,13 @@ from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Ste
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Planned
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.stream import Respell
 from refshard_fs.session.recognition import manifests_of, references_in
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ArrayRows, ShardRows, ShardView
@@ -49,6 +51,7 @@ class Surveyed(Protocol):
     def left_whole(self) -> dict[str, str]: ...
     def plan(self, paths: Sequence[str]) -> list[Planned]: ...
     def _collect(self) -> ReferenceSet: ...
+    def _respelling(self) -> Respell: ...
     def ls(self, path: str, *, detail: Literal[True]) -> list[dict[str, Any]]: ...
     def cat(self, path: list[str], *, on_error: Literal["omit"]) -> dict[str, bytes]: ...
     def isdir(self, path: str) -> bool: ...
@@ -57,13 +60,15 @@ class Surveyed(Protocol):
 class Place(NamedTuple):
     """Where one key's bytes lie: its target (or `INLINE`) and a range of it; ``stop`` is WHOLE for the target's end.
 
-    ``derived`` bytes are made from those of the range, which other keys may share.
+    ``derived`` bytes are made from those of the range, which other keys may share. ``is_open`` ranges reach to the end
+    of the target, even if their ``stop`` is known.
     """
 
     target: int
     start: int
     stop: int
     derived: bool = False
+    is_open: bool = False
 
 
 class Chunks(NamedTuple):
@@ -74,22 +79,25 @@ class Chunks(NamedTuple):
     starts: UInt64s
     stops: UInt64s
     derived: npt.NDArray[np.bool_]
+    is_open: npt.NDArray[np.bool_]
 
     @classmethod
     def of_places(cls, places: Iterable[tuple[int, Place]]) -> Chunks:
         """Return the columns of (number, place) pairs."""
         rows = [(number, *place) for number, place in places]
-        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * 5
-        return cls(*map(np.array, columns, (np.uint64, np.int64, np.uint64, np.uint64, np.bool_)))
+        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * 6
+        return cls(*map(np.array, columns, (np.uint64, np.int64, np.uint64, np.uint64, np.bool_, np.bool_)))
 
     @classmethod
-    def of_table(cls, table: ChunkTable, target: Callable[[int], int]) -> Chunks:
-        """Return the chunks of ``table``; ``target`` returns the number here of a target of the table."""
-        numbers, (codes, starts, lengths) = table.part()
+    def of_rows(cls, numbers: UInt64s, rows: Ranges, target: Callable[[int], int]) -> Chunks:
+        """Return the chunks of ``rows`` of a table; ``target`` returns the number here of a target of the table."""
+        codes, starts, lengths = rows
         known = np.unique(codes)
         renumbered = np.fromiter((target(int(code)) for code in known), np.int64, len(known))
-        stops = np.where(lengths == WHOLE, lengths, starts + lengths)
-        return cls(numbers, renumbered[np.searchsorted(known, codes)], starts, stops, np.zeros(len(numbers), bool))
+        is_open = lengths == WHOLE
+        stops = np.where(is_open, lengths, starts + lengths)
+        derived = np.zeros(len(numbers), bool)
+        return cls(numbers, renumbered[np.searchsorted(known, codes)], starts, stops, derived, is_open)
 
     @classmethod
     def joined(cls, parts: Sequence[Chunks]) -> Chunks:
@@ -166,6 +174,57 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
         return int((self.chunks.stops == WHOLE).sum())
 
 
+class Blocks(Protocol):
+    """The chunks of one array of a reference set, some of which are read at a time."""
+
+    def places(self, size: int) -> Iterable[int]:
+        """Return which blocks of ``size`` chunk numbers may hold chunks."""
+
+    def chunks(self, numbers: range, urls: dict[str, int]) -> Chunks:
+        """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
+
+
+class _TableBlocks:
+    """The blocks of a table in memory."""
+
+    def __init__(self, flat: FlatKeySpace, table: ChunkTable) -> None:
+        self._flat = flat
+        self._table = table
+
+    def places(self, size: int) -> Iterable[int]:
+        numbers = self._table.numbers
+        if numbers is None:
+            return range(-(-self._table.grid.size // size))
+        found: list[int] = np.unique(numbers // np.uint64(size)).tolist()
+        return found
+
+    def chunks(self, numbers: range, urls: dict[str, int]) -> Chunks:
+        part = self._table.part(self._table.present(numbers.start, numbers.stop))
+        return Chunks.of_rows(
+            part.numbers, part.ranges, lambda code: urls.setdefault(_url(self._flat, code), len(urls))
+        )
+
+
+class _PartitionBlocks:
+    """The blocks of an array of a parquet set, whose partitions are loaded."""
+
+    def __init__(self, stream: ParquetStream, array: str) -> None:
+        self._stream = stream
+        self._array = array
+
+    def places(self, size: int) -> Iterable[int]:
+        return self._stream.places(self._array, size)
+
+    def chunks(self, numbers: range, urls: dict[str, int]) -> Chunks:
+        partition = self._stream.partition(self._array, numbers)
+        rows = np.flatnonzero(partition.ranges.targets != ABSENT)
+        codes = [urls.setdefault(url or "", len(urls)) for url in partition.urls]
+        first = np.uint64(numbers.start)
+        found = Chunks.of_rows(rows.astype(np.uint64) + first, partition.ranges.take(rows), codes.__getitem__)
+        inline = [(numbers.start + row, Place(INLINE, 0, len(data))) for row, data in partition.inline.items()]
+        return Chunks.joined([found, Chunks.of_places(inline)]) if inline else found
+
+
 Fault = tuple[str, Exception]  # a key or a directory, and why it could not be surveyed
 
 
@@ -174,7 +233,8 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
 
     ``inline_keys`` and ``inline_bytes`` count the keys, metadata included, whose bytes are inline in a reference set.
     ``rest`` are the keys that are neither chunks nor metadata, as if they were chunks of an array without a grid.
-    ``pins`` are the versions that the source expects of its targets; those in ``optional`` need not exist.
+    ``pins`` are the versions that the source expects of its targets; those in ``optional`` need not exist. ``blocks``
+    hold the chunks of arrays that were surveyed in blocks, in addition to those of ``arrays``.
     """
 
     urls: list[str]
@@ -186,6 +246,7 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
     inline_bytes: int
     pins: dict[int, set[Pin]]
     optional: frozenset[int]
+    blocks: Mapping[str, Blocks] = {}
 
     @property
     def keys(self) -> int:
@@ -193,14 +254,16 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
         return len(self.documents) + len(self.rest) + sum(map(len, self.arrays.values()))
 
 
-def survey(fs: Surveyed, array: str | None = None, faults: list[Fault] | None = None) -> Survey:
-    """Survey all of ``fs``, or only the array at the path ``array``.
+def survey(
+    fs: Surveyed, array: str | None = None, faults: list[Fault] | None = None, *, in_blocks: bool = False
+) -> Survey:
+    """Survey all of ``fs``, or only the array at the path ``array``; ``in_blocks`` leaves columns where they are.
 
     Raises ManifestError if metadata is no JSON object, FileNotFoundError if there is no such array, NotListable if
     neither a listing nor consolidated metadata say which arrays there are. Arrays whose chunks cannot be listed are
     included without chunks. With ``faults``, errors of single keys and directories are added to it and not raised.
     """
-    return _Surveying(fs, array, faults).run()
+    return _Surveying(fs, array, faults, in_blocks=in_blocks).run()
 
 
 def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | None = None) -> list[Any]:
@@ -217,8 +280,10 @@ def array_of(key: str, arrays: Mapping[str, object]) -> str:
 
 
 class _Surveying:
-    def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None) -> None:
+    def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None, *, in_blocks: bool) -> None:
         self._fs, self._only, self._faults = fs, only, faults
+        self._in_blocks = in_blocks
+        self._blocks: dict[str, Blocks] = {}
         self._keyspace = fs._session.open()
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
@@ -231,8 +296,11 @@ class _Surveying:
         self._damaged: dict[str, DamagedIndex] = {}  # directories of chunks whose shards cannot all be read
 
     def run(self) -> Survey:
-        references = self._references()
-        if references is None:
+        lazy = references_in(unedited(self._keyspace)) if self._in_blocks else None
+        references = None if isinstance(lazy, ParquetKeySpace) else self._references()
+        if isinstance(lazy, ParquetKeySpace):
+            self._add_partitions(lazy)
+        elif references is None:
             self._list(self._only or "")
         else:
             self._add_references(references)
@@ -257,7 +325,16 @@ class _Surveying:
             inline += extents.sizes[extents.chunks.targets == INLINE].tolist()
         urls = list(self._urls)
         return Survey(
-            urls, tuple(groups), arrays, texts, rest, len(inline), sum(inline), self._pins, frozenset(self._optional)
+            urls,
+            tuple(groups),
+            arrays,
+            texts,
+            rest,
+            len(inline),
+            sum(inline),
+            self._pins,
+            frozenset(self._optional),
+            self._blocks,
         )
 
     def _fail(self, key: str, error: Exception) -> None:
@@ -291,15 +368,15 @@ class _Surveying:
         refs = flat.refs
 
         def target(code: int) -> int:
-            try:
-                url = flat.url(code)
-            except ManifestError:  # no URL, and no target= that it would stand for
-                url = ""
-            return self._target(url, flat.pin(code))
+            return self._target(_url(flat, code), flat.pin(code))
 
         sharded = [path for path in refs.grids if self._is_wanted(path) and self._shards(path)]
         tables = {p: t for p, t in refs.tables.items() if self._is_wanted(p) and p not in sharded}
-        self._chunks = {path: [Chunks.of_table(table, target)] for path, table in tables.items()}
+        if self._in_blocks:
+            self._blocks = {path: _TableBlocks(flat, table) for path, table in tables.items()}
+        else:
+            parts = {path: table.part() for path, table in tables.items()}
+            self._chunks = {path: [Chunks.of_rows(*part, target)] for path, part in parts.items()}
         hidden = tuple(path + "/" if path else "" for path in sharded)
         for key in filter(self._is_wanted, refs.side):
             if hidden and key.startswith(hidden):
@@ -317,6 +394,16 @@ class _Surveying:
                 self._add(key, entry)
         for path in sharded:
             self._list(path)
+
+    def _add_partitions(self, lazy: ParquetKeySpace) -> None:
+        """Add all of a parquet set, whose partitions are loaded when their chunks are asked for."""
+        stream = ParquetStream(lazy, self._fs._respelling(), self._fs._session.run)
+        self._documents += [key for key, _ in stream.documents()]
+        for path in lazy.grids:
+            if self._shards(path):
+                self._list(path)
+            else:
+                self._blocks[path] = _PartitionBlocks(stream, path)
 
     def _is_wanted(self, key: str) -> bool:
         return is_within(key, self._only or "")
@@ -392,9 +479,10 @@ class _Surveying:
                 target = self._target(url, pin)
                 if start < 0:
                     return Place(target, 0, WHOLE, derived=True)
-                if stop is None or not entry.exact:
+                is_open = stop is None or not entry.exact
+                if stop is None or is_open:
                     stop = WHOLE if size is None else start + size
-                return Place(target, start, stop)
+                return Place(target, start, stop, is_open=is_open)
 
     def _target(self, url: str, pin: Pin | None) -> int:
         target = self._urls.setdefault(url, len(self._urls))
@@ -405,12 +493,13 @@ class _Surveying:
     def _in_shard(self, rows: ShardRows) -> Chunks:
         shard = self._place(rows.entry, rows.entry.size)
         derived = np.full(len(rows.numbers), shard.derived)
+        is_open = np.zeros(len(rows.numbers), bool)
         targets = np.full(len(rows.numbers), shard.target, np.int64)
         if shard.derived:
             starts, stops = (np.full(len(targets), bound, np.uint64) for bound in (shard.start, shard.stop))
-            return Chunks(rows.numbers, targets, starts, stops, derived)
+            return Chunks(rows.numbers, targets, starts, stops, derived, is_open)
         starts = np.zeros(len(targets), np.uint64) if shard.target == INLINE else rows.starts + np.uint64(shard.start)
-        return Chunks(rows.numbers, targets, starts, starts + rows.lengths, derived)
+        return Chunks(rows.numbers, targets, starts, starts + rows.lengths, derived, is_open)
 
     def _shards(self, path: str) -> tuple[int, ...]:
         """Return how many chunks along each dimension lie together in a shard that is shown as its inner chunks."""
@@ -470,8 +559,10 @@ class _Surveying:
             grid, tail = metas[path].grid, relative(key, path)
             number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
-                rest[key] = place
-                stray[path] += manifests is None or key != manifests.manifest_key(path)
+                is_stray = manifests is None or key != manifests.manifest_key(path)
+                stray[path] += is_stray
+                if is_stray or not self._in_blocks:  # to compare chunks, manifests are read, and are no keys
+                    rest[key] = place
             else:
                 names[path] += [tail] if grid is None else []
                 placed[path].append((number, place))
@@ -490,6 +581,13 @@ class _Surveying:
         }
         chunks = Chunks.of_places((number, rest[name]) for number, name in enumerate(sorted(rest)))
         return arrays, Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=tuple(sorted(rest)))
+
+
+def _url(flat: FlatKeySpace, code: int) -> str:
+    try:
+        return flat.url(code)
+    except ManifestError:  # no URL, and no target= that it would stand for
+        return ""
 
 
 def _below(keyspace: KeySpace, path: str) -> Steps[ArrayRows | Sequence[Listed] | None]:

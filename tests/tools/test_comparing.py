@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from refshard_fs import RefShardFileSystem
+from refshard_fs.tools import diff
 from refshard_fs.tools.diff import compare
 from tests.tools.test_surveying import SOURCES, meta
 
@@ -58,3 +60,86 @@ def test_keys_that_are_no_chunks_are_compared() -> None:
 def test_metadata_that_means_the_same_is_the_same() -> None:
     a = RefShardFileSystem({"a/.zarray": json.dumps(meta([4], [2]), indent=1)})
     assert compare(a, source([4], [2])).is_empty
+
+
+def dataset() -> Any:
+    xr, np = pytest.importorskip("xarray"), pytest.importorskip("numpy")
+    values = {"a": (("t", "x"), np.arange(200.0, dtype="f4").reshape(20, 10), {"units": "K"}), "s": ((), np.int32(3))}
+    return xr.Dataset(values, {"t": ("t", np.arange(20)), "x": ("x", np.arange(10.0))}, {"title": "T"})
+
+
+def convertible(kind: str, folder: Path) -> str:
+    """Write a source of ``kind``, and return its path."""
+    zarr, ds, path = pytest.importorskip("zarr"), dataset(), str(folder / "source")
+    if kind == "netcdf":
+        pytest.importorskip("h5netcdf")
+        ds.to_netcdf(path, engine="h5netcdf", encoding={"a": {"chunksizes": (4, 5), "zlib": True}})
+    elif kind == "json":
+        text = json.dumps(
+            {"a/.zarray": json.dumps(meta([4], [2])), "a/0": "ab", "q/b/.zarray": json.dumps(meta([4], [2]))}
+        )
+        Path(path).write_text(text)
+    else:
+        if zarr.__version__ < "3" and kind != "zarr 2":
+            pytest.skip("zarr 2 writes no version 3")
+        version = {} if zarr.__version__ < "3" else {"zarr_format": int(kind.split()[1])}
+        shards = {"shards": (8, 10)} if kind.endswith("shards") else {}
+        is_consolidated = kind != "zarr 3 shards"
+        ds.to_zarr(path, consolidated=is_consolidated, encoding={"a": {"chunks": (4, 5), **shards}}, **version)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("kind", ["zarr 2", "zarr 3", "zarr 3 shards", "netcdf", "json"])
+def test_a_source_is_like_what_it_was_converted_to(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = convertible(kind, tmp_path)
+    kinds = {"json": "s.json", "parquet": "s.parquet", "chunk-manifest": "s.zarr"}
+    for format, name in kinds.items():
+        RefShardFileSystem(path).save(str(tmp_path / name), format=format)
+        assert compare(RefShardFileSystem(path), RefShardFileSystem(str(tmp_path / name))).is_empty, name
+        for other, again in (("json", "again.json"), ("parquet", "again.parquet")):
+            target = str(tmp_path / f"{format}-{again}")
+            RefShardFileSystem(str(tmp_path / name)).save(target, format=other)
+            assert compare(RefShardFileSystem(target), RefShardFileSystem(path)).is_empty, (name, again)
+
+
+def test_consolidated_metadata_that_differ_are_a_difference() -> None:
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(meta([4], [2]))}
+    same = {"metadata": {key: json.loads(text) for key, text in refs.items()}}
+    other = {"metadata": {**same["metadata"], "a/.zarray": meta([5], [2])}}
+    plain, consolidated, stale = (
+        RefShardFileSystem(refs | more)
+        for more in ({}, {".zmetadata": json.dumps(same)}, {".zmetadata": json.dumps(other)})
+    )
+    assert compare(plain, consolidated).is_empty
+    assert compare(plain, stale).metadata_added == (".zmetadata",)
+
+
+def test_bytes_tell_where_one_source_holds_them_inline(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"abcd")
+    url = str(tmp_path / "data")
+    a = source([4], [2], a_0=[url, 0, 2], a_1=[url, 2, 2])
+    assert compare(a, source([4], [2], a_0="ab", a_1=[url, 2, 2])).is_empty
+    (changes,) = compare(a, source([4], [2], a_0="xx", a_1=[url, 2, 2])).keys
+    assert changes.some_changed == ("a/0",)
+
+
+def test_sets_are_compared_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole columns of both would take 30 MB."""
+    pytest.importorskip("pyarrow")
+    count = 300_000
+    refs = {f"a/{i}": ["memory://x", i, 1 + i % 7] for i in range(count)}
+    a = RefShardFileSystem({"a/.zarray": json.dumps(meta([count], [1])), **refs})
+    del refs
+    a.save(str(tmp_path / "b.parquet"), record_size=10_000)
+    b = RefShardFileSystem(str(tmp_path / "b.parquet"), cache_size=2)
+    assert a.exists("a/0")
+    assert b.exists("a/0")
+    monkeypatch.setattr(diff, "BLOCK", 10_000)
+    tracemalloc.start()
+    try:
+        assert compare(a, b).is_empty
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

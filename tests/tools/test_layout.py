@@ -172,7 +172,7 @@ def test_a_million_chunks_become_few_shapes() -> None:
     targets, offsets = (number // 5000).astype(np.uint32), (number % 5000 * 10).astype(np.uint64)
     table = ChunkTable(grid, Ranges(targets, offsets, np.full(10**6, 10, np.uint64)))
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
-    extents = Extents("v", meta, Chunks.of_table(table, int))
+    extents = Extents("v", meta, Chunks.of_rows(*table.part(), int))
     scene = as_picture(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
     cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
     assert cells < 8000
