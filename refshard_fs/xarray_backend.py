@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -24,9 +25,11 @@ from xarray.coding.variables import EndianCoder
 
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.keys import join
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.selection import TOGETHER, Together
+from refshard_fs.reading.selection import GUARD, TOGETHER, Together
+from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.tools.views import progress
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
@@ -78,12 +81,13 @@ class RefShardBackend(BackendEntrypoint):
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
             options |= open_dataset_options
-        with _named_group(store, options.get("group")):
-            options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
-        if open_dataset_options:
-            return xr.open_dataset(store, engine="zarr", **options)
-        ds = ZarrBackendEntrypoint().open_dataset(store, **options)
-        _load_coordinates([ds])
+        with _guarding(store.fs):
+            with _named_group(store, options.get("group")):
+                options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
+            if open_dataset_options:
+                return xr.open_dataset(store, engine="zarr", **options)
+            ds = ZarrBackendEntrypoint().open_dataset(store, **options)
+            _load_coordinates([ds])
         if not ds.variables:
             _warn_of_groups(options["store"].zarr_group, options.get("group"))
         return ds
@@ -105,12 +109,14 @@ class RefShardBackend(BackendEntrypoint):
         store = _store(filename_or_obj, storage_options)
         options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         group = options.pop("group", None) or ""
-        with _named_group(store, group):
-            stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
-        groups = {
-            path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options) for path, typed in stores.items()
-        }
-        _load_coordinates(groups.values())
+        with _guarding(store.fs):
+            with _named_group(store, group):
+                stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
+            groups = {
+                path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options)
+                for path, typed in stores.items()
+            }
+            _load_coordinates(groups.values())
         return groups
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
@@ -153,6 +159,10 @@ class _TypedStore(ZarrStore):
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)
+        guard = _guard.get()
+        if guard is not None:
+            is_index = variable.dims == (name,)
+            guard.add(join(self.zarr_group.path, name), _document_of(self.zarr_group[name]), is_loaded=is_index)
         if "_Unsigned" in variable.attrs:  # for which xarray takes the bytes of the fill value for those of the machine
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)
@@ -263,7 +273,36 @@ def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
 
 def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     """Load all index coordinates together: xarray would load one after the other, to make its indexes."""
-    _load_together([v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)])
+    coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
+    _load_together(coordinates)
+    if _guard.get() is not None:
+        for variable in coordinates:  # what xarray would load later, without the guard
+            variable.load()
+
+
+_guard: ContextVar[OpeningGuard | None] = ContextVar("_guard", default=None)
+
+
+@contextlib.contextmanager
+def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
+    """Bound what chunks take that are decoded in this block, if the set is not the user's own."""
+    guard = None if fs._session.is_own else OpeningGuard()
+    tokens = _guard.set(guard), GUARD.set(None if guard is None else guard.check)
+    try:
+        yield
+    finally:
+        _guard.reset(tokens[0])
+        GUARD.reset(tokens[1])
+
+
+def _document_of(array: Any) -> bytes:
+    """Return the metadata document of an array of zarr."""
+    if not hasattr(array, "metadata"):  # zarr 2
+        return bytes(array.store[array._key_prefix + ".zarray"])
+    from zarr.core.buffer import default_buffer_prototype
+
+    documents = array.metadata.to_buffer_dict(default_buffer_prototype())
+    return bytes(next(documents[name].to_bytes() for name in ARRAY_DOCUMENTS if name in documents))
 
 
 def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], object] | None = None) -> None:

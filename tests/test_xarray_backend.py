@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,98 @@ def test_missing_text_is_masked_as_xarray_masks_it(tmp_path: Path, version: int)
     assert found["station"].isnull().values.tolist() == [False, True, True]
     code = [b"q", b"-", b"-"] if version == 3 else [b"q", np.nan, np.nan]  # of bytes, xarray takes no fill value there
     assert str(found["code"].values.tolist()) == str(code)
+
+
+# ------------------------------------------------------------------ what is loaded when a stranger's set is opened
+
+SIZE = 1 << 26  # bytes that a chunk of 80 makes
+HUGE = bytes(SIZE)
+
+
+def packed(codec: dict[str, Any]) -> bytes:
+    return bytes(codecs.get_codec(codec).encode(HUGE))
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "zlib": {"compressor": {"id": "zlib", "level": 1}},
+    "gzip": {"compressor": {"id": "gzip", "level": 1}},
+    "bz2": {"compressor": {"id": "bz2", "level": 1}},
+    "lzma": {"compressor": {"id": "lzma", "preset": 0}},
+    "zstd": {"compressor": {"id": "zstd", "level": 1}},
+    "lz4": {"compressor": {"id": "lz4"}},
+    "blosc": {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 0}},
+    "filter": {"filters": [{"id": "zlib", "level": 1}]},
+}
+
+
+def bomb(name: str, units: str | None = None, dims: str = "t") -> dict[str, Any]:
+    (codec,) = [spec if isinstance(spec, dict) else spec[0] for spec in BOMBS[name].values()]
+    attributes = {"_ARRAY_DIMENSIONS": [dims], **({} if units is None else {"units": units})}
+    chunk = "base64:" + base64.b64encode(packed(codec)).decode()
+    members = {"t/.zarray": array([10], [10], "<i8", **BOMBS[name]), "t/.zattrs": json.dumps(attributes), "t/0": chunk}
+    return {".zgroup": '{"zarr_format": 2}', **members}
+
+
+@pytest.fixture
+def most_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of what numcodecs was asked to make of chunks."""
+    made: list[int] = []
+    for name in ("Zlib", "GZip", "BZ2", "LZMA", "Zstd", "LZ4", "Blosc"):
+        kind = getattr(codecs, name)
+        decode = kind.decode
+
+        def watched(self: Any, *arguments: Any, decode: Any = decode, **more: Any) -> Any:
+            found = decode(self, *arguments, **more)
+            made.append(len(bytes(found)))
+            return found
+
+        monkeypatch.setattr(kind, "decode", watched)
+    return made
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_strangers_coordinate_that_swells_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
+    http_server.put("/refs.json", json.dumps({"version": 1, "refs": bomb(name)}).encode())
+    with pytest.raises(RefShardError, match=r"xarray would load 't'.*drop_variables='t'"):
+        xr.open_dataset(http_server.url + "/refs.json", engine="refshard", chunks={})
+    assert not most_made
+    ds = xr.open_dataset(http_server.url + "/refs.json", engine="refshard", drop_variables="t")
+    assert not ds.variables
+
+
+@pytest.mark.parametrize("how", ["options", "tree", "times", "shape"])
+def test_a_swelling_coordinate_is_refused_however_opened(how: str, http_server: Any, most_made: list[int]) -> None:
+    refs = bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
+    if how == "shape":  # no chunk is there: the fill value would be made 10^11 times
+        refs = {**refs, "t/.zarray": array([10**11], [10], "<i8"), "t/0": ""}
+    http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    url = http_server.url + "/refs.json"
+    options = {"open_dataset_options": {"decode_cf": False}} if how == "options" else {}
+    open_ = RefShardBackend().open_groups_as_dict if how == "tree" else partial(xr.open_dataset, engine="refshard")
+    with pytest.raises(RefShardError, match="xarray would load 't'"):
+        open_(url, **options)
+    assert not most_made
+
+
+def test_an_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def problems(meta: Any, chunks: Any) -> list[Any]:
+        tried.append(chunks[0][0])
+        return [ValueError("it takes all memory")]
+
+    monkeypatch.setattr("refshard_fs.tools.trial._problems_apart", problems)
+    refs = bomb("zlib") | {"t/.zarray": array([10], [10], "<i8", filters=[{"id": "packbits"}])}
+    http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    with pytest.raises(RefShardError, match="it takes all memory"):
+        xr.open_dataset(http_server.url + "/refs.json", engine="refshard")
+    assert tried == ["0"]
+
+
+def test_a_strangers_plain_coordinates_open_unhindered(http_server: Any) -> None:
+    codec = codecs.Zlib(1)
+    refs = bomb("zlib") | {"t/0": "base64:" + base64.b64encode(codec.encode(np.arange(10, dtype="<i8"))).decode()}
+    http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
+    url = http_server.url + "/refs.json"
+    assert xr.open_dataset(url, engine="refshard")["t"].values.tolist() == [*range(10)]
+    assert xr.open_dataset(bomb("zlib") | {"t/0": refs["t/0"]}, engine="refshard")["t"].size == 10

@@ -189,7 +189,10 @@ WIDEST: Final = 16  # bytes of a number: filters may have stored wider ones than
 _MOST_STREAMS: Final = 64  # of a chunk, one after the other: each is a copy of what is left
 
 _COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # begin with the number of their elements
-_SAME_SIZE: Final = frozenset(["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy"])
+_SAME_SIZE: Final = frozenset(
+    ["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy", "astype", "fixedscaleoffset"]
+)
+_CHECKSUMS: Final = {"crc32c": slice(-4), "fletcher32": slice(-4)}  # what is left without them
 
 
 def check_chunk(meta: ArrayMeta, data: bytes) -> None:
@@ -200,8 +203,8 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
         is_last = _COUNTED.isdisjoint(later for later, _ in codecs[place + 1 :])
         if name in _COUNTED:
             _check(int.from_bytes(data[:4], "little"), count, "texts")
-        elif name == "crc32c":
-            data = data[:-4]
+        elif name in _CHECKSUMS:
+            data = data[_CHECKSUMS[name]]
         elif name in _MAKERS:
             if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
                 raise ValueError("it is of a format of LZMA whose size cannot be told before it is made")
@@ -215,7 +218,7 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
                 data = data if is_last else _decoded(name, data)
         elif name not in _SAME_SIZE:
             return  # nothing is known of it
-        if is_last and name not in _SAME_SIZE and name != "crc32c":
+        if is_last and name not in _SAME_SIZE and name not in _CHECKSUMS:
             return
 
 
@@ -235,7 +238,7 @@ def _joined_streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
 def is_bounded(meta: ArrayMeta) -> bool:
     """Whether all codecs of an array are known here: then a chunk that `check_chunk` accepts takes seconds at most."""
     # zfpy is not: its bytes repeat how large the array is, and are believed.
-    bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {"crc32c", *_MAKERS, *_SIZES}
+    bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {*_CHECKSUMS, *_MAKERS, *_SIZES}
     return all(name in bounded for name, _ in _codecs(meta))
 
 

@@ -61,6 +61,10 @@ class Together:
 TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # of the selections that a task reads
 
 
+# Called with key and bytes of each chunk that is read while a source is opened; raises where decoding takes too much.
+GUARD: ContextVar[Callable[[str, bytes], None] | None] = ContextVar("GUARD", default=None)
+
+
 def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
     """Pass one chunk to ``take``; an error names its key."""
     try:

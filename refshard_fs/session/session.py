@@ -39,7 +39,7 @@ from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.reading.selection import WORKERS, SelectionRead, Take, decode
+from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take, decode
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.admission import is_trusted
@@ -474,12 +474,19 @@ class Session(Engines):
         at_once = self._immediate or self._at_once_reader()
         entry = at_once.find(keyspace, request.key)
         data = None if entry is None else await at_once.take_soon(request, entry)
-        if data is not None:
-            return data
-        return await self.engine().read(keyspace, request, entry)
+        if data is None:
+            data = await self.engine().read(keyspace, request, entry)
+        self._guard(request, data)
+        return data
 
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell`` is called with how many more have ended."""
+        out = await self._read_all(requests, tell)
+        for request, data in zip(requests, out, strict=True):
+            self._guard(request, data)
+        return out
+
+    async def _read_all(self, requests: list[Request], tell: Callable[[int], object] | None) -> list[Any]:
         keyspace = await self.keyspace()
         reader = self._at_once_reader()
         out: list[Any] = [None] * len(requests)
@@ -549,9 +556,16 @@ class Session(Engines):
             else:
                 decode(take, keys[0], 0, data)
             return
+        guard = GUARD.get()
+
+        def guarded(number: int, data: bytes | None) -> None:
+            if guard is not None and data is not None:
+                guard(keys[number], data)
+            take(number, data)
+
         read = SelectionRead(
             await self.keyspace(),
-            take,
+            take if guard is None else guarded,
             self.engine,
             self._at_once_reader(),
             chunk_size=chunk_size,
@@ -603,7 +617,15 @@ class Session(Engines):
         keyspace = self._keyspace or self.opened()
         if keyspace is None:
             return None
-        return (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
+        data = (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
+        self._guard(request, data)
+        return data
+
+    def _guard(self, request: Request, data: Any) -> None:
+        """Raise what the `GUARD` of an opening raises over the bytes of a key, if these were had."""
+        guard = GUARD.get()
+        if guard is not None and isinstance(data, bytes) and request.is_whole:
+            guard(request.key, data)
 
     async def find(self, key: str) -> Entry:
         """Return where the bytes of ``key`` are; FileNotFoundError if there is no such key."""

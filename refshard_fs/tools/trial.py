@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import check_chunk, promised
+from refshard_fs.core.compression import MOST, check_chunk, is_bounded, promised
+from refshard_fs.core.dtypes import itemsize_of
+from refshard_fs.core.keys import splits
 from refshard_fs.core.zarrmeta import ArrayMeta, unsafe
-from refshard_fs.errors import told
+from refshard_fs.errors import ManifestError, told
 
 PATIENCE: Final = 30.0  # seconds that a chunk from elsewhere may take: those of 256 MiB take one to three
 MEMORY: Final = 2 << 30  # bytes that decoding it may take: zarr holds a chunk of 256 MiB up to four times
@@ -100,6 +103,52 @@ class Trial:
         if self._is_zarr_2:
             return data
         return importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes(data)
+
+
+class OpeningGuard:
+    """Bounds what chunks of somebody else's set take while xarray opens it, unasked.
+
+    xarray loads index coordinates, and the first and the last value of all times. Each chunk, and each index
+    coordinate, may take `MOST` bytes, whatever the codecs.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, ArrayMeta] = {}
+
+    def add(self, path: str, document: bytes, *, is_loaded: bool) -> None:
+        """Bound chunks of the array ``path`` with this metadata; ManifestError if it is loaded whole and too large."""
+        found = zarrmeta.array_meta(zarrmeta.object_in(document, path), path)
+        if found is None:
+            return
+        # Chunks that differ in size are at most as large as all of them.
+        meta = found if found.chunks is not None else msgspec.structs.replace(found, chunks=found.shape)
+        size = math.prod(meta.shape) * (itemsize_of(meta) or 1)
+        if is_loaded and size > MOST:
+            raise ManifestError(_refusal(path, f"it has {size:,} bytes, and {MOST:,} are loaded at most"))
+        self._arrays[path] = meta
+
+    def check(self, key: str, data: bytes) -> None:
+        """Raise ManifestError if decoding ``data``, the chunk ``key``, takes too much."""
+        for path, tail in splits(key):
+            meta = None if zarrmeta.is_metadata(key) else self._arrays.get(path)
+            if meta is None:
+                continue
+            try:
+                check_chunk(meta, data)
+                # Not by a `Trial`: this may run on zarr's own event loop.
+                problem = None if is_bounded(meta) else _problems_apart(meta, [(tail, data)])[0]
+            except ValueError as e:
+                problem = e
+            if problem is not None:
+                raise ManifestError(_refusal(path, f"{key!r}: {problem}")) from problem
+
+
+def _refusal(path: str, why: str) -> str:
+    name = path.rpartition("/")[2]
+    return (
+        f"opening a set from elsewhere, xarray would load {path!r}, which takes too much: {why}. Open it without that "
+        f"variable (drop_variables={name!r}), or name the set's URL in allow= if you trust it"
+    )
 
 
 def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Problem]:
