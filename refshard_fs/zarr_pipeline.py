@@ -34,6 +34,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, StorePath
 
 from refshard_fs.core.keys import join
+from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.selection import ANSWER, TOGETHER
@@ -95,7 +96,7 @@ class SelectionPipeline(_Base):
         self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> Any:
         if self.supports_partial_decode:
-            return await self._read_parts(fs, size, batch, out, drop_axes)
+            return await self._read_parts(fs, root, size, batch, out, drop_axes)
         keys = [join(root, getter.path) for getter, *_ in batch]
         transform = getattr(self, "sync_transform", None)
         if transform is None or _decode_and_scatter is None:
@@ -118,7 +119,7 @@ class SelectionPipeline(_Base):
         return tuple(results)
 
     async def _read_parts(
-        self, fs: RefShardFileSystem, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
+        self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> tuple[Any, ...]:
         """Have zarr read what it needs of each shard, of as many at a time as there is memory for."""
         share = Share(fs._session.selections)
@@ -134,7 +135,13 @@ class SelectionPipeline(_Base):
                     task.add_done_callback(ended.put_nowait)
                     running[task] = number
                 task = await ended.get()
-                results[running.pop(task)] = task.result()
+                number = running.pop(task)
+                try:
+                    results[number] = task.result()
+                except Exception as e:
+                    if not isinstance(e, RefShardError):  # which names its key
+                        await fs._session.note_decoding(e, join(root, batch[number][0].path))
+                    raise
                 share.give_back(size)
         finally:
             for task in running:
@@ -163,13 +170,22 @@ class SelectionPipeline(_Base):
                 try:
                     results += await super().read(read, out, drop_axes) or ()
                 except Exception as e:
-                    e.add_note(f"while chunks were decoded, {names[0]!r} and the {step - 1} that follow")
+                    await fs._session.note_decoding(e, names[await self._first_failing(read, out, drop_axes)])
                     raise
                 share.give_back(share.used)
                 first += step
         finally:
             share.give_back(share.used)
         return tuple(results)
+
+    async def _first_failing(self, read: list[Any], out: NDBuffer, drop_axes: Any) -> int:
+        """Return which of several chunks cannot be decoded, by decoding one after the other."""
+        for number, one in enumerate(read[:-1]):
+            try:
+                await super().read([one], out, drop_axes)
+            except Exception:  # noqa: BLE001  # whatever codecs raise
+                return number
+        return len(read) - 1
 
     @property
     def _is_compressed(self) -> bool:

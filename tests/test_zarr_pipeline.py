@@ -499,21 +499,23 @@ def test_a_selection_that_ends_in_the_middle_leaves_no_task_and_no_byte(
     asyncio.run(run())
 
 
-def test_a_chunk_that_cannot_be_decoded_names_its_key(tmp_path: Path) -> None:
-    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(100.0), chunks=10)
-    (tmp_path / "a/c/3").write_bytes(b"not zstd")
-    array = opened(str(tmp_path))
+@pytest.mark.parametrize("part", [slice(None), slice(30, 40), slice(20, 60)])
+@pytest.mark.parametrize("kind", ["plain", "first", "shards"])
+def test_a_chunk_that_cannot_be_decoded_names_its_file(
+    part: slice, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards: Any = {"shards": (10,), "chunks": (5,)} if kind == "shards" else {"chunks": (10,)}
+    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(100.0), **shards)
+    damaged = tmp_path / "a/c/3"
+    index = damaged.read_bytes()[-36:] if kind == "shards" else b""
+    damaged.write_bytes(bytes(len(damaged.read_bytes()) - len(index)) + index)
+    if kind == "first":  # of a zarr that decodes by nothing that we could call
+        monkeypatch.setattr(zarr_pipeline, "_decode_and_scatter", None)
     with pytest.raises(Exception, match=r".") as caught:
-        array[:]
-    assert any("a/c/" in note for note in caught.value.__notes__)
-
-
-def test_one_chunk_alone_that_cannot_be_decoded_names_its_key(tmp_path: Path) -> None:
-    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(100.0), chunks=10)
-    (tmp_path / "a/c/3").write_bytes(b"not zstd")
-    with pytest.raises(Exception, match=r".") as caught:
-        opened(str(tmp_path))[30:40]
-    assert any("a/c/3" in note for note in caught.value.__notes__)
+        opened(str(tmp_path), shards="whole")[part]
+    (note,) = caught.value.__notes__
+    assert f"'a/c/3' ({damaged}" in note
+    assert "refshard check" in note
 
 
 def test_what_turns_out_to_need_an_event_loop_is_read_there_and_never_missing(

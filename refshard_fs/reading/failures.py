@@ -153,6 +153,12 @@ def blame(key: str, error: Exception) -> Exception:
     return _unreachable(key, where, error)
 
 
+def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
+    """Note on ``error``, which a codec raised, which bytes it was to decode, and what may be wrong with them."""
+    where = "" if entry is None else f" ({describe(entry)})"
+    error.add_note(told(f"while {key!r}{where} was decoded. {_OTHER}"))
+
+
 def source_failed(source: object, error: Exception) -> SourceNotReachable:
     """Return what it means that ``source``, a URL or one in memory, cannot be opened."""
     reason = explain(error, source if isinstance(source, str) else "", of_source=True)

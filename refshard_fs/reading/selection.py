@@ -65,15 +65,6 @@ TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # 
 GUARD: ContextVar[Callable[[str, bytes], None] | None] = ContextVar("GUARD", default=None)
 
 
-def decode(take: Take, key: str, number: int, data: bytes | None) -> None:
-    """Pass one chunk to ``take``; an error names its key."""
-    try:
-        take(number, data)
-    except Exception as e:
-        e.add_note(f"while {key!r} was decoded")
-        raise
-
-
 class _Chunk(NamedTuple):
     """A key that is read, and its place in the selection."""
 
@@ -89,8 +80,8 @@ class SelectionRead:
 
     ``chunk_size`` is the size, in bytes, of chunks whose own size is not known. Chunks that are under way or wait to be
     decoded are within the ``memory`` of all selections, but for one chunk, which is always read. With ``threads``,
-    ``take`` is called in threads, for several chunks at a time. The first error, which names its key, ends the read and
-    its requests.
+    ``take`` is called in threads, for several chunks at a time. The first error ends the read and its requests. It
+    names its key or, if ``take`` raised it, ``undecoded`` is the key.
     """
 
     def __init__(
@@ -117,6 +108,7 @@ class SelectionRead:
         self._jobs: set[asyncio.Future[None]] = set()  # in threads
         self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
         self._error: BaseException | None = None  # the first one
+        self.undecoded: str | None = None  # the key of a chunk that could not be decoded
         self._is_over = False  # no thread takes another chunk
         self._woken = asyncio.Event()
 
@@ -211,7 +203,11 @@ class SelectionRead:
                 if data is None:  # it took an event loop after all
                     self._loop.call_soon_threadsafe(self._far.append, chunk._replace(is_near=False))
                     return 0
-        decode(self._take, chunk.request.key, chunk.number, data)
+        try:
+            self._take(chunk.number, data)
+        except Exception:
+            self.undecoded = chunk.request.key
+            raise
         return 0 if chunk.is_near else chunk.weight
 
     async def _threads_ended(self) -> None:

@@ -34,12 +34,12 @@ from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine, Request
-from refshard_fs.reading.failures import blame, source_failed
+from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
-from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take, decode
+from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.admission import is_trusted
@@ -551,10 +551,14 @@ class Session(Engines):
             data: bytes | None = None
             with contextlib.suppress(FileNotFoundError):
                 data = await self.read(Request(keys[0]))
-            if threads:
-                await asyncio.get_running_loop().run_in_executor(None, decode, take, keys[0], 0, data)
-            else:
-                decode(take, keys[0], 0, data)
+            try:
+                if threads:
+                    await asyncio.get_running_loop().run_in_executor(None, take, 0, data)
+                else:
+                    take(0, data)
+            except Exception as e:
+                await self.note_decoding(e, keys[0])
+                raise
             return
         guard = GUARD.get()
 
@@ -572,7 +576,21 @@ class Session(Engines):
             memory=memory or self.selections,
             threads=threads,
         )
-        await read.run(keys)
+        try:
+            await read.run(keys)
+        except Exception as e:
+            if read.undecoded is not None:
+                await self.note_decoding(e, read.undecoded)
+            raise
+
+    async def note_decoding(self, error: Exception, key: str) -> None:
+        """Note on ``error`` that the chunk ``key`` could not be decoded, and where its bytes lie."""
+        if isinstance(error, RefShardError):  # which says so itself
+            return
+        entry = None
+        with contextlib.suppress(Exception):  # the first error is what the user has to see
+            entry = await self.find(key)
+        note_decoding(error, key, entry)
 
     async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""
