@@ -123,7 +123,7 @@ def source_of(
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
             return _remembered(refs)
         case _ if hasattr(fo, "read"):
-            data = fo.read()
+            data = _content(fo)
             if not isinstance(data, bytes):
                 raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
             return _remembered(data)
@@ -131,6 +131,18 @@ def source_of(
             raise TypeError(
                 f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"
             )
+
+
+def _content(file: Any) -> Any:
+    """Return all that a file object holds, wherever it stands, and leave it there; of a pipe, what is still to come."""
+    if not (hasattr(file, "seekable") and file.seekable()):
+        return file.read()
+    position = file.tell()
+    try:
+        file.seek(0)
+        return file.read()
+    finally:
+        file.seek(position)
 
 
 def _read_through(mapper: LazyReferenceMapper) -> dict[str, Any]:

@@ -23,9 +23,11 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
 from refshard_fs.security.admission import OBJECT_STORES
 from refshard_fs.security.policy import directory_of, locator, protocol_of
+from refshard_fs.session.unread_kinds import compressor_of, unread_kind, within
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
+FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file; its first ones may make nothing yet
 PAGE: Final = "a page, such as that of a login or an error"
 
 
@@ -65,10 +67,33 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=open_source)
+    yield from _refuse_unread(probe, options.max_manifest_bytes)
     found = _format_of(probe, format)
     keyspace = yield from found.open(probe, options)
     keyspace.format = found.name
     return (yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names))
+
+
+def _refuse_unread(probe: Probe, most: int) -> Steps[None]:
+    """Raise UnknownSource for a file of a known kind that is not read, or that is compressed as a whole."""
+    codec = compressor_of(probe.head)
+    inner = within(probe)
+    if codec and not inner.head and probe.facts is not None and (probe.facts.size or 0) > len(probe.head):
+        span = Span(probe.url, 0, min(FIRST_BLOCK, most), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
+        inner = within(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
+    kind = unread_kind(inner.head)
+    if codec is None:
+        if kind is not None and not any(f.recognises(probe) for f in known_formats().values()):
+            raise UnknownSource(f"{probe.url} is {kind[0]}, which is not read: {kind[1]}")
+        return
+    fitting = [f.name for f in known_formats().values() if not f.is_general and f.recognises(inner)]
+    if kind or fitting:
+        what = kind[0] if kind else f"a file of format {fitting[0]!r}"
+        raise UnknownSource(
+            f"{probe.url} is {what} that {codec} compressed as a whole: no part of it can be read alone. Decompress it"
+            ". Files that are to be read in parts are compressed within (HDF5: h5repack -f GZIP=4; FITS: fpack; TIFF: "
+            "gdal_translate -of COG)"
+        )
 
 
 def _format_of(probe: Probe, name: str | None) -> Format:

@@ -12,7 +12,6 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace, LookUp, place
 from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.formats.hdf5 import is_gzip
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe
@@ -29,11 +28,6 @@ FEW: Final = 32  # datasets, of which the first nodes of the indexes are: each h
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an HDF5 file."""
     url = probe.url
-    if is_gzip(probe.head):
-        raise ManifestError(
-            f"{url} is an HDF5 file that gzip compressed as a whole: no part of it can be read alone. Decompress it; "
-            "its chunks can be compressed instead (h5repack -f GZIP=4, ncks -L 4)"
-        )
     _, size = probe.file("HDF5")
     source = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size)
     file = MetadataFile(source, size, probe.head)

@@ -1,0 +1,117 @@
+"""Files that are not read are named for what they are, with a way out: never "not JSON"."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.compression import zstd
+from refshard_fs.errors import ManifestError, UnknownSource
+
+NOISE = np.random.default_rng(0).bytes(1 << 20)  # so that the first block of bzip2 is not in the first bytes
+
+
+def card(text: str) -> bytes:
+    return text.ljust(80).encode()
+
+
+FILES = {
+    "fits": b"".join(map(card, ["SIMPLE  =                    T", "BITPIX  =                    8", "END"])).ljust(
+        2880
+    ),
+    "netcdf3": b"CDF\x01" + bytes(28),
+    "tiff": b"II*\0" + struct.pack("<I", 8) + bytes(40),
+    "grib2": b"GRIB\xff\xff\x00\x02" + struct.pack(">Q", 20) + b"7777",
+    "hdf5": b"\x89HDF\r\n\x1a\n" + bytes(600),
+    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n",
+}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": lambda data: bytes(zstd().compress(data)),
+}
+
+
+@pytest.mark.parametrize("codec", PACKERS)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_compressed_as_a_whole_is_named(kind: str, codec: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(PACKERS[codec](FILES[kind] + NOISE[: 1 << (20 if codec == "bzip2" else 10)]))
+    with pytest.raises(UnknownSource, match=rf"{kind}.*that {codec} compressed as a whole.*Decompress it"):
+        RefShardFileSystem(str(path)).ls("")
+    with pytest.raises(UnknownSource, match=f"that {codec} compressed as a whole"):
+        RefShardFileSystem(path.read_bytes()).ls("")
+
+
+@pytest.mark.parametrize("codec", PACKERS)
+def test_a_compressed_reference_set_still_opens(codec: str) -> None:
+    document = json.dumps({"version": 1, "refs": {"a": "b", "pad": NOISE[:100_000].hex()}}).encode()
+    assert RefShardFileSystem(PACKERS[codec](document)).cat("a") == b"b"
+    with pytest.raises(ManifestError, match="JSON"):
+        RefShardFileSystem(PACKERS[codec](b"plain text, " * 20)).ls("")
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image, which is not read: convert it"),
+        (b"\x0e\x03\x13\x01", "an HDF4 file"),
+        (b"\xcd\xf3\x00\x01\0\0\xff\xff", "a CDF file of NASA"),
+        (b'<VRTDataset rasterXSize="4" rasterYSize="4">', "a VRT of GDAL"),
+        (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+        (b"\0" * 128 + b"DICM", "a DICOM file"),
+        (b"PAR1", "a Parquet file.*the directory"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a pointer of Git LFS.*git lfs pull"),
+    ],
+)
+def test_a_kind_that_is_not_read_is_named(head: bytes, named: str) -> None:
+    with pytest.raises(UnknownSource, match=named):
+        RefShardFileSystem(head.ljust(600, b"\0")).ls("")
+
+
+def test_files_of_other_writers_are_named(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    profile: dict[str, Any] = {"width": 16, "height": 16, "count": 1, "dtype": "uint8"}
+    for driver, named in {"JP2OpenJPEG": "JPEG 2000", "PNG": "PNG"}.items():
+        with rasterio.open(tmp_path / driver, "w", driver=driver, **profile) as image:
+            image.write(np.zeros((1, 16, 16), "u1"))
+        with pytest.raises(UnknownSource, match=named):
+            RefShardFileSystem(str(tmp_path / driver)).ls("")
+
+
+# ------------------------------------------------------------------ file objects
+
+
+@pytest.mark.parametrize("position", [0, 4, None])
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_file_object_is_read_from_its_start(kind: str, position: int | None, tmp_path: Path) -> None:
+    data = json.dumps({"version": 1, "refs": {"a": "b"}}).encode()
+    (tmp_path / "refs.json").write_bytes(data)
+    with io.BytesIO(data) if kind == "memory" else open(tmp_path / "refs.json", "rb") as file:
+        at = file.seek(0, io.SEEK_END) if position is None else file.seek(position)
+        for _ in range(2):
+            assert RefShardFileSystem(file).cat("a") == b"b"
+            assert file.tell() == at
+
+
+def test_a_pipe_is_read_as_it_comes() -> None:
+    class Pipe(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readall(self) -> bytes:
+            return b'{"version": 1, "refs": {"a": "b"}}'
+
+    assert RefShardFileSystem(Pipe()).cat("a") == b"b"
