@@ -241,8 +241,8 @@ class ArrayGroup(KeySpace):
     """The keys of ``arrays`` and their ``chunks``, both by path, in version ``zarr_format`` of zarr.
 
     ``attributes`` are those of the root, and ``groups`` has those of other groups by path; groups between the root and
-    an array need not be in it. ``reports`` says why arrays are not shown, by path; ``others`` are documents that are no
-    metadata of zarr, by key.
+    an array need not be in it. ``reports`` says why arrays are not shown, by path: their keys are errors, and not
+    missing, for the file has them. ``others`` are documents that are no metadata of zarr, by key.
     """
 
     consolidates = True
@@ -290,8 +290,19 @@ class ArrayGroup(KeySpace):
             return Inline(document)
         at = place(self.grids, key)
         if at is None:
+            self.check_shown(key)
             return None
         return (yield from self._chunks[at.array].entry(at.number))
+
+    def check_shown(self, key: str) -> None:
+        """Raise ManifestError, which says why, if ``key`` would be of an array or a group that is not shown."""
+        if not self.reports:
+            return
+        path = above = parent(key)[0]
+        while above and above not in self.grids:
+            if above in self.reports and (above != path or above not in self._tree):  # a group's own documents
+                raise ManifestError(f"{key!r} cannot be read: {above!r} is not shown: {self.reports[above]}")
+            above = parent(above)[0]
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         below = self._tree.get(prefix)

@@ -9,13 +9,15 @@ import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.zarrmeta import ArrayMeta, codecs_of, is_divided, shown, zarr_major
 from refshard_fs.errors import ManifestError
+
+Padding = Literal["null-terminated", "null-padded", "space-padded"]  # of texts of one length, as HDF5 has it
 
 LONGEST: Final = 1 << 16  # characters of a dtype's name
 MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
@@ -213,3 +215,14 @@ def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] 
     doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": cut}}
     doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     return doc
+
+
+def unpadded(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
+    """Return fixed strings as numpy pads them: without what follows a terminator, or without padding spaces."""
+    size = texts.dtype.itemsize
+    raw = np.ascontiguousarray(texts).view(np.uint8).reshape(*texts.shape, size)
+    if padding == "space-padded":
+        kept = np.logical_or.accumulate((raw != 0x20)[..., ::-1], axis=-1)[..., ::-1]
+    else:
+        kept = np.logical_and.accumulate(raw != 0, axis=-1)
+    return np.where(kept, raw, 0).astype(np.uint8).view(texts.dtype).reshape(texts.shape)

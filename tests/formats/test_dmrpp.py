@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,10 @@ def test_chunks_without_an_element_around_them_and_with_a_file_each_are_read() -
 
 def test_values_that_stand_in_the_document_are_read() -> None:
     missing = base64.b64encode(zlib.compress(np.arange(4, dtype="<f8").tobytes())).decode()
+    long = base64.b64encode(zlib.compress(b"abc" * 200)).decode()
     files, keys = opened(
+        f'<String name="long"><Dim size="2"/><dmrpp:vlsa><v c="2" s="600">{long}</v></dmrpp:vlsa></String>'
+        '<Byte name="single"><dmrpp:missingdata>cw==</dmrpp:missingdata></Byte>'
         '<String name="quality"><dmrpp:compact>R29vZA==</dmrpp:compact></String>'
         f'<Float64 name="lat"><Dim size="4"/><dmrpp:missingdata>\n  {missing[:9]}\n  {missing[9:]}\n'
         '</dmrpp:missingdata></Float64><String name="words"><Dim size="4"/><dmrpp:vlsa><v>a</v><v c="3">so</v>'
@@ -210,6 +214,8 @@ def test_values_that_stand_in_the_document_are_read() -> None:
     assert files.read(keys, "quality/0") == b"Good"
     assert np.frombuffer(files.read(keys, "lat/0") or b"").tolist() == [0, 1, 2, 3]
     assert files.read(keys, "byte/0") == b"\xff"
+    assert files.read(keys, "single/0") == b"s"
+    assert numcodecs.VLenUTF8().decode(files.read(keys, "long/0")).tolist() == ["abc" * 200] * 2
     assert numcodecs.VLenUTF8().decode(files.read(keys, "words/0")).tolist() == ["a", "so", "so", "so"]
 
 
@@ -259,30 +265,76 @@ CHUNKED = (
         (("", "2", "0", "4", "[0]", '<dmrpp:chunk offset="8" nBytes="4" chunkPositionInArray="[0]"/>'), "two chunks"),
     ],
 )
-def test_places_that_cannot_be_true_are_refused(parts: tuple[str, ...], reason: str) -> None:
-    body = '<Dimension name="x" size="5"/>' + CHUNKED.format(*parts)
-    with pytest.raises(ManifestError, match=reason) as caught:
-        opened(body)
-    assert ROOT in str(caught.value)
+def test_variables_with_impossible_places_are_left_out(parts: tuple[str, ...], reason: str) -> None:
+    check_left_out('<Dimension name="x" size="5"/>' + CHUNKED.format(*parts), "a", reason)
+
+
+def check_left_out(body: str, path: str, reason: str) -> None:
+    """Check that the rest of a document opens; a key of what is left out is an error that says why."""
+    files, keys = opened(body + '<Int8 name="good"><dmrpp:chunk offset="0" nBytes="1"/></Int8>', data=b"7")
+    assert list(keys.grids) == ["good"]
+    assert files.read(keys, "good/0") == b"7"
+    assert re.search(reason, keys.reports[path])
+    for name in (".zarray", "0"):
+        with pytest.raises(ManifestError, match=reason):
+            files.read(keys, f"{path}/{name}")
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ('<Int16 name="a"><Dim name="/y"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "no Dimension 'y'"),
+        ('<Dimension name="y" size="-1"/><Int16 name="a"><Dim name="/y"/></Int16>', "nothing says where"),
         ('<Int16 name="a"><Dim/></Int16>', "neither a name nor a size"),
-        ('<Group name="../x"/>', "no name that a key can have"),
-        ('<Int16 name="a"/><Int16 name="a"/>', "two variables"),
-        ('<Int16 name="a"><dmrpp:compact>!</dmrpp:compact></Int16>', "variable 'a'"),
+        ('<Int16 name="a"/><Int16 name="a"/>', "another variable"),
+        ('<Group name="a"/><Int16 name="a"/>', "a group has its name"),
+        ('<Int16 name="a"><dmrpp:compact>!</dmrpp:compact></Int16>', "base64"),
         ('<Int16 name="a"><Dim size="3"/><dmrpp:compact>AAA=</dmrpp:compact></Int16>', "6 are due"),
+        ('<Int16 name="a"><dmrpp:missingdata>AAAAAA==</dmrpp:missingdata></Int16>', "no zlib stream"),
         ('<String name="a"><dmrpp:vlsa><v c="9999999999">x</v></dmrpp:vlsa></String>', "texts"),
+        ('<String name="a"><dmrpp:vlsa><v s="9">AAAA</v></dmrpp:vlsa></String>', "damaged"),
+        ('<String name="a"><Dim size="2"/><dmrpp:vlsa>eA==;eQ==;</dmrpp:vlsa></String>', "0 texts"),
         ('<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "3 elements of 2 are due"),
-        ("<Int16", "no XML"),
+        ('<Group name="a/b"><Int16 name="c"/></Group>', "no name that a key can have"),
     ],
 )
-def test_documents_that_contradict_themselves_are_refused(body: str, reason: str) -> None:
-    with pytest.raises(ManifestError, match=reason):
-        opened(body)
+def test_contradictory_variables_are_left_out(body: str, reason: str) -> None:
+    if "Group" in body:
+        _, keys = opened(body)
+        assert not keys.grids
+        assert any(reason in report for report in keys.reports.values())
+    else:
+        check_left_out(body, "a", reason)
+
+
+def test_a_document_that_is_no_xml_is_refused() -> None:
+    with pytest.raises(ManifestError, match="no XML"):
+        opened("<Int16")
+
+
+def test_texts_lose_their_padding_and_have_fill_values() -> None:
+    texts = "<String name='t'><Dim size='2'/>{}<dmrpp:FixedLengthStringArray string_length='3' pad='{}'/></String>"
+    chunk = "<dmrpp:chunks {}><dmrpp:chunkDimensionSizes>2</dmrpp:chunkDimensionSizes>{}</dmrpp:chunks>"
+    stored = '<dmrpp:chunk offset="0" nBytes="{}" chunkPositionInArray="[0]"/>'
+    for padding, raw in (
+        ("space_pad", b"a  bc "),
+        ("null_term", b"a\0xbc\0"),
+        ("null_pad", b"a\0\0bc\0"),
+        ("", b"a  bc "),
+    ):
+        want = b"a  bc " if not padding else b"a\0\0bc\0"
+        files, keys = opened(texts.format(stored.format(6), padding), data=raw)
+        assert files.read(keys, "t/0") == want
+        deflated = zlib.compress(raw)
+        body = texts.format(chunk.format("compressionType='deflate'", stored.format(len(deflated))), padding)
+        files, keys = opened(body, data=deflated)
+        got = files.read(keys, "t/0") or b""
+        assert (got if padding in ("space_pad", "null_term") else zlib.decompress(got)) == want
+    for fill in ("aa", "é"):
+        files, keys = opened(texts.format(chunk.format(f"fillValue='{fill}'", ""), "null_term"))
+        assert np.frombuffer(files.read(keys, "t/0") or b"", "S3").tolist() == [fill.encode()] * 2
+    _, keys = opened(texts.format(chunk.format("fillValue='long'", ""), "null_term"))
+    assert "longer than its texts of 3 bytes" in keys.reports["t"]
 
 
 def test_a_document_cut_short_or_with_flipped_bits_ends_in_errors_of_ours(tmp_path: Path) -> None:

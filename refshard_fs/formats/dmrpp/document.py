@@ -7,6 +7,8 @@ files or servers, or make much of little. Names are those of DAP4 and of the dmr
 from __future__ import annotations
 
 import re
+import zlib
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any, Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import PACKING
+from refshard_fs.core.compression import decompressed
 from refshard_fs.core.keys import is_key, join
 from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
@@ -23,7 +26,7 @@ from refshard_fs.errors import ManifestError
 DAP: Final = "DAP/4.0#"
 DMRPP: Final = "dmrpp/1.0.0#"
 DEEPEST: Final = 100  # elements within one another
-REPEATED: Final = 1 << 25  # bytes of texts that a document says once for many, with 8 for each of them
+REPEATED: Final = 1 << 25  # bytes of texts that are compressed, or repeated with 8 for each of them
 LONGEST: Final = 32  # characters of a number, with space around it
 NUMBERS: Final = {
     "Byte": "u1",
@@ -66,6 +69,7 @@ class Variable(msgspec.Struct):
     byte_order: str = ""
     fill: str | None = None
     string_length: int | None = None
+    padding: str = ""  # of texts of one length, as it is spelled
     inline: tuple[str, str] | None = None
     texts: list[str] = []
     problem: str | None = None
@@ -138,22 +142,27 @@ class _Reader:
         for element in group:
             name = element.get("name", "")
             below = join(path, name)
-            if element.tag in ("Group", "Dimension") and not is_node_name(name):
-                raise ValueError(f"a group or a dimension is called {name!r}, which is no name that a key can have")
-            if element.tag == "Group":
-                document.groups.setdefault(below, {})
-                self._group(element, below)
-            elif element.tag == "Dimension":
-                document.dimensions[below] = _integer(element.get("size"), "size")
-            elif element.tag in (*NUMBERS, *TEXTS, *_OTHERS):
+            if element.tag not in ("Group", "Dimension", *NUMBERS, *TEXTS, *_OTHERS):
+                continue
+            try:
                 if not is_node_name(name) or not is_key(below):
-                    document.reports[below] = f"its name {name!r} is no name that a key can have"
-                elif below in document.variables or below in document.groups:
-                    raise ValueError(f"two variables or groups are called {below!r}")
+                    raise ValueError(f"its name {name!r} is no name that a key can have")
+                if element.tag == "Dimension":
+                    document.dimensions[below] = _integer(element.get("size"), "its size")
+                elif below in document.reports or below in document.variables:
+                    document.variables.pop(below, None)
+                    raise ValueError("another variable or group has its name: neither is shown")
+                elif element.tag == "Group":
+                    document.groups.setdefault(below, {})
+                    self._group(element, below)
+                elif below in document.groups:
+                    raise ValueError("a group has its name")
                 elif element.tag in _OTHERS:
-                    document.reports[below] = f"it is of the type {element.tag}"
+                    raise ValueError(f"it is of the type {element.tag}")
                 else:
                     document.variables[below] = self._variable(element, below)
+            except ValueError as e:
+                document.reports[f"Dimension {below}" if element.tag == "Dimension" else below] = str(e)
 
     def _variable(self, element: Element, path: str) -> Variable:
         found = Variable(path, element.tag)
@@ -190,13 +199,14 @@ class _Reader:
                 found.chunk_sizes = element.text or ""
             case "dmrpp:FixedLengthStringArray":
                 found.string_length = _integer(element.get("string_length"), "string_length")
+                found.padding = element.get("pad", "")
             case "dmrpp:compact" | "dmrpp:missingdata" | "dmrpp:vlsa":
                 found.inline = element.tag.removeprefix("dmrpp:"), element.text or ""
             case "v":
-                text, repeats = element.text or "", _integer(element.get("c", "1"), "c")
-                self._repeated += (repeats - 1) * (len(text) + 8)
+                text, repeats = _text(element), _integer(element.get("c", "1"), "c")
+                self._repeated += (repeats - 1) * (len(text) + 8) + (len(text) if element.get("s") else 0)
                 if self._repeated > REPEATED:
-                    raise ValueError(f"texts that are said once for many take more than {REPEATED} bytes")
+                    raise ValueError(f"texts that are compressed or repeated take more than {REPEATED} bytes")
                 found.texts += [text] * repeats
             case str(tag) if tag.startswith("dmrpp:"):
                 found.problem = f"its bytes are told of by {tag.removeprefix('dmrpp:')}"
@@ -215,6 +225,18 @@ def _read_attributes(element: Element, attributes: dict[str, Any], dtypes: dict[
         attributes[name] = whole
         if name in PACKING and isinstance(whole, (int, float)):
             dtypes[name] = NUMBERS[kind]
+
+
+def _text(element: Element) -> str:
+    """Return one text of a variable. One with a size (``s``) is stored as base64 of zlib: those of many bytes are."""
+    text = element.text or ""
+    if element.get("s") is None:
+        return text
+    size = _integer(element.get("s"), "s")
+    data = decompressed(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, REPEATED))
+    if len(data) != size:
+        raise ValueError(f"a text has {len(data)} bytes, decompressed, and not {size} as it says (s)")
+    return data.decode("utf-8", "replace")
 
 
 def _integer(text: str | None, what: str) -> int:

@@ -6,12 +6,14 @@ That is the one at ``dmrpp:href`` where it is a URL; else the file beside the do
 from __future__ import annotations
 
 import base64
+import json
 import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import (
@@ -23,14 +25,17 @@ from refshard_fs.core.array_group import (
     Given,
     encoded,
     fill_of,
+    made,
     pieces,
     spelled_fill,
 )
 from refshard_fs.core.columns import UInt64s
+from refshard_fs.core.compression import decompressed
+from refshard_fs.core.dtypes import Padding, unpadded
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Listed, Load, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.dmrpp.document import (
@@ -52,6 +57,8 @@ INLINE: Final = 1 << 26  # bytes that values in any document may have together,
 TIMES_INLINE: Final = 100  # and in times its size: compressed ones are made when it is opened
 MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
 
+PADDINGS: Final[Mapping[str, Padding]] = {"null_term": "null-terminated", "space_pad": "space-padded"}
+
 Codecs = list[dict[str, Any]]
 
 
@@ -65,16 +72,14 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     chunks: dict[str, Chunks] = {}
     reports = dict(document.reports)
     for path, variable in document.variables.items():
-        where = f"{probe.url}, variable {path!r}"
         try:
-            found = _Array(variable, names, where)
-            arrays[path], chunks[path] = found.description(options.zarr_format), found.chunks(targets)
-        except _NotShown as e:
-            reports[path] = str(e)
-        except ManifestError:
+            found = _Array(variable, names, f"{probe.url}, variable {path!r}")
+            places = found.chunks(targets)
+            arrays[path], chunks[path] = found.description(options.zarr_format), places
+        except _NoFile:
             raise
         except ValueError as e:
-            raise ManifestError(f"{where}: {e}") from e
+            reports[path] = str(e)
     groups = {path: attributes for path, attributes in document.groups.items() if path}
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, document.groups[""], reports, groups=groups)
     keyspace.attribute_dtypes = {
@@ -84,8 +89,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return keyspace
 
 
-class _NotShown(Exception):
-    """A variable of a kind that is not read here; the text says which."""
+class _NoFile(ManifestError):
+    """Nothing says which file a document describes."""
 
 
 class _Targets:
@@ -114,7 +119,7 @@ class _Targets:
         url = self._probe.url
         if url.endswith(SUFFIX) and not self._probe.is_in_memory:
             return url.removesuffix(SUFFIX)
-        raise ManifestError(
+        raise _NoFile(
             f"{url}: its dmrpp:href is {self._href!r}, no URL, and it has no name that ends in {SUFFIX}: "
             "say by target= which file it describes"
         )
@@ -128,17 +133,17 @@ class _Names:
         self._own: dict[str, dict[int, list[str]]] = {}  # names of dimensions without one, by group and size
         self._counts: Counter[str] = Counter()  # of these, by group
 
-    def shape(self, variable: Variable, where: str) -> tuple[int, ...]:
-        shape = tuple(dim if isinstance(dim, int) else self._size(dim, where) for dim in variable.dims)
+    def shape(self, variable: Variable) -> tuple[int, ...]:
+        shape = tuple(dim if isinstance(dim, int) else self._size(dim) for dim in variable.dims)
         if len(shape) > MOST_DIMENSIONS:
-            raise _NotShown(f"it has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
+            raise ValueError(f"it has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
         if math.prod(shape) * 16 >= COUNTABLE:
-            raise ManifestError(f"{where}: its shape {shape} is more than 63 bits count")
+            raise ValueError(f"its shape {shape} is more than 63 bits count")
         return shape
 
-    def _size(self, path: str, where: str) -> int:
+    def _size(self, path: str) -> int:
         if path not in self._sizes:
-            raise ManifestError(f"{where}: there is no Dimension {path!r}")
+            raise ValueError(f"there is no Dimension {path!r}")
         return self._sizes[path]
 
     def dimensions(self, variable: Variable) -> list[str]:
@@ -161,16 +166,16 @@ class _Names:
 
 
 class _Array:
-    """A variable as an array of zarr; raises `_NotShown` for what it cannot be."""
+    """A variable as an array of zarr; ValueError, which says why, for one that cannot be shown."""
 
     def __init__(self, variable: Variable, names: _Names, where: str) -> None:
         self.variable = variable
         self.where = where
         if variable.problem is not None:
-            raise _NotShown(variable.problem)
+            raise ValueError(variable.problem)
         if variable.inline is None and not variable.offsets and not variable.has_chunks:
-            raise _NotShown("nothing says where its values lie")
-        self.shape = names.shape(variable, where)
+            raise ValueError("nothing says where its values lie")
+        self.shape = names.shape(variable)
         self.dimensions = names.dimensions(variable)
         self.is_vlen = variable.inline is not None and variable.inline[0] == "vlsa"
         self.dtype = np.dtype(object) if self.is_vlen else self._dtype()
@@ -179,18 +184,17 @@ class _Array:
         if variable.chunk_sizes:
             self.chunk = integers(variable.chunk_sizes)
             if len(self.chunk) != len(self.shape) or 0 in self.chunk:
-                raise ManifestError(f"{where}: its chunks have the sizes {self.chunk}, its shape is {self.shape}")
+                raise ValueError(f"its chunks have the sizes {self.chunk}, its shape is {self.shape}")
         elif self.is_contiguous and variable.inline is None:
             self.chunk = pieces(self.shape, self.dtype.itemsize)
         else:
             self.chunk = tuple(max(extent, 1) for extent in self.shape)
-        try:
-            self.stored_fill = self._stored_fill()
-        except ValueError:
-            raise _NotShown(f"its fillValue is {variable.fill!r}, no number of its type") from None
+        self.stored_fill = self._stored_fill()
+        self.recipe = self._unpadding()
+        self.shown_codecs = self.codecs if self.recipe is None else []
         self.size = math.prod(self.chunk) * self.dtype.itemsize
         if self.size > LARGEST:
-            raise _NotShown(f"its chunks of {self.chunk} have {self.size} bytes, more than {LARGEST}")
+            raise ValueError(f"its chunks of {self.chunk} have {self.size} bytes, more than {LARGEST}")
 
     def _dtype(self) -> np.dtype[Any]:
         variable = self.variable
@@ -205,15 +209,23 @@ class _Array:
         if length is None and not variable.chunk_sizes and count and stored % count == 0:
             length = stored // count
         if not length or length > 1 << 20:
-            raise _NotShown("it is text, and nothing says how long")
+            raise ValueError("it is text, and nothing says how long")
         return np.dtype(f"S{length}")
+
+    def _unpadding(self) -> Unpadded | None:
+        """Return what makes chunks of texts whose padding numpy does not know; None for others."""
+        padding = PADDINGS.get(self.variable.padding, "null-padded")
+        if self.dtype.kind != "S" or self.is_vlen or padding == "null-padded":
+            return None
+        steps = tuple([json.dumps(codec) for codec in self.codecs])
+        return Unpadded(steps, padding, self.dtype.itemsize, math.prod(self.chunk))
 
     def description(self, zarr_format: int) -> ArrayDescription:
         """Return what zarr's metadata says of it."""
         attributes = {name: value for name, value in self.variable.attributes.items() if name != "_FillValue"}
         if attributes.get("CLASS") == "DIMENSION_SCALE":
             attributes = {name: value for name, value in attributes.items() if name not in ("CLASS", "NAME")}
-        codecs: Sequence[Mapping[str, Any]] = [{"id": "vlen-utf8"}] if self.is_vlen else self.codecs
+        codecs: Sequence[Mapping[str, Any]] = [{"id": "vlen-utf8"}] if self.is_vlen else self.shown_codecs
         fill = self.shown_fill
         return ArrayDescription(
             self.where, self.shape, self.chunk, self.dtype, self.dimensions, attributes, codecs, fill, is_masked=True
@@ -237,33 +249,92 @@ class _Array:
             size = int(numbers(variable.sizes, "nBytes")[0])
             if size != math.prod(self.shape) * self.dtype.itemsize:
                 due = f"{math.prod(self.shape)} elements of {self.dtype.itemsize} are due"
-                raise ManifestError(f"{self.where}: it has {size} bytes (nBytes), where {due}")
+                raise ValueError(f"it has {size} bytes (nBytes), where {due}")
             source = Span(targets.url(variable.hrefs[0]), 0, offset + size)
-            return Contiguous(source, offset, self.shape, self.chunk, self.dtype.itemsize, self.where)
+            found = Contiguous(source, offset, self.shape, self.chunk, self.dtype.itemsize, self.where)
+            return found if self.recipe is None else UnpaddedPieces(found, self.recipe, self.where)
         return StoredChunks(self, targets)
 
     def _plain_inline(self, targets: _Targets) -> bytes:
         due = math.prod(self.shape) * self.dtype.itemsize
         targets.inline -= due
         if targets.inline < 0:
-            raise _NotShown(f"its values, {due} bytes, stand in the document, which has too many such")
-        data = _inline(self.variable, due)
+            raise ValueError(f"its values, {due} bytes, stand in the document, which has too many such")
+        data = _inline(self.variable, due, due if due == self.dtype.itemsize else None)
         if len(data) != due:
-            raise ManifestError(f"{self.where}: its values in the document are {len(data)} bytes, where {due} are due")
+            raise ValueError(f"its values in the document are {len(data)} bytes, where {due} are due")
+        if self.recipe is not None:
+            return self.recipe.unpadded(data)
         return encoded(data, self.codecs)
 
     def _vlen(self) -> bytes:
         texts = self.variable.texts
         if len(texts) != math.prod(self.shape):
-            raise ManifestError(f"{self.where}: it has {len(texts)} texts, and the shape {self.shape}")
+            raise ValueError(f"it has {len(texts)} texts, and the shape {self.shape}")
         return encoded(np.array(texts, object), [{"id": "vlen-utf8"}])
 
     def _stored_fill(self) -> bytes:
         """Return an element of chunks that were never written."""
-        text = self.variable.fill
+        text, size = self.variable.fill, self.dtype.itemsize
+        if self.dtype.kind == "S" and text is not None:
+            data = text.encode()
+            if len(data) > size:
+                raise ValueError(f"its fillValue {text!r} is longer than its texts of {size} bytes")
+            return data.ljust(size, b"\0")
         if text is None or self.dtype.kind not in "iuf":
-            return bytes(self.dtype.itemsize)
-        return np.array(number(text, self.dtype), self.dtype).tobytes()
+            return bytes(size)
+        try:
+            return np.array(number(text, self.dtype), self.dtype).tobytes()
+        except ValueError:
+            raise ValueError(f"its fillValue is {text!r}, no number of its type") from None
+
+
+class Unpadded(msgspec.Struct, frozen=True):
+    """A recipe: ``count`` texts of ``length`` bytes that ``codecs`` (JSON) encoded, decoded and without padding."""
+
+    codecs: tuple[str, ...]
+    padding: Padding
+    length: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        return self.length * self.count
+
+    def make(self, raw: bytes) -> bytes:
+        most = self.size + 4 * len(self.codecs)  # checksums
+        for codec in map(json.loads, reversed(self.codecs)):
+            if codec["id"] == "zlib":
+                raw = decompressed(zlib.decompressobj(), raw, most)
+            else:
+                from numcodecs import get_codec  # slow to import, and few files need it
+
+                try:
+                    raw = bytes(get_codec(codec).decode(raw))
+                except (RuntimeError, TypeError) as e:
+                    raise ValueError(f"{codec['id']} cannot be undone: {e}") from e
+        if len(raw) > self.size or (self.codecs and len(raw) < self.size):
+            raise ValueError(f"it has {len(raw)} bytes, decoded, where {self.size} are due")
+        return self.unpadded(raw.ljust(self.size, b"\0"))  # the last piece of a contiguous array
+
+    def unpadded(self, texts: bytes) -> bytes:
+        """Return ``texts`` as numpy pads them."""
+        return unpadded(np.frombuffer(texts, f"S{self.length}"), self.padding).tobytes()
+
+
+class UnpaddedPieces(Chunks):
+    """The pieces of a contiguous array of texts, without padding."""
+
+    def __init__(self, pieces: Contiguous, recipe: Unpadded, where: str) -> None:
+        self._pieces = pieces
+        self._recipe = recipe
+        self._where = where
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        found = yield from self._pieces.entry(number)
+        assert found is not None
+        source = found.source if isinstance(found, Packed) else found
+        return made(source, self._recipe, self._recipe.size, self._where)
 
 
 class StoredChunks(FilledChunks):
@@ -278,28 +349,30 @@ class StoredChunks(FilledChunks):
         order = np.argsort(places, kind="stable")
         self._numbers = places[order]
         if (self._numbers[1:] == self._numbers[:-1]).any():
-            raise ManifestError(f"{found.where}: it has two chunks at one place")
+            raise ValueError("it has two chunks at one place")
         self._offsets = numbers(variable.offsets, "offset")[order]
         self._sizes = numbers(variable.sizes, "nBytes")[order]
         most = 2 * found.size + 4096 if found.codecs else found.size
         least = 0 if found.codecs else found.size
         if ((self._sizes > most) | (self._sizes < least)).any():
-            raise ManifestError(f"{found.where}: a chunk of {found.size} bytes is stored in {self._sizes.max()}")
+            raise ValueError(f"a chunk of {found.size} bytes is stored in {self._sizes.max()}")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
-            raise ManifestError(f"{found.where}: a chunk ends behind what 63 bits count")
+            raise ValueError("a chunk ends behind what 63 bits count")
         self._urls = [targets.url(href) for href in dict.fromkeys(variable.hrefs)]
         codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
         self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
 
     def filled(self) -> bytes:
-        return encoded(self._array.stored_fill * math.prod(self._array.chunk), self._array.codecs)
+        return encoded(self._array.stored_fill * math.prod(self._array.chunk), self._array.shown_codecs)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         at = int(np.searchsorted(self._numbers, np.uint64(number)))
         if at < len(self._numbers) and self._numbers[at] == number:
             start = int(self._offsets[at])
-            return Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
+            span = Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
+            recipe = self._array.recipe
+            return span if recipe is None else made(span, recipe, recipe.size, self.where)
         try:
             return self.unwritten()
         except ValueError as e:
@@ -319,17 +392,15 @@ def _places(positions: Sequence[str], found: _Array) -> UInt64s:
     spelled = [position.strip() or first for position in positions]
     wrong = [p for p in spelled if p.count(",") != dimensions - 1 or p[0] != "[" or p[-1] != "]"]
     if wrong:
-        raise ManifestError(f"{found.where}: a chunk begins at {wrong[0]}, and its shape is {found.shape}")
+        raise ValueError(f"a chunk begins at {wrong[0]}, and its shape is {found.shape}")
     coords = numbers(",".join([p[1:-1] for p in spelled]).split(","), "chunkPositionInArray").reshape(-1, dimensions)
     bad = (coords % found.chunk != 0).any(axis=1) | (coords >= found.shape).any(axis=1)
     if bad.any():
         where = spelled[int(bad.argmax())]
-        raise ManifestError(
-            f"{found.where}: a chunk begins at {where}, no place of chunks of {found.chunk} in {found.shape}"
-        )
+        raise ValueError(f"a chunk begins at {where}, no place of chunks of {found.chunk} in {found.shape}")
     counts = tuple(-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunk, strict=True))
     if math.prod(counts) >= COUNTABLE:
-        raise ManifestError(f"{found.where}: it has more chunks than 63 bits count")
+        raise ValueError("it has more chunks than 63 bits count")
     places: UInt64s = np.ravel_multi_index(tuple((coords // found.chunk).T), counts).astype(np.uint64)
     return places
 
@@ -345,7 +416,7 @@ def _codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
                 found.append({"id": "zlib", "level": min(levels.pop(0), 9) if levels else 6})
             case "shuffle":
                 if added % dtype.itemsize:  # HDF5 leaves bytes over, and zarr's codec takes whole elements alone
-                    raise _NotShown(
+                    raise ValueError(
                         f"its elements of {dtype.itemsize} bytes are shuffled with a checksum of {added} behind them, "
                         "which zarr has no codec for: open the HDF5 file itself"
                     )
@@ -354,16 +425,19 @@ def _codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
                 found.append({"id": "fletcher32"})
                 added += 4
             case _:
-                raise _NotShown(f"its chunks are compressed by {name!r}")
+                raise ValueError(f"its chunks are compressed by {name!r}")
     return found
 
 
-def _inline(variable: Variable, most: int) -> bytes:
-    """Return the values that stand in the document; ValueError where they are damaged, or more than ``most`` bytes."""
+def _inline(variable: Variable, most: int, single: int | None = None) -> bytes:
+    """Return the values that stand in the document; ValueError where they are damaged, or more than ``most`` bytes.
+
+    ``single`` are the bytes of a value that is the only one.
+    """
     assert variable.inline is not None
     how, text = variable.inline
     data = base64.b64decode("".join(text.split()), validate=True)
-    if how == "missingdata":
+    if how == "missingdata" and len(data) != single:  # a single value is stored as it is, by Hyrax
         try:
             data = zlib.decompressobj().decompress(data, most + 1)
         except zlib.error as e:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.dtypes import Padding, unpadded
 from refshard_fs.core.zarrmeta import is_divided
 from refshard_fs.formats.hdf5.file import PARSED, Fields, Sizes
 
@@ -24,7 +25,6 @@ Kind = Literal[
     "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "bool", "enum",
     "vlen-string", "vlen-sequence", "array", "unknown",
 ]  # fmt: skip
-Padding = Literal["null-terminated", "null-padded", "space-padded"]
 Elements = npt.NDArray[Any]
 
 DEEPEST: Final = 16  # types within types
@@ -320,7 +320,7 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
     """Return ``elements``, an array of ``datatype.dtype``, as one of its ``shown``."""
     match datatype.kind:
         case "string":
-            return _cleaned(elements, datatype.padding)
+            return unpadded(elements, datatype.padding)
         case "compound":
             made = np.empty(elements.shape, datatype.shown)
             for field in datatype.fields:
@@ -335,17 +335,6 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
     left = elements.dtype.itemsize * 8 - precision - offset
     native = elements.astype(elements.dtype.newbyteorder("="))
     return (native << left >> (left + offset)).astype(datatype.shown)  # the sign comes along, where there is one
-
-
-def _cleaned(elements: Elements, padding: Padding) -> Elements:
-    """Return fixed strings as numpy pads them: without what follows a terminator, or without padding spaces."""
-    size = elements.dtype.itemsize
-    raw = np.ascontiguousarray(elements).view(np.uint8).reshape(*elements.shape, size)
-    if padding == "space-padded":
-        kept = np.logical_or.accumulate((raw != 0x20)[..., ::-1], axis=-1)[..., ::-1]
-    else:
-        kept = np.logical_and.accumulate(raw != 0, axis=-1)
-    return np.where(kept, raw, 0).astype(np.uint8).view(elements.dtype).reshape(elements.shape)
 
 
 # ----------------------------------------------------------------------------------------------------
