@@ -81,6 +81,7 @@ def test_a_kind_that_is_not_read_is_named(head: bytes, named: str) -> None:
         RefShardFileSystem(head.ljust(600, b"\0")).ls("")
 
 
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
 def test_files_of_other_writers_are_named(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     profile: dict[str, Any] = {"width": 16, "height": 16, "count": 1, "dtype": "uint8"}
