@@ -13,7 +13,7 @@ from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import RefShardError, told_cause
+from refshard_fs.errors import RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, cause_of, fail
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
@@ -161,7 +161,7 @@ class Immediate:
             advance(steps, None, lambda need: self._answer(need, may_load))
         except StopIteration as stop:
             return Found(stop.value)
-        except OSError:  # the event loop finds out again, and says what is wrong
+        except (OSError, TargetChanged):  # the event loop finds out again, tells the look-up, or says what is wrong
             return None
         steps.close()
         return None

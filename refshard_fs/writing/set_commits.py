@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import Texts
+from refshard_fs.core.columns import Ranges, Texts
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, is_within, join, nearest, parent, relative
@@ -26,12 +26,13 @@ from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import root_with
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
-from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.kerchunk_parquet.partition import StoredPartition, Written, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKeySpace, partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import (
     Change,
     document_with,
     edited_partition,
+    encode,
     new_layout,
     parquet_partition,
     plan,
@@ -41,7 +42,7 @@ from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of, gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
-from refshard_fs.targets.objects import PUT_AT_ONCE, Condition, Document, Objects
+from refshard_fs.targets.objects import PUT_AT_ONCE, Condition, Document, Objects, is_version
 from refshard_fs.writing.save import absolute, as_written, manifest_of
 from refshard_fs.writing.writer import Writer
 
@@ -92,10 +93,13 @@ class DirectoryCommit:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Parquet sets: changed partitions under names of their own; after the commit they get their usual names.
+# Parquet sets: changed partitions under names of their own; after the commit they get their usual names. What they
+# replace there is copied before, for readers that have the set open; a later commit removes that.
 
 ABANDONED: Final = 900  # seconds after which an earlier commit no longer renames its partitions
 TIDYING: Final = 300  # seconds that a commit may take to rename them
+EARLIER: Final = 8  # versions of a partition that a reader may find by the latest one
+MOST_KEPT: Final = 1000  # copies of replaced partitions
 
 Renamed = dict[str, dict[int, str | None]]
 
@@ -110,8 +114,11 @@ class ParquetCommit(DirectoryCommit):
         self._old = found if isinstance(found, ParquetKeySpace) and base.facts is not None else None
         empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
         self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
-        self._before = zarrmeta.loads(empty if self._old is None else self._old.document)
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
+        self._generation = self._layout.generation + 1
+        self._now = int(time.time())
+        self._kept = dict(self._layout.kept)  # as in the document
+        self._copied: dict[str, str] = {}  # usual names of partitions that are replaced, and those of their copies
 
     def _put_objects(self) -> tuple[bytes, Finish]:
         layout, document = new_layout(self._layout, self._edits, self._url)
@@ -120,10 +127,15 @@ class ParquetCommit(DirectoryCommit):
             self._drop(array, 0)
         for array, change in changes.changes.items():
             self._change(layout, array, change)
-        now = int(time.time())
         self._renamed = {array: names for array, names in self._renamed.items() if names}
-        last = document_with(document, {}, self._token, now)
-        return document_with(document, self._renamed, self._token, now), partial(self._rename, now, last)
+        gone = [path for path, when in self._kept.items() if self._now - when > KEPT]
+        gone += sorted(set(self._copies()) - {*gone}, key=lambda path: self._kept[path])[:-MOST_KEPT]
+        kept = {path: when for path, when in self._kept.items() if path not in gone}
+        may_rename = self._may_rename()
+        at = self._now if may_rename else self._layout.begun
+        first = document_with(document, self._token, self._generation, self._kept, self._renamed, at)
+        last = document_with(document, self._token, self._generation, kept)
+        return first, partial(self._rename, last, gone) if may_rename else _nothing
 
     # ------------------------------------------------------------------ partitions under names of their own
 
@@ -133,11 +145,20 @@ class ParquetCommit(DirectoryCommit):
             return
         for number in sorted({*change.rows, *change.cut}):
             before = None
+            name = partition_name(array, number)
             if self._old is not None and number < self._layout.partitions(array):
-                before = self._run(partition_name(array, number), partial(self._old.partition, array, number))
+                before = self._run(name, partial(self._old.partition, array, number))
             rows = change.rows.get(number, {})
+            earlier: tuple[int | None, ...] = (None,)
+            if before is not None:
+                written = before.written if isinstance(before, StoredPartition) else Written()
+                earlier = (written.generation, *written.earlier)[:EARLIER]
+                if number not in self._layout.renamed.get(array, {}):  # else another version has its usual name
+                    self._copied[name] = partition_name(array, number, written.generation)
+                    self._kept[self._copied[name]] = self._now
             if before is not None or rows:
-                self._put(layout, array, number, edited_partition(before, layout.chunks(array, number), rows))
+                part = edited_partition(before, layout.chunks(array, number), rows)
+                self._put(layout, array, number, part, earlier)
         self._drop(array, layout.partitions(array))
 
     def _make_anew(self, layout: Layout, array: str, *, keeps: bool) -> None:
@@ -151,17 +172,23 @@ class ParquetCommit(DirectoryCommit):
         for numbers, part in FlatStream(refs, as_written).partitions(array, layout.record_size):
             self._put(layout, array, numbers.start // layout.record_size, part)
 
-    def _put(self, layout: Layout, array: str, number: int, part: Partition) -> None:
+    def _put(
+        self, layout: Layout, array: str, number: int, part: Partition, earlier: tuple[int | None, ...] = ()
+    ) -> None:
         start = number * layout.record_size
         numbers = range(start, start + len(part))
         name = f"refs.{number}.{self._token}.parq"
-        data = parquet_partition(array, layout.grids[array], numbers, part)
+        data = parquet_partition(array, layout.grids[array], numbers, part, Written(self._generation, earlier))
         self._written.append(join(array, name))
         self._store.put(join(array, name), (data,))
         self._renamed.setdefault(array, {})[number] = name
+        self._kept.pop(partition_name(array, number), None)
 
     def _drop(self, array: str, start: int) -> None:
-        """Let there be none of the array's partitions from ``start`` on."""
+        """Let there be none of the array's partitions from ``start`` on.
+
+        For a while an empty one has the usual name of each: it tells readers who have the set open to open it anew.
+        """
         if self._old is None or array not in self._layout.grids:
             return
         size = self._layout.grids[array].size
@@ -169,39 +196,58 @@ class ParquetCommit(DirectoryCommit):
         renamed = self._renamed.setdefault(array, {})
         renamed.update(dict.fromkeys(stored))
         renamed.update((number, None) for number in list(renamed) if number >= start)
+        self._kept.update((partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
 
     # ------------------------------------------------------------------ and their usual names
 
-    def _may_rename(self, now: int) -> bool:
-        """Whether there are partitions to rename, and no other process is renaming them."""
-        if not self._renamed:
-            return False
-        match self._before.get("refshard"):
-            case {"at": int(at)}:
-                return now - at > ABANDONED
-        return not self._layout.renamed
+    def _copies(self) -> Iterator[str]:
+        """Yield the files that are kept as copies: a reader who misses one is told."""
+        return (path for path in self._kept if path.count(".", path.rfind("/") + 1) == 3)
 
-    def _rename(self, now: int, document: bytes) -> None:
-        """Give the partitions of a commit at ``now`` their usual names; ``document`` is then the one of the set."""
-        if not self._may_rename(now):
-            return
-        until = time.monotonic() + TIDYING
+    def _may_rename(self) -> bool:
+        """Whether there are partitions to rename, and no other process is doing that: on this machine a lock tells."""
+        is_free = self._store.is_local or not self._layout.renamed or self._now - self._layout.begun > ABANDONED
+        return bool(self._renamed) and is_free
+
+    def _rename(self, document: bytes, gone: list[str]) -> None:
+        """Give the partitions of the commit their usual names; ``document`` is then the one of the set.
+
+        Files that are ``gone`` are removed then: they were kept long enough.
+        """
+        with self._store.lock():
+            made = self._document.made
+            if made is not None and not is_version(made, self._store.version(PARQUET)):
+                return  # a later commit has all that this one would do
+            unique = self._copy(time.monotonic() + TIDYING)
+        if unique is not None:
+            self._publish_again(document)
+            self._store.remove_all([*unique, *gone])
+
+    def _copy(self, until: float) -> list[str] | None:
+        """Copy partitions to their usual names; return the names that are no longer needed. None: there was no time."""
         unique: list[str] = []
+        rows = self._layout.record_size
+        empty = encode(Partition((), Ranges.absent(rows), {}), Written(self._generation))
         for array, names in self._renamed.items():
             for number, name in names.items():
                 if time.monotonic() > until:
-                    return
+                    return None
                 usual = partition_name(array, number)
-                if name is None:
-                    self._store.remove_all([usual])
-                else:
+                if usual in self._copied:
+                    self._store.copy(usual, self._copied[usual])
+                if name is not None:
                     self._store.copy(join(array, name), usual)
                     unique.append(join(array, name))
+            removed = [partition_name(array, number) for number, name in names.items() if name is None]
+            self._store.put_all(dict.fromkeys(removed, empty))
         for array, before in self._layout.renamed.items():
             kept = self._renamed.get(array, {})
             unique += [join(array, name) for n, name in before.items() if name is not None and kept.get(n) != name]
-        self._publish_again(document)
-        self._store.remove_all(unique)
+        return unique
+
+
+def _nothing() -> None:
+    """Leave the partitions of the commit to another one."""
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class ColumnChunk(NamedTuple):
 class Footer:
     """What the footer of a file says: its rows, and for each row group its rows and columns. ValueError if damaged.
 
-    ``texts`` names the columns of texts or bytes.
+    ``texts`` names the columns of texts or bytes; ``notes`` are its key-value metadata.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -172,6 +172,7 @@ class Footer:
             raise Damaged("it does not tell its rows")
         names = [item.get((4, BINARY), b"") for item in _structs(fields, 2) if item.get((1, I32)) == BYTE_ARRAY]
         self.texts = {name.decode(errors="replace") for name in names}
+        self.notes = {item.get((1, BINARY)): item.get((2, BINARY), b"") for item in _structs(fields, 5)}
         self.groups = [(group.get((3, I64), -1), _chunks(group)) for group in _structs(fields, 4)]
 
 

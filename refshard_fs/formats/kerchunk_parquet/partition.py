@@ -111,24 +111,70 @@ def _numbers(array: Any, dtype: type[N], missing: float) -> npt.NDArray[N]:
     return numbers.copy() if values.size > 2 * kind.itemsize * len(array) else numbers
 
 
+NOTE: Final = b"refshard"  # the key of a partition's `Written` among the key-value metadata of its file
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Which commit wrote a partition: the number of that commit, and those that wrote its earlier versions.
+
+    None among the earlier ones: there was no such partition. Those before the last one are not known.
+    """
+
+    generation: int = 0
+    earlier: tuple[int | None, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes, roughly."""
+        return 100
+
+    def at(self, generation: int) -> int | None:
+        """Return the number of the commit that wrote what the set had after the commit ``generation``.
+
+        None if there was no such partition then; LookupError if that is not known.
+        """
+        for number in (self.generation, *self.earlier):
+            if number is None or number <= generation:
+                return number
+        raise LookupError
+
+
+class StoredPartition(Partition, frozen=True):
+    """A partition as it was read."""
+
+    written: Written = Written()
+
+
+def _written(footer: Footer) -> Written:
+    note = footer.notes.get(NOTE)
+    try:
+        return Written() if note is None else msgspec.json.decode(note, type=Written)
+    except msgspec.DecodeError as e:
+        raise ValueError(f"its note {NOTE.decode()!r} cannot be read: {e}") from e
+
+
 class PartitionIndex(msgspec.Struct, frozen=True):
     """Decodes a partition's bytes.
 
     ``chunks`` of the array's grid lie in it, and it may have rows up to ``record_size``.
     ``version`` tells the states of a set that was rewritten; ``quota`` bounds how many
-    partitions of it are remembered.
+    partitions of it are remembered. What a later commit than ``generation`` wrote is `Written`, and not decoded.
     """
 
     chunks: int
     record_size: int
     version: str = ""
     quota: Quota | None = None
+    generation: int = 0
 
-    def decode(self, data: bytes) -> Partition:
+    def decode(self, data: bytes) -> StoredPartition | Written:
         try:
             footer = Footer(data)
         except ValueError as e:
             raise ValueError(f"{_NOT_READ}: {e}") from e
+        written = _written(footer)
+        if written.generation > self.generation:
+            return written
         rows, most = footer.rows, min(self.record_size, ROWS)
         if rows < self.chunks:
             raise ValueError(f"it has {rows} rows, and {self.chunks} chunks lie in it")
@@ -137,10 +183,10 @@ class PartitionIndex(msgspec.Struct, frozen=True):
         columns = read_columns(data, footer)
         if not columns:
             raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
-        return _partition(columns, rows, self.chunks)
+        return _partition(columns, rows, self.chunks, written)
 
 
-def _partition(columns: Mapping[str, Any], rows: int, chunks: int) -> Partition:
+def _partition(columns: Mapping[str, Any], rows: int, chunks: int, written: Written) -> StoredPartition:
     """Return the first ``chunks`` of ``rows``: those after them pad the last partition."""
     paths, codes = _texts("path", columns.get("path"), rows)
     urls = tuple(u.decode() if isinstance(u, bytes) else u for u in paths)
@@ -160,7 +206,7 @@ def _partition(columns: Mapping[str, Any], rows: int, chunks: int) -> Partition:
             raise ValueError(f"row {row} is no byte range: offset {offsets[row]}, size {lengths[row]}")
     if not sizes.all():
         sizes = np.where((targets != ABSENT) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
-    return Partition(urls, Ranges(targets, spans, sizes), inline)
+    return StoredPartition(urls, Ranges(targets, spans, sizes), inline, written=written)
 
 
 def _texts(name: str, array: Any, rows: int) -> tuple[Sequence[str | bytes], npt.NDArray[np.int32]]:

@@ -6,13 +6,17 @@ A directory: ``.zmetadata`` is ``{"metadata": {key: object}, "record_size": N}``
 zarr v2 with ``.`` between coordinates. Here the same layout holds ``zarr.json`` and every
 other spelling of chunk keys too: keys follow the array's own metadata.
 
-While a commit is under way ``.zmetadata`` has a further member, ``refshard``: it names the
-files of partitions that have not got their own names yet, or that are no more (FORMATS.md).
+A commit adds a member ``refshard`` to ``.zmetadata``: its number, and the files of partitions
+that have not got their own names yet, or that are no more (FORMATS.md). Each partition says
+which commit wrote it. So who opened the set before a commit finds the partitions that this
+has replaced, which are kept for a while, and never reads the new ones instead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -23,29 +27,34 @@ from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Quota, Span, Steps, batches
-from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Quota, Span, Stat, Steps, batches
+from refshard_fs.errors import ManifestError, NotListable, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, StoredPartition, Written, require_pyarrow
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
+KEPT = 900  # seconds that what a commit replaced is kept for readers that have the set open
 BATCH = 8  # partitions that a listing asks for at a time
 ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
+_KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)
 _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
 MEMO = 4096  # absent partitions and resolved URLs that are remembered
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
 
-def partition_name(array: str, number: int) -> str:
-    """Return the path, relative to the set, of a partition of ``array``."""
-    return join(array, f"refs.{number}.parq")
+def partition_name(array: str, number: int, replaced: int | None = None) -> str:
+    """Return the path, relative to the set, of a partition of ``array``.
+
+    With ``replaced``, of the version that the commit of that number wrote, which a later one has replaced.
+    """
+    return join(array, f"refs.{number}.parq" if replaced is None else f"refs.{number}.{replaced}.parq")
 
 
 class Layout:
@@ -63,6 +72,10 @@ class Layout:
             case _:
                 raise ManifestError(f"{where} is no reference set: it needs an object 'metadata' and a 'record_size'")
         self.renamed = _renamed(spelled, where)
+        ours = spelled.get("refshard", {})
+        self.generation = _number(ours, "generation")  # number of the last commit
+        self.begun = _number(ours, "at")  # since when a commit gives partitions their usual names
+        self.kept = _kept(ours)
         if self.record_size < 1:
             raise ManifestError(f"{where}: its record_size is {self.record_size}; a partition has at least one row")
         self.grids: dict[str, ChunkGrid] = {}
@@ -84,6 +97,20 @@ class Layout:
     def chunks(self, array: str, partition: int) -> int:
         """Return how many chunks of the grid lie in a partition."""
         return min(self.record_size, self.grids[array].size - partition * self.record_size)
+
+
+def _number(ours: Mapping[str, Any], name: str) -> int:
+    found = ours.get(name, 0)
+    return found if type(found) is int and 0 <= found < 1 << 63 else 0
+
+
+def _kept(ours: Mapping[str, Any]) -> dict[str, int]:
+    """Return when files were replaced that readers may still need, in seconds since 1970, by path."""
+    match ours:
+        case {"kept": dict(kept)}:
+            named = ((path, when) for path, when in kept.items() if is_key(path) and _KEPT.fullmatch(parent(path)[1]))
+            return {path: when for path, when in named if type(when) is int}
+    return {}
 
 
 def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
@@ -130,6 +157,8 @@ class ParquetKeySpace(KeySpace):
         self._version = version
         self._quota = Quota(root, cache_size)
         self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
+        self._found: dict[tuple[str, int], int] = {}  # the commits that wrote partitions, which were read
+        self._opened = time.monotonic()
         self._absolute = lru_cache(MEMO)(resolve)
         self.load = lru_cache(MEMO)(self._load)  # a fifth of the time of a read from a partition that is remembered
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
@@ -192,29 +221,72 @@ class ParquetKeySpace(KeySpace):
         name = self.layout.renamed.get(array, {}).get(number, "")
         if name is None:
             return None
-        found = yield self.load(array, number, name)
-        if found is None and name:  # it has got its own name since this set was opened
-            found = yield self.load(array, number)
-            if found is None:
-                where = relative_to(self.root, join(array, name))
-                raise DamagedIndex("", where, f"{PARQUET} names it, and it is not there: open the set anew")
-        return found
+        if name:
+            found = yield self.load(array, number, name)
+            if found is not None:
+                return found
+        # It never had another name, or has got its own one since this set was opened.
+        return (yield from self._by_its_name(array, number, is_there=bool(name)))
+
+    def _by_its_name(self, array: str, number: int, *, is_there: bool) -> Steps[Partition | None]:
+        """Return the partition in the file of its usual name, or what that was when this set was opened."""
+        at = array, number
+        kept: int | None = self._found.get(at)
+        try:
+            found: StoredPartition | Written | None = yield self.load(array, number)
+        except TargetChanged:
+            if kept is None:
+                raise
+            found = None
+        else:
+            match found:
+                case StoredPartition(written=written):
+                    self._found[at] = written.generation
+                    return found
+                case Written():
+                    with contextlib.suppress(LookupError):
+                        kept = found.at(self.layout.generation)
+                        if kept is None:
+                            return None
+                case _:
+                    if not is_there:
+                        yield from self._check_absent()
+                        return None
+        found = None if kept is None else (yield self.load(array, number, partition_name("", number, kept)))
+        if isinstance(found, StoredPartition):
+            return found
+        raise self._changed(partition_name(array, number))
+
+    def _check_absent(self) -> Steps[None]:
+        """Raise TargetChanged if a commit may have removed a partition, without a trace, since the set was opened."""
+        if self.document_url is not None and time.monotonic() - self._opened > KEPT / 2:
+            facts: Facts | None = yield Stat(self.document_url, fresh=True)
+            if facts is None:
+                raise self._changed(PARQUET)
+
+    def _changed(self, name: str) -> TargetChanged:
+        where = relative_to(self.root, name)
+        remedy = "invalidate_cache() starts over with what is there now"
+        return TargetChanged("", where, f"the set was committed to since it was opened here; {remedy}")
 
     def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Partition | None]]:
         """Return several partitions that are `stored`, read together."""
         renamed = self.layout.renamed.get(array, {})
-        found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
+        found: Sequence[Any] = [None] * len(numbers)
+        with contextlib.suppress(TargetChanged):  # each alone finds what it was
+            found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         out = []
         for number, part in zip(numbers, found, strict=True):
-            again = part is None and number in renamed
-            out.append((yield from self.partition(array, number)) if again else part)
+            is_whole = isinstance(part, Partition)
+            out.append(part if is_whole else (yield from self.partition(array, number)))
         return out
 
     def _load(self, array: str, number: int, name: str = "") -> Load:
         """Return what it takes to have a partition, in the file ``name``; the answer is None where there is none."""
         file = join(array, name) if name else partition_name(array, number)
         layout = self.layout
-        index = PartitionIndex(layout.chunks(array, number), layout.record_size, self._version, self._quota)
+        chunks = layout.chunks(array, number)
+        index = PartitionIndex(chunks, layout.record_size, self._version, self._quota, layout.generation)
         return Load(Span(relative_to(self.root, file), optional=True), index)
 
     def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:

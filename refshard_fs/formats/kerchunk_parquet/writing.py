@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
@@ -20,7 +21,7 @@ from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import OFFSETS, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import NOTE, OFFSETS, Written, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, Value, partition_name
 from refshard_fs.references.stream import (
     Partition,
@@ -48,7 +49,15 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
 
 
-def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Partition, *, dry: bool = False) -> bytes:
+def parquet_partition(
+    array: str,
+    grid: ChunkGrid,
+    numbers: range,
+    partition: Partition,
+    written: Written | None = None,
+    *,
+    dry: bool = False,
+) -> bytes:
     """Return the parquet file of the chunks ``numbers`` of ``array``; ``dry``: only see whether there can be one."""
     check_representable(array, grid, numbers, partition)
     targets, offsets, lengths = partition.ranges
@@ -66,11 +75,13 @@ def parquet_partition(array: str, grid: ChunkGrid, numbers: range, partition: Pa
         if url is None:
             raise ManifestError(f"{key!r} has no URL, which to parquet is no reference: open the source with target=")
         raise ManifestError(f"{key!r} has the URL {url!r}, which is no UTF-8, as parquet has it")
-    return b"" if dry else encode(partition)
+    return b"" if dry else encode(partition, written)
 
 
-def encode(partition: Partition) -> bytes:
+def encode(partition: Partition, written: Written | None = None) -> bytes:
     """Return the bytes of a parquet file with the rows of ``partition``, readable by fsspec as well.
+
+    ``written`` says which commit writes it.
 
     The column of data is there only where it is needed. Data that is empty stands for an
     empty range at offset 0, which would mean the whole target.
@@ -96,14 +107,15 @@ def encode(partition: Partition) -> bytes:
     if inline:
         columns.append(pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition)))
         fields.append(pa.field("raw", pa.binary()))
+    notes = None if written is None else {NOTE: msgspec.json.encode(written)}
     out = io.BytesIO()
     parquet.write_table(
-        pa.table(columns, schema=pa.schema(fields)),
+        pa.table(columns, schema=pa.schema(fields, notes)),
         out,
         compression="zstd",
         use_dictionary=["path"],
         write_statistics=["offset", "size"],  # without, pandas takes them for columns with nulls, and makes floats
-        store_schema=False,
+        store_schema=notes is not None,  # pyarrow 15 writes no notes without
         write_page_checksum=True,
         row_group_size=max(len(partition), 1),
     )
@@ -326,12 +338,25 @@ def edited_partition(old: Partition | None, count: int, rows: Mapping[int, Edit]
     return builder.finish()
 
 
-def document_with(document: bytes, renamed: Mapping[str, Mapping[int, str | None]], token: str, at: int) -> bytes:
-    """Return ``.zmetadata`` with the names of partitions that are not yet, or no longer, where they belong.
+def document_with(
+    document: bytes,
+    token: str,
+    generation: int,
+    kept: Mapping[str, int],
+    renamed: Mapping[str, Mapping[int, str | None]] | None = None,
+    at: int = 0,
+) -> bytes:
+    """Return ``.zmetadata`` after the commit number ``generation``.
 
     ``token`` tells the commit from others: stores name versions by content, and that of two may be the same but for it.
+    ``kept`` are replaced files and when they were replaced; ``renamed`` names the partitions that are not yet, or no
+    longer, where they belong: since ``at``, somebody is at it.
     """
     spelled = zarrmeta.loads(document)
-    partitions = {array: {str(n): name for n, name in names.items()} for array, names in renamed.items() if names}
-    ours = {"partitions": partitions, "at": at, "commit": token} if partitions else {"commit": token}
+    partitions = {array: {str(n): name for n, name in names.items()} for array, names in (renamed or {}).items()}
+    ours: dict[str, Any] = {"commit": token, "generation": generation}
+    if kept:
+        ours["kept"] = kept
+    if partitions:
+        ours |= {"partitions": partitions, "at": at}
     return zarrmeta.dumps({**spelled, "refshard": ours})

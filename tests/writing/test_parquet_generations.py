@@ -1,0 +1,184 @@
+"""Readers of a parquet set that is committed to see it as it was when they opened it, or are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from refshard_fs import RefShardFileSystem, TargetChanged
+from refshard_fs.formats.kerchunk_parquet import source
+from refshard_fs.targets.objects import Objects
+from refshard_fs.writing import set_commits
+from tests.servers.s3 import SeaweedServer
+
+ARRAYS, CHUNKS, RECORD_SIZE = ("a", "b"), 5, 2
+
+Open = Callable[..., RefShardFileSystem]
+
+
+def document(chunks: int = CHUNKS) -> bytes:
+    return json.dumps(
+        {
+            "zarr_format": 2,
+            "shape": [chunks],
+            "chunks": [1],
+            "dtype": "|S4",
+            "compressor": None,
+            "filters": None,
+            "fill_value": None,
+            "order": "C",
+        }
+    ).encode()
+
+
+def state(number: int) -> dict[str, bytes]:
+    """All keys of a set that has the state ``number``, which every value tells."""
+    value = b"%04d" % number
+    chunks = {f"{array}/{i}": value for array in ARRAYS for i in range(CHUNKS)}
+    return {".zgroup": b'{"zarr_format":2}', ".zattrs": b'{"state":%d}' % number, **chunks} | {
+        f"{array}/.zarray": document() for array in ARRAYS
+    }
+
+
+def check_state(fs: RefShardFileSystem) -> int:
+    """See that a reader finds one state, whatever it reads first; return its number."""
+    number = int(json.loads(fs.cat_file(".zattrs"))["state"])
+    wanted = {key: value for key, value in state(number).items() if not key.split("/")[-1].startswith(".z")}
+    first, *others = wanted
+    assert fs.cat_file(first) == wanted[first]
+    assert fs.cat(others) == {key: wanted[key] for key in others}
+    return number
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Opens a set in the state 0, which `save` wrote."""
+    name = uuid.uuid4().hex
+    options: dict[str, Any] = {}
+    match request.param:
+        case "local":
+            url = str(tmp_path / "set")
+        case "memory":
+            url = f"memory://{name}"
+        case _:
+            server: SeaweedServer = request.getfixturevalue("s3_server")
+            server.create_bucket("generations")
+            url, options = f"s3://generations/{name}", {"target_options": server.storage_options}
+    made = RefShardFileSystem({key: value.decode() for key, value in state(0).items()})
+    made.save(url, format="parquet", record_size=RECORD_SIZE, **options.get("target_options", {}))
+    yield lambda mode="r": RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **options)
+    if request.param == "memory":
+        MemoryFileSystem().rm(f"/{name}", recursive=True)
+
+
+def commit(opened: Open, number: int) -> None:
+    fs = opened("a")
+    with fs.transaction:
+        fs.pipe(state(number))
+
+
+def test_readers_go_on_with_the_state_that_they_opened(opened: Open) -> None:
+    """Each reader has read nothing but metadata, or one partition, before the set changes."""
+    readers = []
+    for number in range(4):
+        if number:
+            commit(opened, number)
+        readers += [opened() for _ in range(2)]
+        assert json.loads(readers[-1].cat_file(".zattrs")) == {"state": number}
+        assert readers[-2].cat_file("a/0") == b"%04d" % number
+    assert [check_state(fs) for fs in readers] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_reader_of_a_changed_size_is_not_mixed(opened: Open) -> None:
+    reader = opened()
+    assert reader.exists("a/.zarray")
+    fs = opened("a")
+    with fs.transaction:
+        fs.pipe({"a/.zarray": document(CHUNKS + 2), "a/6": b"0001", "b/.zarray": document(CHUNKS - 1), "b/0": b"0001"})
+        fs.rm("b/4")
+    assert reader.ls("a", detail=False) == ["a/.zarray", *(f"a/{i}" for i in range(CHUNKS))]
+    assert reader.cat_file("b/0") == b"0000"
+    with pytest.raises(TargetChanged, match="committed to since it was opened"):
+        reader.cat_file("b/4")
+    assert opened().cat_file("a/6") == b"0001"
+    assert not opened().exists("b/4")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_reader_of_a_removed_array_is_told(opened: Open, again: bool) -> None:
+    reader = opened()
+    assert reader.exists("a/.zarray")
+    fs = opened("a")
+    with fs.transaction:
+        fs.rm("a", recursive=True)
+        fs.pipe({"a/.zarray": document(), "a/0": b"0001"} if again else {})
+    with pytest.raises(TargetChanged, match="committed to since it was opened"):
+        reader.cat_file("a/4")
+    reader.invalidate_cache()
+    assert reader.find("a") == (["a/.zarray", "a/0"] if again else [])
+
+
+def test_what_was_replaced_is_removed_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set then has the files that other writers would have made, and a late reader is told."""
+    before = opened("r")
+    assert before.exists("a/.zarray")
+    commit(opened, 1)
+    monkeypatch.setattr(set_commits, "KEPT", -1)
+    monkeypatch.setattr(source, "KEPT", -1)
+    commit(opened, 2)
+    fs = opened("a")
+    with fs.transaction:
+        fs.rm("b", recursive=True)
+    commit(opened, 3)
+    with pytest.raises(TargetChanged):
+        before.cat_file("a/0")
+    assert check_state(opened()) == 3
+    session = opened()._session
+
+    url = str(session.options.source)
+    files = Objects(url, session.given(url)).find("")
+    assert set(files) == {".zmetadata", *(f"{a}/refs.{number}.parq" for a in ARRAYS for number in range(3))}
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
+def test_readers_beside_writers_that_are_killed(opened: Open, request: pytest.FixtureRequest) -> None:
+    """Fresh readers find one state at any moment, whatever the writer is at, and other readers of references too."""
+    if "memory" in request.node.name:
+        pytest.skip("processes share no memory")
+    fs = opened("a")
+    options = {"url": fs._session.options.source, "options": fs.storage_options.get("target_options")}
+    seen: set[int] = set()
+    for kill in (False, True, False)[: 1 if "s3" in request.node.name else 3]:
+        writer = subprocess.Popen([sys.executable, "-m", "tests.writing.test_parquet_generations", json.dumps(options)])
+        try:
+            for _ in range(12):
+                seen.add(check_state(opened()))
+                if writer.poll() is not None:
+                    break
+        finally:
+            if kill:
+                os.kill(writer.pid, signal.SIGKILL)
+            assert writer.wait(60) == (-signal.SIGKILL if kill and writer.returncode else 0)
+    assert check_state(opened()) in range(1, 100)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    more = {"target_options": given["options"]} if given["options"] else {}
+
+    def open_again(mode: str = "r") -> RefShardFileSystem:
+        return RefShardFileSystem(given["url"], mode=mode, skip_instance_cache=True, **more)
+
+    start = check_state(open_again())
+    for number in range(start + 1, start + 6):
+        commit(open_again, number)
