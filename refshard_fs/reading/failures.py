@@ -96,6 +96,8 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
             return _HOST
         case ValueError() if "Protocol not known" in text:
             return _PROTOCOL
+        case ValueError():  # bytes that cannot be decoded
+            return "" if of_source else _OTHER
     if "NoCredentialsError" in text:
         return _credentials(where, reason)
     return _HOST if "Cannot connect to host" in text else ""

@@ -58,6 +58,7 @@ def test_a_protocol_that_nobody_knows() -> None:
         (Denied(403, "AccessDenied"), "HTTP 403 Forbidden (AccessDenied). Credentials go into options="),
         (Unreadable("NoCredentialsError: Unable to locate credentials"), "'anon': True"),
         (PermissionError("no"), "PermissionError: no. Credentials"),
+        (ValueError("its bytes are damaged"), "damaged. The object is not the one that the references were made for"),
         (ConnectionLost("it is down."), "it is down. Is the host right"),
     ],
     ids=lambda value: type(value).__name__,
