@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import is_key, join
+from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Stat, Steps
+from refshard_fs.core.model import Directories, Entry, Listed, Load, Names, Parsed, Span, Stat, Steps, Tree
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
@@ -50,6 +50,26 @@ class Hierarchy(KeySpace):
                 return None
             return sorted((listed for listed in names if is_key(join(prefix, listed.name))), key=by_name)
         return _listing((yield from self.consolidated()), prefix, self.url)
+
+    def directories(self, prefix: str) -> Steps[Directories | None]:
+        files: Sequence[Listed] | None = (yield Tree(self.url_of(prefix))) if self.listable else None
+        if not files:
+            return None
+        below: dict[str, dict[str, Listed]] = {"": {}}
+        for listed in files:
+            path, name = parent(listed.name)
+            known = below.get(path)
+            if known is None:
+                known = below[path] = {}
+                while path:
+                    path, directory = parent(path)
+                    is_new = path not in below
+                    below.setdefault(path, {})[directory] = Listed(directory, None, True)
+                    if not is_new:
+                        break
+            if name:  # else a marker of a directory
+                known[name] = msgspec.structs.replace(listed, name=name)
+        return {self.url_of(join(prefix, path)): tuple(sorted(x.values(), key=by_name)) for path, x in below.items()}
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if not prefix:

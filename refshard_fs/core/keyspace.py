@@ -17,7 +17,7 @@ import numpy as np
 
 from refshard_fs.core.columns import ChunkTable, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, splits
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.core.model import Directories, Entry, Inline, Listed, Load, Raw, Span, Steps
 
 
 class Place(NamedTuple):
@@ -88,6 +88,14 @@ class KeySpace(ABC):
     def is_directory(self, prefix: str) -> Steps[bool]:
         """Return whether ``prefix`` is a directory; the root always is."""
         return not prefix or (yield from self.children(prefix)) is not None
+
+    def directories(self, prefix: str) -> Steps[Directories | None]:
+        """Return what all directories of objects at and below ``prefix`` hold, for `answered`, of one flat listing.
+
+        None where that is not to be had: then they are listed one by one.
+        """
+        yield from ()
+        return None
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``, or None if there is no such key; only of key spaces that are ``in_memory``."""
@@ -202,6 +210,9 @@ class View(KeySpace):
 
     def is_empty(self, key: str) -> Steps[bool]:
         return (yield from self.base.is_empty(key))
+
+    def directories(self, prefix: str) -> Steps[Directories | None]:
+        return (yield from self.base.directories(prefix))
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
         return (yield from self.base.some_urls())

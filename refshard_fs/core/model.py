@@ -7,7 +7,7 @@ is a generator (`Steps`): it yields what it needs and is sent the answer. The en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -361,13 +361,23 @@ class Names(msgspec.Struct, frozen=True):
     origin: str | None = None
 
 
-Need = Load | Stat | Head | Names
+class Tree(msgspec.Struct, frozen=True):
+    """Needed: all objects below ``url``, of one flat listing.
+
+    Answer: a tuple of `Listed`, whose names are relative to ``url``; None if the target lists one directory at a time.
+    """
+
+    url: str
+    origin: str | None = None
+
+
+Need = Load | Stat | Head | Names | Tree
 
 
 def of_origin(what: T, origin: str) -> T:
     """Return a need, several of them, or an entry, as one of the set at ``origin``; anything else as it is."""
     match what:
-        case Span() | Stat() | Head() | Names():
+        case Span() | Stat() | Head() | Names() | Tree():
             return msgspec.structs.replace(what, origin=origin)
         case Packed(source, parts=parts):
             theirs = tuple(of_origin(part, origin) for part in parts)
@@ -397,6 +407,28 @@ def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]
             answer, error = (yield from meet(need)), None
         except Exception as e:  # noqa: BLE001  # the steps may go on, as where a directory cannot be listed
             answer, error = None, e
+
+
+# What lies in each directory, by its URL; a directory that is in none does not exist.
+Directories = Mapping[str, tuple[Listed, ...]]
+
+
+def answered(steps: Steps[T], root: str, directories: Directories | None) -> Steps[T]:
+    """Return what ``steps`` return; ``directories`` are known, all that there are at and below the URL ``root``."""
+    if directories is None:
+        return steps
+
+    def is_known(need: Need) -> bool:
+        return isinstance(need, Names) and (need.url == root or need.url.startswith(root.rstrip("/") + "/"))
+
+    def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
+        if not isinstance(need, tuple):
+            return directories.get(need.url) if isinstance(need, Names) and is_known(need) else (yield need)
+        left = tuple(one for one in need if not is_known(one))
+        answers = iter((yield left) if left else ())
+        return tuple([directories.get(n.url) if isinstance(n, Names) and is_known(n) else next(answers) for n in need])
+
+    return driven(steps, meet)
 
 
 # ----------------------------------------------------------------------------------------------------

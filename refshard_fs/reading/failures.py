@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat
+from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Tree
 from refshard_fs.errors import (
     DamagedIndex,
     ReferenceNotReachable,
@@ -133,7 +133,7 @@ def note(error: Exception, need: Need) -> None:
     match need:
         case Load(entry):
             where = describe(entry)
-        case Stat(url) | Head(url) | Names(url):
+        case Stat(url) | Head(url) | Names(url) | Tree(url):
             where = url
     error.add_note(READING + told(where))
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps, Tree
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, note
@@ -182,6 +182,8 @@ class Lookups:
                 return head
             case Names(url, origin):
                 return await self._asked(url, origin, VersionedObject.names)
+            case Tree(url, origin):
+                return await self._asked(url, origin, VersionedObject.tree)
         if value is not None:
             self._answers.put(need, value, weight, self.pool)
         return value

@@ -18,7 +18,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, tails
-from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, batches, together
+from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, answered, batches, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document
@@ -101,7 +101,9 @@ class _Found(NamedTuple):
 def walked(keyspace: KeySpace, prefix: str = "") -> Steps[Walk]:
     """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `made`."""
     walk = Walk(keyspace)
-    yield from walk.directory(prefix, None)
+    known = yield from keyspace.directories(prefix)
+    root = prefix if keyspace.url_of is None else keyspace.url_of(prefix)
+    yield from answered(walk.directory(prefix, None), root, known)
     return walk
 
 

@@ -18,7 +18,7 @@ from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
 from refshard_fs.core.keyspace import Listing
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged, told
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
@@ -85,11 +85,14 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
         raise ValueError("maxdepth must be at least 1")
     keyspace = await session.keyspace()
     engine = session.engine()
+    known = await engine.run_for(key, keyspace.directories(key)) if maxdepth is None else None
+    root = key if keyspace.url_of is None else keyspace.url_of(key)
     out: dict[str, dict[str, Any]] = {}
     level, depth = [key], 0
     while level and depth != maxdepth:
         below: list[str] = []
-        for name, found in zip(level, await engine.run_all(list(map(keyspace.children, level))), strict=True):
+        steps = [answered(keyspace.children(name), root, known) for name in level]
+        for name, found in zip(level, await engine.run_all(steps), strict=True):
             if isinstance(found, Exception):
                 raise blame(name, found) from found
             for entry in _entries(name, found or ()):
@@ -100,8 +103,8 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
                     out[entry["name"]] = entry
             if depth == 0 and key and found is None:
                 with contextlib.suppress(FileNotFoundError):
-                    known = await info(session, key)
-                    out |= {} if known.get("empty") else {key: known}
+                    own = await info(session, key)
+                    out |= {} if own.get("empty") else {key: own}
             elif depth == 0 and key and withdirs:
                 out[key] = {"name": key, "size": 0, "type": "directory"}
         level, depth = below, depth + 1

@@ -75,6 +75,10 @@ class Target:
         """Return what lies directly below ``path``, or None if this target cannot list."""
         return None
 
+    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+        """Return all objects below ``path``, named relative to it; None if this target lists a directory at a time."""
+        return None
+
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer | None:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
         return None

@@ -23,6 +23,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts, Listed
+from refshard_fs.security.admission import OBJECT_STORES
 from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
 from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
 
@@ -232,6 +233,14 @@ class FsspecTarget(Target):
                 out.append(Listed(name, row.get("size"), False, *version_in(row)))
         return tuple(sorted(out, key=lambda listed: listed.name))
 
+    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+        if not _lists_flat(self.fs):
+            return None
+        path = (await self._ready(path)).rstrip("/")
+        rows = await self._call("find", path, detail=True)
+        files = [(name[len(path) + 1 :], row) for name, row in rows.items() if name.startswith(path + "/")]
+        return tuple(Listed(name, row.get("size"), False, *version_in(row)) for name, row in files if name)
+
     async def close(self) -> None:
         if self._owned:
             from refshard_fs.targets.connections import close_connections
@@ -301,6 +310,13 @@ def has_coroutines(fs: AbstractFileSystem) -> bool:
     """Whether the coroutines of ``fs`` work. `DirFileSystem` has some, over whatever filesystem it is."""
     fs = _innermost(fs)
     return isinstance(fs, AsyncFileSystem) and bool(fs.async_impl)
+
+
+def _lists_flat(fs: AbstractFileSystem) -> bool:
+    """Whether ``fs`` is of an object store, and its ``find`` lists all objects below a prefix at once."""
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+    has_own = getattr(type(fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
+    return has_own and not protocols.isdisjoint(OBJECT_STORES)
 
 
 _ETAGS = ("ETag", "etag", "e_tag", "md5")

@@ -152,6 +152,13 @@ class S3Target(Target):
         except FileNotFoundError as e:
             raise _absent(e) from e
 
+    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+        await self._client(path.partition("/")[0])
+        try:
+            return await self._theirs.tree(path)
+        except FileNotFoundError as e:
+            raise _absent(e) from e
+
     async def close(self) -> None:
         for task in self._buckets.values():
             task.cancel()

@@ -298,6 +298,10 @@ class VersionedObject:
         """Return what lies directly below ``path``, or None if the target cannot list."""
         return await self._persist(math.inf, self.target.names, path)
 
+    async def tree(self, path: str) -> tuple[Listed, ...] | None:
+        """Return all that lies below ``path``, or None if the target lists one directory at a time."""
+        return await self._persist(math.inf, self.target.tree, path)
+
     def read_now(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer | None:

@@ -7,6 +7,7 @@ of arrays in shards, the shards' indexes are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Ranges, UInt64s
 from refshard_fs.core.edits import unedited
 from refshard_fs.core.keys import is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, batches, together
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, answered, batches, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
@@ -413,10 +414,14 @@ class _Surveying:
     def _list(self, prefix: str) -> None:
         """List all keys below ``prefix``, and look up where they lie."""
         names: dict[str, int | None] = {}  # with sizes
+        known = self._fs._session.run(prefix, partial(self._keyspace.directories, prefix))
+        root = prefix if self._keyspace.url_of is None else self._keyspace.url_of(prefix)
         level = [prefix]
         while level:
             below: list[str] = []
-            listings = self._fs._session.wait(self._run_all, [_below(self._keyspace, path) for path in level])
+            listings = self._fs._session.wait(
+                self._run_all, [answered(_below(self._keyspace, path), root, known) for path in level]
+            )
             for path, found in zip(level, listings, strict=True):
                 match found:
                     case NotListable():

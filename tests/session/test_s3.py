@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -11,6 +13,8 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.tools.info import summarise
+from tests.servers.proxy import CountingProxy
 from tests.test_zarr import VALUES, open_group, reference_set
 
 
@@ -104,3 +108,53 @@ def test_a_refused_bucket_is_named_in_the_line_to_paste(s3_server: Any, bucket: 
     fs = RefShardFileSystem({"k": [f"s3://{bucket}/deep/x.bin", 0, 4]}, options={"s3://": wrong}, retries=0)
     with pytest.raises(ReferenceNotReachable, match=rf"options=\{{'s3://{bucket}/': \{{'anon': True\}}\}}"):
         fs.cat_file("k")
+
+
+@pytest.fixture
+def image(s3_server: Any, s3_proxy: CountingProxy, bucket: str) -> RefShardFileSystem:
+    """Return a hierarchy with a plain array and one in shards, whose keys have slashes."""
+    array = {"zarr_format": 2, "shape": [2, 3, 4], "chunks": [1, 1, 1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    put = partial(s3_server.put, data=b"x")
+    s3_server.put(f"{bucket}/i.zarr/.zgroup", b'{"zarr_format": 2}')
+    document = {**array, "filters": None, "compressor": None, "dimension_separator": "/"}
+    s3_server.put(f"{bucket}/i.zarr/p/a/.zarray", json.dumps(document).encode())
+    for coords in np.ndindex(2, 3, 4):
+        put(f"{bucket}/i.zarr/p/a/" + "/".join(map(str, coords)))
+    put(f"{bucket}/i.zarr-other/x")
+    options = {"key": "ak", "secret": s3_server.secret, "endpoint_url": s3_proxy.url}
+    fs = RefShardFileSystem(f"s3://{bucket}/i.zarr", target_options=options, skip_instance_cache=True)
+    assert fs.exists("p/a/.zarray")
+    s3_proxy.clear()
+    return fs
+
+
+def listings(proxy: CountingProxy) -> list[str]:
+    return [request.path for request in proxy.requests() if "list-type" in request.query]
+
+
+def test_all_keys_on_s3_are_one_flat_listing(image: RefShardFileSystem, s3_proxy: CountingProxy) -> None:
+    every = image.find("")
+    assert len(listings(s3_proxy)) == 1
+    assert len(every) == 2 + 24
+    assert {".zgroup", "p/a/.zarray", "p/a/0/0/0", "p/a/1/2/3"} <= set(every)
+    walked = {f"{root}/{name}".strip("/") for root, _, files in image.walk("") for name in files}
+    assert walked == set(every)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda fs: fs.du("p") > 24,
+        lambda fs: len(fs.find("p/a", withdirs=True)) == 1 + 2 + 6 + 25,
+        lambda fs: {"p/a/1/2", "p/a/1/2/3"} <= set(fs.glob("p/**")),
+        lambda fs: fs.find("p/a/1/2/3") == ["p/a/1/2/3"],
+        lambda fs: fs.find("q") == [],
+        lambda fs: summarise(fs).arrays[0].present == 24,
+        lambda fs: len(fs._collect().tables["p/a"]) == 24,
+    ],
+)
+def test_what_lists_all_on_s3_lists_flat(
+    ask: Callable[[RefShardFileSystem], bool], image: RefShardFileSystem, s3_proxy: CountingProxy
+) -> None:
+    assert ask(image)
+    assert len(listings(s3_proxy)) <= 3

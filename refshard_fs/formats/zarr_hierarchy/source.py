@@ -94,10 +94,12 @@ def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
 
 def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
     found: dict[str, Pin] = {}
+    known = yield from hierarchy.directories("")
     directories = [""]
     while directories:
         now, directories = directories[:TOGETHER], directories[TOGETHER:]
-        listings = yield tuple(Names(hierarchy.url_of(directory)) for directory in now)
+        urls = [hierarchy.url_of(directory) for directory in now]
+        listings = (yield tuple(map(Names, urls))) if known is None else [known.get(url) for url in urls]
         for directory, names in zip(now, listings, strict=True):
             for listed in names or ():
                 key = join(directory, listed.name)
