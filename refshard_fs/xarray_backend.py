@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,8 +128,10 @@ class RefShardBackend(BackendEntrypoint):
         """Raise TypeError of an option that xarray's zarr engine does not take: most often it is for the source."""
         for name in options:
             if name not in self.open_dataset_parameters:
+                near = difflib.get_close_matches(name, self.open_dataset_parameters, 1)
+                meant = f"did you mean {near[0]}=? " if near else ""
                 raise TypeError(
-                    f"engine='refshard' has no argument {name!r}: what opens the source goes into "
+                    f"engine='refshard' has no argument {name!r}: {meant}What opens the source goes into "
                     f"storage_options={{{name!r}: ...}}"
                 )
 

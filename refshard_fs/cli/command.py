@@ -248,7 +248,9 @@ _ARGUMENT: Final = re.compile(
     rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w.-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.?)]|$))"
 )
 # A dict to paste: the options of one URL prefix, or of all targets.
-_DICT: Final = re.compile(r"(?<![^\s(])(options|remote_options)=(\{'[^'\s]*': (?:\.\.\.|\{[^{}]*(?:\{\.\.\.\})?\})\})")
+_DICT: Final = re.compile(
+    r"(?<![^\s(])(options|remote_options|target_options)=(\{'[^'\s]*': (?:\.\.\.|\{[^{}]*(?:\{\.\.\.\})?\})\})"
+)
 
 
 def as_options(text: str) -> str:
@@ -263,6 +265,8 @@ def as_options(text: str) -> str:
 
 
 def _as_json(match: re.Match[str]) -> str:
+    if match[1] == "target_options":
+        return "--fo-option " + match[2].strip("{}").replace("'", "").replace(": ", "=")
     spelled = match[2].replace("'", '"').replace("True", "true").replace("False", "false")
     return f"--option 'options={spelled}'" if match[1] == "options" else f"--remote-options '{spelled}'"
 

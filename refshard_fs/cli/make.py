@@ -22,6 +22,7 @@ from refshard_fs.core.stats import count_text
 
 _WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, all else parquet"
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
+_OVERWRITE = argument("--overwrite", "replace a parquet set or a hierarchy that is there")
 _MANY: Any = {"action": "append", "default": []}
 
 
@@ -30,7 +31,7 @@ _MANY: Any = {"action": "append", "default": []}
     _DESTINATION,
     argument("--format", "default: by the name of DESTINATION", choices="parquet json chunk-manifest", default=None),
     argument("--record-size", "references per parquet file (%(default)s)", "N", type=positive, default=10_000),
-    argument("--overwrite", "replace a parquet set or a hierarchy that is there"),
+    _OVERWRITE,
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
 )
 def _convert(arguments: Namespace) -> None:
@@ -53,6 +54,7 @@ def _convert(arguments: Namespace) -> None:
     argument("--from", "old URL prefix", "PREFIX", dest="old", action="append", required=True),
     argument("--to", "what replaces it", "PREFIX", dest="new", **_MANY),
     argument("--missing", "whether a prefix must begin a URL (%(default)s)", choices="raise ignore"),
+    _OVERWRITE,
 )
 def _rebase(arguments: Namespace) -> None:
     """Write a reference set whose targets have moved."""
@@ -67,10 +69,9 @@ def _save(
     arguments: Namespace, made: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
 ) -> None:
     """Write a set, and print what was written."""
-    remark = made.save(destination, *format)
-    print_written(
-        arguments, destination, [count_text(len(made), "key" if isinstance(made, refshard_fs.MadeSet) else "part")]
-    )
+    is_lazy = isinstance(made, refshard_fs.LazySet)  # a document takes the place of another at once
+    remark = made.save(destination, *format, **({} if is_lazy else {"overwrite": arguments.overwrite}))
+    print_written(arguments, destination, [count_text(len(made), "part" if is_lazy else "key")])
     if remark:
         print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
 
@@ -96,6 +97,7 @@ def _save(
     argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", choices="raise skip"),
     argument("--resume", "a file that keeps what was found of each SOURCE, for the next run", "FILE"),
+    _OVERWRITE,
     sources=("SOURCE...",),
 )
 def _concat(arguments: Namespace) -> None:
@@ -160,6 +162,7 @@ def _append(arguments: Namespace) -> None:
     argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),
     argument("--shards", "what references are to", choices="whole inner"),
     argument("--inline", "metadata kept in it (%(default)s)", "BYTES", type=int, default=65_536),
+    _OVERWRITE,
 )
 def _snapshot(arguments: Namespace) -> None:
     """Write references that are pinned to what a store holds now."""

@@ -41,7 +41,7 @@ COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, _completion)
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130  # as shells have it
-_EXPLAINED: Final = (RefShardError, OSError, ValueError, ImportError)  # their texts say what is wrong
+_EXPLAINED: Final = (RefShardError, OSError, TypeError, ValueError, ImportError)  # their texts say what is wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:

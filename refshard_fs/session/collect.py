@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts
 from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import ChunkGrid, join, relative
+from refshard_fs.core.keys import ChunkGrid, join, parent, relative
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, answered, batches, together
 from refshard_fs.errors import ManifestError
@@ -139,7 +140,7 @@ class Walk:
         data = yield from self._keyspace.read(key)
         if data is None:
             return
-        self.side[key] = data
+        self.side[key] = with_packing_type(data, key, self._keyspace.attribute_dtypes)
         grid = grid_of(key, data, "the source") if name in METADATA else None
         if grid is not None:
             self.arrays[prefix] = _Array(grid)
@@ -230,6 +231,23 @@ class Walk:
                 target = self.urls.setdefault(url, len(self.urls))
                 return Row(target, start, None if stop is None else stop - start), extras
         raise ManifestError(f"{key!r} is counted from the end of its target: no reference can stand for it")
+
+
+def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
+    """Return a document with an attribute, if the array's scale_factor and add_offset are 32-bit numbers.
+
+    xarray decodes by their type, and JSON has one kind of numbers. Types are ``by_array`` and attribute.
+    """
+    path, name = parent(key)
+    dtypes = by_array.get(path, {})
+    if name not in ("zarr.json", ".zattrs") or {
+        np.dtype(dtypes[name]).newbyteorder("=") for name in PACKING if name in dtypes
+    } != {np.dtype("f4")}:
+        return data
+    doc = zarrmeta.object_in(data, key)
+    own = {PACKING_TYPE: "float32"}
+    added = {"attributes": {**(doc.get("attributes") or {}), **own}} if "node_type" in doc else own
+    return zarrmeta.dumps({**doc, **added})
 
 
 def _is_made(entry: Entry) -> bool:

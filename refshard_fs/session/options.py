@@ -7,7 +7,6 @@ import json
 import os
 import re
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -229,6 +228,7 @@ def _by_protocol(
 
 
 SESSION: Final = "session"  # the argument that names the session which copies of a filesystem share
+_WITHOUT_EFFECT: Final = frozenset(["lazy"])  # kerchunk's guides give it to fsspec's class, which passes over it
 _PLAIN: Final = {"int": int, "float": float, "bool": bool}  # annotations of arguments that text can spell
 
 
@@ -246,6 +246,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
         by_url = bool(kwargs.pop(BY_URL, False))
         session = kwargs.pop(SESSION, None)
+        kwargs = with_spread(kwargs)
         named = dict(zip(_parameters(cls.constructor)[1:], args, strict=False)) | kwargs if args else kwargs
         conf = fsspec.config.conf.get("refshard")
         if conf:  # fsspec applies it, too, but as text, and not to what is given by position
@@ -290,15 +291,51 @@ def of_the_source(given: Mapping[str, Any], source: str | None) -> dict[str, Any
     return {name: given[name] for name in sorted(names & arguments_of(protocol))}
 
 
-def check_names(given: Iterable[str], constructor: Callable[..., Any]) -> None:
-    """Warn of arguments that mean nothing here; fsspec's own filesystems pass over them."""
-    for name in set(given) - FSSPEC_ARGUMENTS:
+def with_spread(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with the members of ``storage_options`` in its place; what is given beside it wins."""
+    more = given.get("storage_options")
+    if more is not None and not isinstance(more, Mapping):
+        raise TypeError(f"storage_options={more!r}: expected a mapping of options for the source")
+    return {**(more or {}), **{name: value for name, value in given.items() if name != "storage_options"}}
+
+
+def for_sources(
+    given: Mapping[str, Any], sources: Iterable[str], constructor: Callable[..., Any], caller: Callable[..., Any]
+) -> dict[str, Any]:
+    """Return arguments for ``constructor`` that open all ``sources``: what their filesystems take is for these.
+
+    TypeError, with the name that was meant, for one that neither takes, nor the function ``caller``.
+    """
+    options = with_spread(given)
+    unknown = options.keys() - FSSPEC_ARGUMENTS - {*_parameters(constructor)}
+    own: dict[str, Any] = {}
+    for source in sources if unknown else ():
+        own |= of_the_source({name: options[name] for name in unknown}, source)
+    check_names(unknown - own.keys(), constructor, caller)
+    if own:
+        given_name = "target_options" if options.get("ref_storage_args") is None else "ref_storage_args"
+        options[given_name] = {**own, **(options.get(given_name) or {})}
+    return {name: value for name, value in options.items() if name not in own}
+
+
+def check_names(
+    given: Iterable[str], constructor: Callable[..., Any], caller: Callable[..., Any] | None = None
+) -> None:
+    """Raise TypeError for an argument that neither ``constructor`` nor ``caller`` has, with the one that was meant."""
+    for name in sorted(set(given) - FSSPEC_ARGUMENTS - _WITHOUT_EFFECT):
         import difflib  # for a mistake alone
 
-        near = difflib.get_close_matches(name, [*_parameters(constructor), *FSSPEC_ARGUMENTS], 1)
-        of_targets = f": it has no effect here. What targets need goes into remote_options={{{name!r}: ...}}"
-        hint = f": did you mean {near[0]}=?" if near else of_targets
-        warnings.warn(f"refshard has no argument {name}={hint}", UserWarning, stacklevel=6)
+        own = () if caller is None else inspect.signature(caller).parameters
+        near = difflib.get_close_matches(name, [*own, *_parameters(constructor), *FSSPEC_ARGUMENTS], 1)
+        hint = (
+            f": did you mean {near[0]}=?"
+            if near
+            else (
+                f": what targets need goes into remote_options={{{name!r}: ...}}, what the source needs into "
+                f"target_options={{{name!r}: ...}}"
+            )
+        )
+        raise TypeError(f"{'refshard' if caller is None else caller.__name__} has no argument {name}={hint}")
 
 
 def _parameters(constructor: Callable[..., Any]) -> list[str]:

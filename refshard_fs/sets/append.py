@@ -27,6 +27,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.session.in_memory_source import source_of
+from refshard_fs.session.options import for_sources
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
@@ -89,6 +90,8 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
+    sources = [os.fspath(each) for each in (target, fo) if isinstance(each, str | os.PathLike)]
+    options = for_sources(options, sources, RefShardFileSystem.__init__, append)
     url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}

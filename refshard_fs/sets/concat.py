@@ -22,9 +22,11 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
+from refshard_fs.session.options import for_sources
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
@@ -381,6 +383,7 @@ def concat(
     >>> both.references["a/1"]
     ['memory://two', 0, 2]
     """
+    options = for_sources(options, _urls_in(sets), RefShardFileSystem.__init__, concat)
     order = tuple(dims) if dims is not None else (dim,)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
@@ -609,6 +612,15 @@ def _grid_of(
     if join == "exact":
         grid.check_whole()
     return grid
+
+
+def _urls_in(sets: Any) -> Iterator[str]:
+    """Yield the URLs among ``sets``, which may be nested lists."""
+    if isinstance(sets, str | os.PathLike):
+        yield os.fspath(sets)
+    elif isinstance(sets, Sequence) and not isinstance(sets, bytes):
+        for each in sets:
+            yield from _urls_in(each)
 
 
 def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

@@ -39,7 +39,7 @@ from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, open_source
 from refshard_fs.session.session import Engines
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
-from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary, with_packing_types
+from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
 from refshard_fs.targets.local import path_to_write
 from refshard_fs.writing.save import respelling
 
@@ -195,7 +195,7 @@ class _Scanner(Engines):
         if isinstance(beneath(space), ParquetKeySpace):
             return None
         try:
-            refs = with_packing_types((yield from first.run(collected(space))), space.attribute_dtypes, first.url)
+            refs = yield from first.run(collected(space))
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from told_cause(e)
         return respelled(refs, respelling(OpenOptions(), first.url))

@@ -34,7 +34,7 @@ from refshard_fs.sets.scanning import (
     spread,
     with_coordinates,
 )
-from refshard_fs.sets.variables import NamedSet, VariableReader, with_packing_types
+from refshard_fs.sets.variables import NamedSet, VariableReader
 
 OnError = Literal["raise", "skip"]  # what is done with a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
@@ -106,7 +106,7 @@ def read_sets(
     def read(number: int) -> NamedSet | None:
         try:
             fs = opened(sets[number], options)
-            refs = with_packing_types(fs._collect(), fs.attribute_dtypes, str(fs))
+            refs = fs._collect()
             adopted.append(fs._session.adopt(refs.urls))
             part = named(number, refs)
             part = fs._session.run("", lambda: with_coordinates(part))

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.columns import Row
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
@@ -198,25 +197,6 @@ def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
     if meta.zarr_format == 3 and "attributes" in raw:
         raw["attributes"] = refilled(raw["attributes"], known, dtype)
     return msgspec.structs.replace(meta, dtype=name, raw=raw)
-
-
-def with_packing_types(refs: ReferenceSet, dtypes: Mapping[str, Mapping[str, str]], where: str) -> ReferenceSet:
-    """Return the set with an attribute on arrays whose scale_factor and add_offset are 32-bit numbers.
-
-    xarray decodes by their type, and JSON has one kind of numbers. ``dtypes`` are by path and attribute.
-    """
-    paths = []
-    for path, own in dtypes.items():
-        if {np.dtype(own[name]).newbyteorder("=") for name in PACKING if name in own} == {np.dtype("f4")}:
-            paths.append(path)
-    changed: dict[str, Value] = {}
-    for variable in VariableReader().read(refs, where, paths).values():
-        attributes = {**variable.attributes, PACKING_TYPE: "float32"}
-        for key, doc in with_attributes(variable.key, variable.meta.raw, attributes).items():
-            changed[key] = zarrmeta.dumps(doc).decode()
-    if not changed:
-        return refs
-    return msgspec.structs.replace(refs, chunks=refs.tables, members={**dict(refs.side.items()), **changed})
 
 
 def with_attributes(key: str, doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

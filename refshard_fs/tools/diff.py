@@ -21,6 +21,7 @@ from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
+from refshard_fs.session.collect import with_packing_type
 from refshard_fs.tools.survey import BATCH, INLINE, Chunks, Extents, Survey, Surveyed, contents, survey
 from refshard_fs.tools.views import progress
 
@@ -83,7 +84,7 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
         changes = [comparison.changes(None, _Side(a, a.rest), _Side(b, b.rest))]
         paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
         changes += [comparison.changes(path, _side(a, path, b), _side(b, path, a)) for path in paths]
-    ours, theirs, implied = _comparable(a.documents, b.documents)
+    ours, theirs, implied = _comparable(_typed(a.documents, first), _typed(b.documents, second))
     documents = ((key, _fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
         groups_added=_without(b.groups, {*a.groups, *implied}),
@@ -104,6 +105,12 @@ def _without(some: Iterable[str], others: Iterable[str]) -> Keys:
 
 # ----------------------------------------------------------------------------------------------------
 # Metadata, by what they say.
+
+
+def _typed(documents: Mapping[str, bytes], source: Surveyed) -> dict[str, bytes]:
+    """Return documents with the types that sets of references have in them."""
+    dtypes = source.attribute_dtypes
+    return {key: with_packing_type(data, key, dtypes) for key, data in documents.items()}
 
 
 Document = Mapping[str, Any] | bytes  # bytes where the document is no JSON object

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -184,13 +183,10 @@ def test_the_package_runs_as_the_command(arguments: list[str], status: int) -> N
     assert __version__ in run.stdout or "gone.json" in run.stderr
 
 
-def test_a_warning_is_one_line_too(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")  # as for users
-        assert main(["ls", refs(), "--option", "remote_protokol=s3"]) == 0
-    assert (
-        capsys.readouterr().err
-        == "refshard: warning: refshard has no argument remote_protokol=: did you mean --remote-protocol?\n"
+def test_an_unknown_option_is_told_the_one_meant(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", refs(), "--option", "remote_protokol=s3"]) == 2
+    assert capsys.readouterr().err == (
+        "refshard: refshard has no argument remote_protokol=: did you mean --remote-protocol?\n"
     )
 
 

@@ -274,3 +274,16 @@ def test_a_run_that_was_killed_goes_on_where_it_ended(
     read = {request.path for request in http_server.requests() if request.sent > 100 and request.method == "GET"}
     assert "/39.nc" in read
     assert len(read) < 40
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "json"])
+def test_a_set_is_written_over_where_it_is_asked_for(tmp_path: Path, refshard: Callable[..., str], suffix: str) -> None:
+    files, moved = days(tmp_path, "references", 3), f"moved.{suffix}"
+    prefixes = ["--from", str(tmp_path), "--to", str(tmp_path)]
+    made = ["concat", *files, "-o", f"all.{suffix}", "--dim", "time"], ["rebase", f"all.{suffix}", moved, *prefixes]
+    for arguments in made:
+        refshard(*arguments)
+        if suffix == "parquet":
+            assert "--overwrite" in refshard(*arguments, status=2)
+        refshard(*arguments, "--overwrite")
+    assert days_of(str(tmp_path / moved)) == [0, 1, 2]

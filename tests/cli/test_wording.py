@@ -39,8 +39,8 @@ from refshard_fs.cli.program import as_options
             '--option \'options={"https://h/": {"headers": {...}}}\'',
         ),
         (
-            "argument bogus=: it has no effect here. It goes into remote_options={'bogus': ...}",
-            "argument bogus=: it has no effect here. It goes into --remote-options '{\"bogus\": ...}'",
+            "bogus=: it goes into remote_options={'bogus': ...}, target_options={'bogus': ...}",
+            "bogus=: it goes into --remote-options '{\"bogus\": ...}', --fo-option bogus=...",
         ),
         ("3 bytes; zarr_format=2 shows it", "3 bytes; --option zarr_format=2 shows it"),
         ("did you mean allow=?", "did you mean --option allow=[...]?"),
@@ -71,13 +71,12 @@ def test_check_of_what_cannot_be_opened_has_a_status_of_its_own(
     assert "error: source: " in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("default")
-def test_warnings_and_findings_name_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_and_errors_name_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
-    assert main(["check", str(tmp_path / "refs.json"), "--option", "bogus=1"]) == 1
-    shown = capsys.readouterr()
-    assert "a reference without a URL needs --option target=..., the URL" in shown.out
-    assert "goes into --remote-options '{\"bogus\": ...}'" in shown.err
+    assert main(["check", str(tmp_path / "refs.json")]) == 1
+    assert "a reference without a URL needs --option target=..., the URL" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "refs.json"), "--option", "bogus=1"]) == 2
+    assert "what the source needs into --fo-option bogus=..." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "x", "-1"])

@@ -324,10 +324,9 @@ def test_counters_tell_keys_requests_and_bytes(http_server: Any) -> None:
     assert len(http_server.requests("/x.bin")) == 1
 
 
-def test_a_misspelt_argument_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="no argument remote_protcol=: did you mean remote_protocol=") as found:
+def test_a_misspelt_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match="no argument remote_protcol=: did you mean remote_protocol="):
         RefShardFileSystem(fo={"k": "v"}, remote_protcol="s3")
-    assert found[0].filename == __file__
 
 
 @pytest.mark.parametrize("count", [1, 300, 3000])

@@ -159,6 +159,19 @@ def test_numbers_are_decoded_to_the_type_that_xarray_reads(tmp_path: Path, scale
     np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".parquet", ".zarr"])
+def test_converted_files_are_decoded_to_the_type_of_theirs(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".zarr" and 3 not in VERSIONS:
+        pytest.skip("chunk manifests are of version 3")
+    file, url = written(tmp_path / "a.nc", 0, dtype="i2", fill=-9), str(tmp_path / f"a{suffix}")
+    with netCDF4.Dataset(file, "a") as opened:
+        opened["v"].scale_factor = np.float32(0.1)
+    fs = refshard_fs.RefShardFileSystem(file)
+    fs.save(url)
+    for source in (url, refshard_fs.rebase(file, {str(tmp_path): str(tmp_path)}), refshard_fs.snapshot(file)):
+        xr.testing.assert_identical(xr.open_dataset(source, engine=RefShardBackend), xr.load_dataset(file))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("types", [("f4", "f4"), ("f8", "f8"), ("f4", "f8"), ("f8", "f4")])
 def test_sets_of_references_say_of_which_type_packing_is(tmp_path: Path, types: tuple[str, str], version: int) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 import refshard_fs
 from refshard_fs import ManifestError
+from tests.sets.files import days, days_of
 
 h5py = pytest.importorskip("h5py")
 
@@ -162,3 +166,74 @@ def test_coordinates_in_other_units_are_not_put_behind_each_other(tmp_path: Path
     refshard_fs.concat(files[:1], "time", lazy=lazy).save(url)
     with pytest.raises(ManifestError, match="'time' has the attribute units"):
         refshard_fs.append(url, files[1], "time")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Arguments.
+
+
+class Guarded(LocalFileSystem):
+    """The files of this machine, for those who know the word."""
+
+    protocol = "guarded"
+    cachable = False
+
+    def __init__(self, secret: str | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        if secret != "word":
+            raise PermissionError("no credentials")
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(LocalFileSystem._strip_protocol(path.removeprefix("guarded://")))
+
+
+@pytest.mark.parametrize("how", ["itself", "target_options", "storage_options"])
+@pytest.mark.parametrize("what", ["list", "pattern", "filesystem"])
+def test_options_of_the_source_are_for_all_it_takes(tmp_path: Path, how: str, what: str) -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    urls = ["guarded://" + path for path in days(tmp_path, "references", 2)]
+    options: dict[str, Any] = {"secret": "word"} if how == "itself" else {how: {"secret": "word"}}
+    if what == "filesystem":
+        fs = refshard_fs.RefShardFileSystem(urls[0], skip_instance_cache=True, **options)
+        assert fs.exists("t/.zarray")
+        assert pickle.loads(pickle.dumps(fs)).exists("t/.zarray")
+        return
+    sets = urls if what == "list" else f"guarded://{tmp_path}/*.json"
+    assert days_of(refshard_fs.concat(sets, "time", **options)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lasy": True}, "did you mean lazy="),
+        ({"remote_protokol": "s3"}, "did you mean remote_protocol="),
+        ({"variables": ["a"]}, "concat has no argument variables="),
+        ({"storage_options": {"anon": True}}, "concat has no argument anon="),
+        ({"storage_options": "anon"}, "expected a mapping"),
+    ],
+)
+def test_unknown_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    files = days(tmp_path, "references", 1)
+    with pytest.raises(TypeError, match=said):
+        refshard_fs.concat(files, "time", **wrong)
+    with pytest.raises(TypeError, match=said.replace("concat", "refshard") if "lasy" not in wrong else "lasy="):
+        refshard_fs.RefShardFileSystem(files[0], **wrong)
+    with pytest.raises(TypeError, match="has no argument|expected a mapping"):
+        refshard_fs.append(files[0], files[0], "time", **wrong)
+
+
+def test_what_fsspec_gives_every_filesystem_is_taken(tmp_path: Path) -> None:
+    (file,) = days(tmp_path, "references", 1)
+    of_all = {"skip_instance_cache": True, "use_listings_cache": False, "listings_expiry_time": 1, "max_paths": 9}
+    of_all |= {"asynchronous": False, "loop": None, "batch_size": 8}
+    of_references = {"target_protocol": "file", "target_options": {}, "remote_protocol": "file", "remote_options": {}}
+    of_references |= {"lazy": True, "simple_templates": True, "template_overrides": None, "target": None}
+    fs = fsspec.filesystem("refshard", fo=file, **of_all, **of_references)
+    assert fs.exists("t/.zarray")
+    cached = fsspec.filesystem("simplecache", target_protocol="refshard", target_options={"fo": file, **of_all})
+    assert cached.exists("t/.zarray")
+    mapper = fsspec.get_mapper(
+        f"refshard::{file}", refshard={"remote_protocol": "file", "lazy": True}, file={"auto_mkdir": False}
+    )
+    assert ".zgroup" in mapper
