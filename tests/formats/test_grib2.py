@@ -269,8 +269,102 @@ def test_what_is_not_shown_is_reported() -> None:
     assert keyspace.reports == {"the message at byte 0": "fields of product template 40 are not shown"}
     with pytest.raises(ManifestError, match="nothing in it can be shown. the message at byte 0: fields of product"):
         Files({ROOT: chemical}).open()
-    with pytest.raises(ManifestError, match="the message at byte 0 is of GRIB edition 1; 2 is read"):
+    with pytest.raises(ManifestError, match="the message at byte 0: it is of GRIB edition 1"):
         Files({ROOT: message(sample="regular_ll_sfc_grib1")}).open()
+
+
+def bulletin(data: bytes) -> bytes:
+    return b"****%010d****\nYEUZ98 KWBN 010000\r\r\n" % len(data) + data
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 120)
+
+
+def message_1() -> bytes:
+    return message(sample="regular_ll_sfc_grib1")
+
+
+# How centres put messages into files, and how many messages of edition 1 are among them.
+FRAMINGS = {
+    "a header before each": (lambda some: b"".join(map(bulletin, some)), 0),
+    "a header between": (lambda some: some[0] + b"".join(map(bulletin, some[1:])), 0),
+    "control characters": (lambda some: b"".join(b"\x01\r\r\n" + one + b"\r\r\n\x03" for one in some), 0),
+    "zeros": (lambda some: b"".join(map(padded, some)), 0),
+    "zeros in front": (lambda some: bytes(40) + b"".join(some), 0),
+    "newlines": (lambda some: b"\n".join(some) + b"\n", 0),
+    "text at the end": (lambda some: b"".join(some) + b"written by a test, GRIB or not\n" * 100, 0),
+    "long gaps": (lambda some: bytes(70_000).join(some), 0),
+    "edition 1 in front": (lambda some: message_1() + b"".join(some), 1),
+    "edition 1 between": (lambda some: message_1().join(some), 3),
+    "edition 1 at the end": (lambda some: b"".join(some) + padded(message_1()), 1),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+def test_messages_are_found_in_every_framing(framing: str) -> None:
+    some = [on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
+    frame, of_edition_1 = FRAMINGS[framing]
+    data = frame(some)
+    keyspace = Files({ROOT: data}).open()
+    assert len(keyspace.reports) == of_edition_1
+    assert all("edition 1" in reason for reason in keyspace.reports.values())
+    np.testing.assert_array_equal(array(data, "t")[...], array(b"".join(some), "t")[...])
+    index = "".join(f"{n}:{data.index(one)}:d\n" for n, one in enumerate(some, 1)).encode()
+    beside = Files({ROOT: data, ROOT + ".idx": index})
+    assert beside.open().grids.keys() == keyspace.grids.keys()
+    assert beside.rounds <= 5 or of_edition_1 or framing == "long gaps"
+
+
+def test_bytes_that_are_no_message_are_named() -> None:
+    some = [on_level(level, shortName="t") for level in (1000, 850, 500)]
+    damaged = b"GRIX" + some[1][4:]
+    keyspace = Files({ROOT: some[0] + damaged + some[2]}).open()
+    assert list(keyspace.reports) == [f"the message at byte {len(some[0])}"]
+    at = some[1].index(b"\0\0\0\x48\3")
+    damaged = some[1][:at] + b"\0\0\0\x47" + some[1][at + 4 :]  # a section that is one byte shorter than it is
+    assert list(Files({ROOT: some[0] + damaged + some[2]}).open().reports) == [f"the message at byte {len(some[0])}"]
+
+
+def test_a_message_of_padded_ones_takes_few_rounds() -> None:
+    values = np.arange(90000) % 255 + 0.0
+    some = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
+    files = Files({ROOT: b"".join(map(padded, some))})
+    files.open()
+    assert files.rounds <= 12
+
+
+def test_unstructured_grids_lie_along_values() -> None:
+    data = on_level(500, shortName="t")
+    grid = (
+        struct.pack(">IBBIBBH", 35, 3, 0, 496, 0, 0, 101) + struct.pack(">B3sB", 6, b"\0\0\x1a", 1) + bytes(range(16))
+    )
+    one, _, *others = sections(data)
+    body = b"".join([one, grid, *others])
+    icon = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
+    found = array(icon, "t")
+    np.testing.assert_array_equal(found[...], array(data, "t")[...].ravel())
+    assert found.attrs["GRIB_uuidOfHGrid"] == bytes(range(16)).hex()
+    assert found.attrs["GRIB_numberOfGridUsed"] == 26
+
+
+def test_grids_of_refused_fields_take_no_numbers() -> None:
+    refused = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, jPointsAreConsecutive=1)
+    grids = Files({ROOT: refused + on_level(500, shortName="t")}).open().grids
+    assert {"latitude", "longitude"} <= grids.keys()
+    assert not {name for name in grids if name.endswith("_1")}
+
+
+def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
+    keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
+    surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
+    statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
+    for status in (0, 6):
+        data = message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
+        handle = eccodes.codes_new_from_message(data)
+        name = eccodes.codes_get(handle, "cfVarName")
+        eccodes.codes_release(handle)
+        assert name in Files({ROOT: data}).open().grids
 
 
 def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from refshard_fs.core.format import Format, begins_with
+from refshard_fs.core.format import Format, Probe
 
-MAGIC = b"GRIB"
+TEXT = bytes((*range(14), *range(32, 127)))  # zeros, control characters that frame bulletins, and ASCII
 
 
-FORMAT = Format("grib2", begins_with(MAGIC), "refshard_fs.formats.grib2.source")
+def _recognises(probe: Probe) -> bool:
+    """Whether a message begins within the first bytes, after nothing but zeros or text: the header of a bulletin."""
+    start = probe.head.find(b"GRIB")
+    return (
+        start >= 0
+        and probe.head[start + 7 : start + 8] in (b"\1", b"\2")
+        and not probe.head[:start].translate(None, TEXT)
+    )
+
+
+FORMAT = Format("grib2", _recognises, "refshard_fs.formats.grib2.source")

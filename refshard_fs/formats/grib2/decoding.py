@@ -245,6 +245,7 @@ def named(parameter: Parameter) -> Named:
     keys = {
         "discipline": parameter.discipline,
         "tablesVersion": _TABLES,
+        "productionStatusOfProcessedData": parameter.status,
         "productDefinitionTemplateNumber": parameter.template,
         "parameterCategory": parameter.category,
         "parameterNumber": parameter.number,

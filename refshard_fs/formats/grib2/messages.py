@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,8 +18,15 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 
+MAGIC: Final = b"GRIB"
+SIGN: Final = 8  # bytes by which a message is told: the magic number, and its edition at the end
 WINDOW: Final = 1 << 10  # bytes that are read of a message: all sections before the data mostly have less than 300
+HEADER: Final = 300  # and of these that are worth another read where they lie across the end of a window
 AT_ONCE: Final = 64  # messages of equal length that are looked for in one round
+PADDING: Final = 120  # bytes before a message that an index names, which are not looked at
+GAP: Final = 1 << 22  # bytes between messages that are searched for the next one,
+BLOCK: Final = 1 << 20  # of which so many are read at a time, at most
+FILLING: Final = bytes(range(127))  # what lies between messages: ASCII text and zeros
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # in a message
 SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
@@ -65,6 +73,7 @@ class Parameter(NamedTuple):
     centre: int
     tables: tuple[int, int]  # versions of the tables, WMO's and the centre's own
     template: int
+    status: int  # of production (code table 1.3): S2S and TIGGE have names of their own
     statistic: int  # how values of a range of time are made one (code table 4.10); 255: they are of one time
     length: int  # of that range, in hours
     surfaces: tuple[Surface, Surface]
@@ -112,7 +121,7 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
     surfaces = _surface(product, 23), _surface(product, 29)
     kind = (discipline, integer(product, 10), integer(product, 11))
     tables = (integer(one, 10), integer(one, 11))
-    parameter = Parameter(*kind, integer(one, 6, 2), tables, template, statistic, length, surfaces)
+    parameter = Parameter(*kind, integer(one, 6, 2), tables, template, integer(one, 20), statistic, length, surfaces)
     member = integer(product, member_at) if member_at else 0
     return Field(parts[3], (parts[5], parts[6], parts[7]), parameter, time, step, member, grid, integer(grid, 7, 4))
 
@@ -141,31 +150,64 @@ def parse_sidecar(data: bytes) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def find_message(data: bytes, start: int = 0) -> int:
+    """Return where ``data`` has the first sign of a message from ``start`` on, or -1.
+
+    A message begins with ``GRIB`` and has its edition in octet 8. Messages may have anything between them: headers of
+    bulletins, line ends, zeros up to a multiple of 120 bytes.
+    """
+    at = data.find(MAGIC, start)
+    while at >= 0 and data[at + 7 : at + 8] not in (b"\1", b"\2"):
+        at = data.find(MAGIC, at + 1)
+    return at
+
+
 class Grib(FileBytes):
-    """The messages of a file: a window of each is read."""
+    """The messages of a file: a window of each is read.
+
+    ``unshown`` names what lies in the file and is not read.
+    """
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
-        self._begins: dict[int, bytes] = {}  # the windows, by where messages begin
+        self._begins: dict[int, bytes] = {}  # the windows, by the bytes at which they begin
+        self.unshown: list[Unshown] = []
 
-    def messages(self) -> Steps[list[tuple[int, int]]]:
-        """Return begin and length of each message, found from one to the next."""
+    def messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
+        """Return begin and length of each message of edition 2, found from one to the next.
+
+        The windows at the ``indexed`` offsets, which a sidecar tells, are read in one round. ManifestError if no
+        message begins at one of them.
+        """
+        yield from self.read(indexed)
         found: list[tuple[int, int]] = []
-        at, run = 0, 1
-        while at < self.size:
-            if at not in self._begins:
-                length = found[-1][1] if found else 0
-                guesses = range(at + length, self.size, length)[: run - 1] if length else ()
-                yield from self.read([at, *guesses])
-                run = min(run * 2, AT_ONCE)
-            if not any(self._begins[at]):  # what fills the file up
+        begins: set[int] = set()
+        due, pitch, run = 0, 0, 1  # where a message should begin, and how far that is from where the last one should
+        while due < self.size:
+            place = bisect_left(indexed, due)
+            begin = indexed[place] if place < len(indexed) and indexed[place] - due <= PADDING else None
+            if begin is None:
+                if due not in self._begins:
+                    yield from self.read([due, *(range(due + pitch, self.size, pitch)[: run - 1] if pitch else ())])
+                    run = min(run * 2, AT_ONCE)
+                begin = yield from self._search(due)
+            if begin is None:
                 break
-            length = self.length(at)
-            run = run if not found or length == found[-1][1] else 1
-            found.append((at, length))
-            if len(found) > MOST:
+            edition, length = self._length(begin)
+            begins.add(begin)
+            if edition == 2:
+                found.append((begin, length))
+            else:
+                self.unshown.append(Unshown(begin, f"it is of GRIB edition {edition}: only edition 2 is read"))
+            if len(begins) > MOST:
                 raise ManifestError(f"{self.url}: it has more than {MOST} messages")
-            at += length
+            run = run if pitch in (0, begin + length - due) else 1
+            due, pitch = begin + length, begin + length - due
+        if not begins:
+            raise ManifestError(f"{self.url}: expected a GRIB message in its first {GAP} bytes, found none")
+        if lost := [at for at in indexed if at not in begins]:
+            reason = f"no message begins at byte {lost[0]}, which its index names: is the index its own?"
+            raise ManifestError(f"{self.url}: {reason}")
         return found
 
     def read(self, offsets: Sequence[int]) -> Steps[None]:
@@ -177,18 +219,44 @@ class Grib(FileBytes):
         windows = yield from self.load([(at, min(WINDOW, self.size - at)) for at in missing])
         self._begins.update(zip(missing, windows, strict=True))
 
-    def length(self, at: int) -> int:
-        """Return how long the message is that begins at ``at``, of which a window is known."""
+    def _search(self, due: int) -> Steps[int | None]:
+        """Return where the next message begins, at ``due`` or after; None if none does within `GAP` bytes."""
+        start, data = due, self._begins[due]
+        while (at := find_message(data)) < 0 and start + len(data) < self.size:
+            if start + len(data) - due > GAP:
+                self.unshown.append(
+                    Unshown(due, f"no message begins in the {GAP} bytes from here: the rest is not read")
+                )
+                return None
+            start += len(data) - (SIGN - 1)  # the sign may lie across the end
+            size = min(4 * len(data), BLOCK, self.size - start)
+            data = yield Load(self.part(start, size), Raw())
+        begin = start + at
+        gap = self._begins[due][: begin - due] if at >= 0 else self._begins[due]
+        if gap.translate(None, FILLING):
+            self.unshown.append(Unshown(due, "a message should begin here, and these bytes are of another kind"))
+        if at < 0:
+            return None
+        if begin not in self._begins:
+            window = data[at : at + WINDOW]
+            if len(window) < min(HEADER, self.size - begin):
+                yield from self.read([begin])
+            else:
+                self._begins[begin] = window
+        return begin
+
+    def _length(self, at: int) -> tuple[int, int]:
+        """Return edition and length of the message that begins at ``at``, of which a window is known."""
         data = self._begins[at]
-        if data[:4] != b"GRIB" or len(data) < 16:
-            raise ManifestError(f"{self.url}: no message begins at byte {at}, where one is due: {data[:8]!r}")
-        if data[7] != 2:
-            raise ManifestError(f"{self.url}: the message at byte {at} is of GRIB edition {data[7]}; 2 is read")
-        length = integer(data, 9, 8)
-        if not 20 < length <= self.size - at:
+        if find_message(data[:SIGN]) or len(data) < 16:
+            raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
+        edition, length = data[7], integer(data, 9, 8) if data[7] == 2 else integer(data, 5, 3)
+        if edition == 1 and length & 0x800000:  # ECMWF's way to say more than 23 bits: in units of 120 bytes
+            length = max((length & 0x7FFFFF) * 120 - 120, 16)  # or up to 120 bytes more, in which no message begins
+        if not 12 <= length <= self.size - at:
             reason = f"has {length} bytes, of {self.size - at}: the file is cut short, or damaged"
             raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
-        return length
+        return edition, length
 
     def fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
         """Return the fields of a message, or why one is not shown; ManifestError where its sections do not fit it."""

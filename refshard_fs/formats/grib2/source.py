@@ -26,6 +26,7 @@ _SPARSE: Final = 16  # times and steps to a field: with more, their sums might t
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
 # Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
 _SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 140: 64}
+_UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as ICON's
 _REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 
@@ -60,18 +61,19 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     source, size = probe.file("GRIB2")
     grib = Grib(probe.url, source, size, probe.head)
     offsets = None if probe.is_in_memory else (yield from _sidecar(probe.url))
-    if offsets is None:
-        messages = yield from grib.messages()
-    else:
-        yield from grib.read(offsets)
-        messages = [(at, grib.length(at)) for at in offsets]
-        for (at, length), after in itertools.pairwise([*messages, (size, 0)]):
-            if at + length > after[0]:
-                raise ManifestError(f"{probe.url}: its index names a message at byte {after[0]}, within that at {at}")
-    found = yield from together([grib.fields(*message) for message in messages])
+    messages = yield from grib.messages(offsets or ())
+    found = yield from together([_fields(grib, *message) for message in messages])
     group = _Group(probe.url, source, options.zarr_format)
-    group.show(list(itertools.chain.from_iterable(found)))
+    group.show([*grib.unshown, *itertools.chain.from_iterable(found)])
     return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
+
+
+def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
+    """Return the fields of a message; why none is shown, where its sections do not fit it."""
+    try:
+        return (yield from grib.fields(at, length))
+    except ManifestError as e:
+        return [Unshown(at, str(e))]
 
 
 def _sidecar(url: str) -> Steps[tuple[int, ...] | None]:
@@ -147,7 +149,11 @@ class _Group(ArrayGroupBuilder):
             names[axis] = self._coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
         dimensions = {axis: own for axis, own in names.items() if len(ordered[axis]) > 1}
         valid = self._valid_time(ordered, dimensions, len(fields))
-        attributes = {**text.attributes, "coordinates": " ".join([*names.values(), *valid, *places])}
+        attributes = {
+            **text.attributes,
+            **_named_grid(fields[0].grid),
+            "coordinates": " ".join([*names.values(), *valid, *places]),
+        }
         shape = [len(ordered[axis]) for axis in dimensions]
         described = ArrayDescription(
             f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"),
@@ -206,16 +212,18 @@ class _Group(ArrayGroupBuilder):
 
     def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
         """Return the names of a grid's dimensions, and of the coordinates that are no dimensions, and its shape."""
-        grid, number = field.grid, self._number("grid", field.grid)
-        template = integer(grid, 13, 2)
-        across, down = integer(grid, 31, 4), integer(grid, 35, 4)
-        is_flat = template not in _SCANNED or across * down != field.count
+        grid, template = field.grid, integer(field.grid, 13, 2)
+        across, down = (integer(grid, 31, 4), integer(grid, 35, 4)) if template in _SCANNED else (0, 0)
+        is_flat = across * down != field.count
         if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
             raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
         if not is_flat and integer(grid, _SCANNED[template]) & 0x30:
             raise ValueError("its grid is scanned by columns, or to and fro, which is not shown")
         if template in range(40, 44) and integer(grid, 68, 4) > _FINEST:
             raise ValueError(f"its Gaussian grid has N={integer(grid, 68, 4)}, and {_FINEST} is the limit")
+        number = self._number("grid", grid)
+        if template == _UNSTRUCTURED:  # its coordinates are in another file
+            return [_numbered("values", number)], [], (field.count,)
         is_regular = template in _REGULAR and not is_flat
         names = [_numbered("latitude", number), _numbered("longitude", number)]
         plain = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
@@ -230,6 +238,14 @@ class _Group(ArrayGroupBuilder):
                 data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every)
             self._add(names[axis], name, inner[own], (names if is_regular else plain)[own], data)
         return (names, [], inner) if is_regular else (plain, names, inner)
+
+
+def _named_grid(grid: bytes) -> dict[str, Any]:
+    """Return what names an unstructured grid, as attributes; nothing of other grids, which are there in full."""
+    if integer(grid, 13, 2) != _UNSTRUCTURED:
+        return {}
+    numbers = {"GRIB_numberOfGridUsed": integer(grid, 16, 3), "GRIB_numberOfGridInReference": integer(grid, 19)}
+    return {**numbers, "GRIB_uuidOfHGrid": grid[19:35].hex()}
 
 
 def _numbered(name: str, number: int) -> str:
