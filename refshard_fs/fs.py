@@ -130,7 +130,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     block_cache:
         Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_size:
-        Partitions of a lazily read manifest that are kept at a time.
+        Partitions of a lazily read manifest, or parts of a lazy cube, that are kept at a time.
     allow:
         URL prefixes that references may point to, and no others; ``"any"`` for all. Without
         it, a source on this machine, or in memory, may point anywhere. One from elsewhere may

@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import compress, count
+from operator import not_
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
-from refshard_fs.core.keyspace import Grids, KeySpace, View, merged
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merged
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
 
@@ -268,6 +269,12 @@ class ArrayView(View, Generic[K]):
             return (yield from self.base.lookup(key))
         path, coords, is_inside = at
         return (yield from self.chunk(key, path, coords)) if is_inside else None
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        paths = [None if self._documents.is_document(key) else self._documents.known(key) for key in keys]
+        are_base = [path is not None and self.remapped(path) is None for path in paths]
+        found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
+        return found + lookups_of(self.base, keys, [*compress(count(), are_base)])
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         at = yield from self._chunk_directory(prefix)

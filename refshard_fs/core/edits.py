@@ -21,7 +21,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
-from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
 from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
@@ -336,11 +336,7 @@ class EditedKeySpace(View):
         documents = (ROOT, self.consolidated_anew)
         for place, key in enumerate(keys):
             (left if self.edits.get(key) is None and key not in documents else edited).append(place)
-        found = [
-            LookUp([left[place] for place in places], steps)
-            for places, steps in self.base.lookups([keys[place] for place in left])
-        ]
-        return found + [self.single_lookup(place, keys[place]) for place in edited]
+        return lookups_of(self.base, keys, left) + [self.single_lookup(place, keys[place]) for place in edited]
 
     def is_empty(self, key: str) -> Steps[bool]:
         return self.edits.get(key) is None and (yield from self.base.is_empty(key))

@@ -218,6 +218,12 @@ class View(KeySpace):
         return (yield from self.base.some_urls())
 
 
+def lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> list[LookUp]:
+    """Return look-ups in ``base`` of those of ``keys`` that are at ``places``."""
+    found = base.lookups([keys[place] for place in places])
+    return [LookUp([places[number] for number in numbers], steps) for numbers, steps in found]
+
+
 def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
     """Return which chunk of the arrays with ``grids`` has the key ``key``; None if it is no chunk key of any."""
     for path, rest in splits(key):

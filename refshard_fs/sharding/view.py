@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.documents import ArrayView, Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, relative
-from refshard_fs.core.keyspace import KeySpace, LookUp, by_name
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, batches, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
 from refshard_fs.errors import DamagedIndex
@@ -150,11 +150,15 @@ class ShardView(ArrayView[ArrayInfo]):
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``, one for all keys that are found by the same indexes."""
         found: list[LookUp] = []
+        of_base: list[int] = []
         shards: dict[tuple[str, Coords, Coords, Coords], list[tuple[int, Coords]]] = {}
         for number, key in enumerate(keys):
             path = self._documents.known(key)
             layout = None if path is None else self._documents.arrays[path].layout
             coords = None if layout is None or path is None else layout.grid.decode(relative(key, path))
+            if path is not None and layout is None and not self._documents.is_document(key):
+                of_base.append(number)
+                continue
             if layout is None or path is None or coords is None or not layout.grid.contains(coords):
                 found.append(self.single_lookup(number, key))
                 continue
@@ -169,7 +173,7 @@ class ShardView(ArrayView[ArrayInfo]):
         for (path, shard, lengths, _), wanted in shards.items():
             numbers, all_slots = zip(*wanted, strict=True)
             found.append(LookUp(numbers, self._in_shard(path, shard, lengths, all_slots)))
-        return found
+        return found + lookups_of(self.base, keys, of_base)
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         """Return the ranges of the shards of which ``keys``, which are read in this order, are most chunks.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs.formats.kerchunk_json import source as kerchunk_json_source
 from refshard_fs.formats.virtual_concat import keyspace as concat_keyspace
 from refshard_fs.security import admission
 from tests.servers.http import RangeServer
@@ -116,7 +119,8 @@ def test_chunks_along_any_axis_and_of_any_spelling(tmp_path: Path, axis: int, se
             assert lazy.cat_file(key) == eager.cat_file(key)
 
 
-def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> None:
+def remote_parts(http_server: RangeServer) -> list[str]:
+    """Return the URLs of twenty sets of two days, of two chunks with their names."""
     urls = []
     for i in range(20):
         part = day(2 * i, 2)
@@ -125,6 +129,11 @@ def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> No
         inline["x/0"] = "base64:" + __import__("base64").b64encode(np.arange(5, dtype="<f8").tobytes()).decode()
         inline |= {f"air/0.{j}": f"{i:02d}{j}".ljust(24, "-") for j in range(2)}
         urls.append(http_server.put(f"parts/{i}.json", json.dumps(inline).encode()))
+    return urls
+
+
+def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> None:
+    urls = remote_parts(http_server)
     lazy = refshard_fs.concat(urls, "time", lazy=True)
     document = lazy.document.dumps(lambda url: url.rpartition("/")[2])
     url = http_server.put("parts/all.json", document)
@@ -139,6 +148,50 @@ def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> No
     http_server.log.clear()
     assert fs.cat(["air/13.0", "air/7.0", "air/7.1"])["air/7.1"] == b"071".ljust(24, b"-")
     assert {r.path for r in http_server.log.requests()} == {"/parts/7.json"}
+
+
+def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the URL of each reference set that is opened from now on is added."""
+    opened: list[str] = []
+    read = kerchunk_json_source.open_
+
+    def counted(probe: Any, options: Any) -> Any:
+        opened.append(probe.url)
+        return (yield from read(probe, options))
+
+    monkeypatch.setattr(kerchunk_json_source, "open_", counted)
+    return opened
+
+
+@pytest.mark.parametrize("ask", ["together", "by themselves", "by threads"])
+def test_a_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    urls = remote_parts(http_server)
+    fs = opened(refshard_fs.concat(urls, "time", lazy=True))
+    keys = [f"air/{i}.{j}" for i in range(20) for j in range(2)]
+    once = openings(monkeypatch)
+    if ask == "together":
+        found = list(fs.cat(keys).values())
+    elif ask == "by themselves":
+
+        async def gathered() -> list[bytes]:
+            return await asyncio.gather(*map(fs._cat_file, keys))
+
+        found = fsspec.asyn.sync(fsspec.asyn.get_loop(), gathered)
+    else:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(fs.cat_file, keys))
+    assert sorted(once) == sorted(urls)
+    assert found == [f"{i:02d}{j}".ljust(24, "-").encode() for i in range(20) for j in range(2)]
+
+
+def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = written(tmp_path, [day(2 * i, 2) for i in range(5)])
+    fs = opened(refshard_fs.concat(urls, "time", lazy=True), cache_size=2)
+    fs.cat_file("air/0.0")
+    once = openings(monkeypatch)
+    for number in (1, 2, 1, 2, 3, 4, 1):
+        fs.cat_file(f"air/{number}.0")
+    assert [urls.index(url) for url in once] == [1, 2, 3, 4, 1]
 
 
 def test_the_document_is_a_value_and_a_line_for_each_part(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.keyspace import KeySpace, View, by_name
+from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
@@ -319,6 +319,12 @@ class PartView(View):
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from of_part(self.base.lookup(key), self._origin))
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        return [LookUp(places, self._entries(steps)) for places, steps in self.base.lookups(keys)]
+
+    def _entries(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
+        return [of_origin(entry, self._origin) for entry in (yield from of_part(steps, self._origin))]
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         return (yield from of_part(self.base.children(prefix), self._origin))

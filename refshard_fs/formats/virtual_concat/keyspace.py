@@ -6,10 +6,11 @@ else is the first part's. A part whose arrays do not fit the first part's, or th
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -18,10 +19,12 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative
-from refshard_fs.core.keyspace import KeySpace, by_name
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
+from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.virtual_concat.cf_times import UNITS
@@ -158,6 +161,14 @@ class _Fit(NamedTuple):
         return _known([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
 
 
+class _Part:
+    """A part that is open, and how those of its arrays that were read fit the first part's."""
+
+    def __init__(self, space: KeySpace) -> None:
+        self.space = space
+        self.fits: dict[str, _Fit] = {}
+
+
 def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
     """Return all that is in a directory of chunks, which have one ``size``, if it is known."""
     if directory is None:
@@ -201,9 +212,10 @@ class ConcatKeySpace(KeySpace):
         self._open_part = open_part
         self._keep = max(keep, 1)
         self._first = document.first
-        self._stored_first = first
-        self._parts: OrderedDict[int, KeySpace] = OrderedDict()
-        self._fits: dict[tuple[int, str], _Fit] = {}  # by part and array
+        self._first_part = _Part(first)
+        self._parts: OrderedDict[int, _Part] = OrderedDict()  # the last ones that were read, but for the first part
+        self._lock = fork_safe(threading.Lock())  # of the parts
+        self._sharing = Sharing()  # of what is being opened and compared
         # By array: length, metadata and units of the last part that needed no recoding, and how it spells keys. Parts
         # with the same need none.
         self._plain: dict[str, tuple[tuple[Any, ...], ChunkKeyEncoding | None]] = {}
@@ -250,13 +262,45 @@ class ConcatKeySpace(KeySpace):
         if array.recut is not None:
             return (yield from self._joined(path, array, array.recut, coords))
         number, placed = array.locate(coords)
+        (entry,) = yield from self._entries(number, path, array, [placed])
+        return entry
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``, one for all chunks of an array that a part has."""
+        found: list[LookUp] = []
+        by_part: dict[tuple[str, int], tuple[list[int], list[Sequence[int]]]] = {}
+        for number, key in enumerate(keys):
+            at = None if self._documents.is_document(key) else place(self.grids, key)
+            array = None if at is None else self._documents.arrays.get(at.array)
+            if at is None or array is None or not array.starts or array.grid is None:
+                found.append(self.single_lookup(number, key))
+                continue
+            part, placed = array.locate(array.grid.coords(at.number))
+            numbers, chunks = by_part.setdefault((at.array, part), ([], []))
+            numbers.append(number)
+            chunks.append(placed)
+        for (path, part), (numbers, chunks) in by_part.items():
+            found.append(LookUp(numbers, self._entries(part, path, self._documents.arrays[path], chunks)))
+        return found
+
+    def _entries(
+        self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]
+    ) -> Steps[list[Entry | None]]:
+        """Return the entries of ``chunks`` of a part, given by coordinates along which the part begins at 0."""
+        assert array.grid is not None, "an array that is joined has a grid"
         part, fit = yield from self._part(number, path, array)
-        local = fit.stored(placed)
-        if local is None:
-            return None
-        encoding = fit.encoding or grid.encoding
-        found = yield from part.lookup(join(path, encoding.encode(array.stored(local))))
-        return found if fit.recoding is None else fit.recoding.entry(found)
+        stored = [fit.stored(placed) for placed in chunks]
+        encode = (fit.encoding or array.grid.encoding).encode
+        keys = [join(path, encode(array.stored(coords))) for coords in stored if coords is not None]
+        look_ups = part.lookups(keys)
+        in_part: list[Entry | None] = [None] * len(keys)
+        for look_up, some in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
+            for at, entry in zip(look_up.places, some, strict=True):
+                in_part[at] = entry
+        if fit.recoding is not None:
+            in_part = [fit.recoding.entry(entry) for entry in in_part]
+        left = iter(in_part)
+        return [None if coords is None else next(left) for coords in stored]
 
     def _joined(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
         """Return the entry of a chunk of an array that is recut, joined from those of parts."""
@@ -291,20 +335,40 @@ class ConcatKeySpace(KeySpace):
         return path, array, array.grid
 
     def _part(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, _Fit]]:
-        """Return a part, and how its array ``path`` fits the first part's; ManifestError where it does not."""
-        part = self._stored_first if number == self._first else self._parts.get(number)
+        """Return a part, and how its array ``path`` fits the first part's; ManifestError where it does not.
+
+        Whatever asks at the same time, a part is opened once, and each of its arrays compared once.
+        """
+        part = self._known(number)
         if part is None:
-            part = self._parts[number] = yield from self._open_part(number)
-            with suppress(KeyError):  # another thread may have emptied it
-                while len(self._parts) > self._keep:
-                    self._parts.popitem(last=False)
-        elif number != self._first:
-            with suppress(KeyError):
-                self._parts.move_to_end(number)
-        fit = self._fits.get((number, path))
+            part = yield from self._sharing.once(number, partial(self._known, number), partial(self._opened, number))
+        fit = part.fits.get(path)
         if fit is None:
-            fit = self._fits[number, path] = yield from self._fitted(number, part, path, array)
-        return part, fit
+            compare = partial(self._compared, number, part, path, array)
+            fit = yield from self._sharing.once((part, path), partial(part.fits.get, path), compare)
+        return part.space, fit
+
+    def _known(self, number: int) -> _Part | None:
+        """Return a part if it is open, and count it as the last one that was read."""
+        if number == self._first:
+            return self._first_part
+        with self._lock:
+            part = self._parts.get(number)
+            if part is not None:
+                self._parts.move_to_end(number)
+            return part
+
+    def _opened(self, number: int) -> Steps[_Part]:
+        part = _Part((yield from self._open_part(number)))
+        with self._lock:
+            self._parts[number] = part
+            while len(self._parts) > self._keep:
+                self._parts.popitem(last=False)
+        return part
+
+    def _compared(self, number: int, part: _Part, path: str, array: ConcatArray) -> Steps[_Fit]:
+        fit = part.fits[path] = yield from self._fitted(number, part.space, path, array)
+        return fit
 
     def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[_Fit]:
         """Compare the array of a part, which is open, with the first part's."""

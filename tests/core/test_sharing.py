@@ -1,0 +1,111 @@
+"""Steps that several look-ups take together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from refshard_fs.core.model import Stat, Steps
+from refshard_fs.core.sharing import Sharing
+
+NEEDS = [Stat("a"), Stat("b")]
+
+
+class Opened:
+    """Something that needs two answers, and counts how often it begins."""
+
+    def __init__(self, damaged: bool = False) -> None:
+        self.begun = 0
+        self.known: dict[str, Any] = {}
+        self._damaged = damaged
+
+    def make(self) -> Steps[list[Any]]:
+        self.begun += 1
+        answers = [(yield NEEDS[0])]
+        answers.append((yield NEEDS[1]))
+        if self._damaged:
+            raise ValueError("damaged")
+        self.known["x"] = answers
+        return answers
+
+
+def asking(sharing: Sharing, opened: Opened) -> Steps[list[Any]]:
+    found: Callable[[], list[Any] | None] = lambda: opened.known.get("x")  # noqa: E731
+    return sharing.once("x", found, opened.make)
+
+
+def test_two_who_ask_take_steps_once() -> None:
+    opened, sharing = Opened(), Sharing()
+    one, other = asking(sharing, opened), asking(sharing, opened)
+    assert (next(one), next(other)) == (NEEDS[0], NEEDS[0])
+    assert one.send("A") == NEEDS[1]
+    assert other.send("late") == NEEDS[1]
+    for who in (other, one):
+        with pytest.raises(StopIteration) as stopped:
+            who.send("B")
+        assert stopped.value.value == ["A", "B"]
+    assert opened.begun == 1
+
+
+def test_one_who_gives_up_leaves_the_others_going() -> None:
+    opened, sharing = Opened(), Sharing()
+    one, other = asking(sharing, opened), asking(sharing, opened)
+    next(one), next(other)
+    one.send("A")
+    one.close()
+    assert other.send("A") == NEEDS[1]
+    with pytest.raises(StopIteration):
+        other.send("B")
+    assert opened.begun == 1
+
+
+def test_the_error_of_one_is_not_that_of_others() -> None:
+    opened, sharing = Opened(), Sharing()
+    one, other, third = (asking(sharing, opened) for _ in range(3))
+    next(one), next(other), next(third)
+    with pytest.raises(OSError, match="mine"):
+        one.throw(OSError("mine"))
+    with pytest.raises(OSError, match="its own"):
+        third.throw(OSError("its own"))
+    assert other.send("A") == NEEDS[0]  # it begins anew
+    assert other.send("A") == NEEDS[1]
+    with pytest.raises(StopIteration):
+        other.send("B")
+    assert opened.begun == 2
+
+
+def test_what_is_damaged_is_so_for_all() -> None:
+    opened, sharing = Opened(damaged=True), Sharing()
+    one, other = asking(sharing, opened), asking(sharing, opened)
+    next(one), next(other)
+    one.send("A"), other.send("A")
+    for who in (one, other):
+        with pytest.raises(ValueError, match="damaged"):
+            who.send("B")
+    assert opened.begun == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_begins_anew() -> None:
+    opened, sharing = Opened(), Sharing()
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow() -> Steps[list[Any]]:
+        entered.set()
+        leave.wait()
+        return (yield from opened.make())
+
+    thread = threading.Thread(target=lambda: next(sharing.once("x", lambda: None, slow)))
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if not child:
+        one = asking(sharing, opened)
+        os._exit(0 if next(one) == NEEDS[0] else 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
