@@ -195,6 +195,10 @@ class _TypedStore(ZarrStore):
     def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
         """Give ``attributes``, of the group or of a member, the dtypes that they have in the file."""
         if self._filesystem is not None:
+            if self._filesystem._session.open().format == "hdf5":  # as h5netcdf, which has no lists of one value
+                for attribute, value in attributes.items():
+                    if isinstance(value, list) and len(value) == 1:
+                        attributes[attribute] = value[0]
             single = attributes.pop(PACKING_TYPE, None) == "float32"
             for attribute in PACKING if single else ():
                 if isinstance(attributes.get(attribute), float | int):

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
+from refshard_fs.errors import ManifestError
 
 A = TypeVar("A")
 
@@ -27,6 +28,10 @@ MOST: Final = 64 << 20  # bytes of one structure, unless it is an index of chunk
 # structures overlap, each might be as large as the file.
 TIMES_READ: Final = 16  # the file's size,
 LEAST_READ: Final = 4 << 20  # and these bytes
+
+
+class UnreadableFile(ManifestError):
+    """A file as a whole cannot be read: not only one of its objects, which would be left out."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -232,7 +237,10 @@ class MetadataFile:
         return found
 
     def run(self, steps: Steps[A]) -> Steps[A]:
-        """Return what ``steps`` return, which `read` this file: what they need in a round is read as pages."""
+        """Return what ``steps`` return, which `read` this file: what they need in a round is read as pages.
+
+        A structure that cannot be parsed is answered with its error: other objects do not need it.
+        """
         answer: Any = None
         while True:
             try:
@@ -247,17 +255,20 @@ class MetadataFile:
             parsed: dict[Load, Any] = {}  # many objects need one collection of texts in the same round
             for load in needs:
                 if isinstance(load.index, Parsed) and load not in parsed:
-                    parsed[load] = load.index.decode(self._data(load.entry))
+                    try:
+                        parsed[load] = load.index.decode(self._data(load.entry))
+                    except ValueError as e:
+                        parsed[load] = e
             answers = tuple(
                 [parsed[load] if isinstance(load.index, Parsed) else self._data(load.entry) for load in needs]
             )
             answer = answers if isinstance(need, tuple) else answers[0]
 
     def _count(self, length: int) -> None:
-        """Count bytes of a structure; ValueError where those that were read are more than the file can have."""
+        """Count bytes of a structure; UnreadableFile where the file cannot have so many."""
         self._taken += length
         if self._taken > TIMES_READ * self.size + LEAST_READ:
-            raise ValueError(f"structures of {self._taken} bytes together overlap in a file of {self.size}")
+            raise UnreadableFile(f"structures of {self._taken} bytes together overlap in a file of {self.size}")
 
     def forget(self) -> None:
         """Let go of the pages of a file that has been opened, if they are many; others tell of its chunks as well."""

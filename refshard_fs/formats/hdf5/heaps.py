@@ -323,7 +323,9 @@ def read_collections(file: MetadataFile, addresses: Iterable[int]) -> Steps[dict
 def _read_collection(file: MetadataFile, address: int) -> Steps[Mapping[int, bytes]]:
     length, what = min(GLOBAL, file.room(address)), "a collection of the global heap"
     while True:
-        found: Collection = yield file.load(address, length, what, parse_collection, file.sizes)
+        found: Collection | ValueError = yield file.load(address, length, what, parse_collection, file.sizes)
+        if isinstance(found, ValueError):
+            raise found
         if found.size <= length:
             return found.objects
         length = found.size

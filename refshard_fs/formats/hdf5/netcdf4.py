@@ -27,6 +27,10 @@ HIDDEN: Final = frozenset(
      "_NCProperties"]
 )  # fmt: skip
 FILL: Final = "_FillValue"
+# Attributes by which readers decode values or know dimensions. The empty name is of those whose name cannot be read.
+DECIDING: Final = HIDDEN | {
+    "", FILL, "missing_value", "scale_factor", "add_offset", "_Unsigned", "units", "calendar", "dtype"
+}  # fmt: skip
 
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
 _NO_COORDINATE: Final = "_nc4_non_coord_"  # starts the HDF5 name of a variable that is called as a dimension is
@@ -64,15 +68,22 @@ class Description(NamedTuple):
 def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description:
     """Return how ``objects`` (by path, the root's empty) are shown by metadata of ``zarr_format``."""
     _check_text(objects)
+    objects = {path: _decided(found) for path, found in objects.items()}
     dimensions = _Dimensions(objects)
+    is_netcdf = any("_NCProperties" in found.attributes or _is_scale(found) for found in objects.values())
     variables: dict[str, Variable] = {}
     groups: dict[str, Mapping[str, Any]] = {}
     reports: dict[str, str] = {}
     dtypes: dict[str, Mapping[str, str]] = {}
     for path, found in objects.items():
+        for name, reason in found.unread.items():
+            what = f"attribute {name!r}" if name else "attributes"
+            reports[f"{what} of {path or '/'!r}"] = f"damaged, or not known: {reason}"
         if found.is_group:
-            groups[path] = _attributes(found)
+            groups[path] = _attributes(found, is_netcdf)
             dtypes[path] = _dtypes(found, groups[path])
+        elif found.is_type:
+            continue
         elif found.refusal is not None:
             reports[path] = found.refusal
         elif found.shape is None or found.datatype is None:
@@ -84,11 +95,25 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             group, name = parent(path)
             plain = join(group, name.replace(_NO_COORDINATE, ""))
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
-            fill_value, attributes, fills = _filled(found, found.datatype, zarr_format)
+            try:
+                fill_value, attributes, fills = _filled(found, found.datatype, zarr_format, is_netcdf)
+            except ValueError as e:
+                reports[path] = str(e)
+                continue
             path_shown = path if is_taken else plain
             dtypes[path_shown] = _dtypes(found, attributes)
             variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills)
     return Description(variables, groups, reports, dimensions.unlimited(), dtypes)
+
+
+def _decided(found: HDF5Object) -> HDF5Object:
+    """Return an object; a dataset of which an attribute that decides its values cannot be read is refused."""
+    lost = [] if found.is_group else [name for name in found.unread if name in DECIDING]
+    if not lost or found.refusal is not None:
+        return found
+    what = f"its attribute {lost[0]!r}" if lost[0] else "one of its attributes"
+    refusal = f"{what}, which may say what its values are, cannot be read: {found.unread[lost[0]]}"
+    return msgspec.structs.replace(found, refusal=refusal, unread={})
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -225,12 +250,16 @@ def _check_text(objects: Mapping[str, HDF5Object]) -> None:
         raise ManifestError(f"its attributes have {total} bytes of text and references; {MOST_TEXT} are allowed")
 
 
-def _attributes(found: HDF5Object) -> dict[str, Any]:
-    """Return the attributes of an object as JSON has them; those that hold references are left out."""
+def _attributes(found: HDF5Object, is_netcdf: bool) -> dict[str, Any]:
+    """Return the attributes of an object as JSON has them; those that hold references are left out.
+
+    To NetCDF, an array of one element is that element: so are, in other files, attributes by which xarray decodes.
+    """
     shown: dict[str, Any] = {}
     for name, attribute in found.attributes.items():
         if name not in HIDDEN and _has_value(attribute.datatype):
-            shown[name] = _plain(_value(attribute))
+            is_single = is_netcdf or name in DECIDING
+            shown[name] = _plain(_value(attribute) if is_single else _stored(attribute))
     datatype = found.datatype
     if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
         shown["flag_values"] = list(datatype.members.values())
@@ -245,9 +274,13 @@ def _has_value(datatype: Datatype) -> bool:
     return datatype.refusal is None
 
 
+def _stored(attribute: Attribute) -> Any:
+    return values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
+
+
 def _value(attribute: Attribute) -> Any:
     """Return an attribute's value as h5netcdf does: a single one is no list."""
-    value = values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
+    value = _stored(attribute)
     if (isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim)) and len(value) == 1:
         return value[0]
     return value
@@ -294,13 +327,15 @@ def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
     return dtypes
 
 
-def _filled(found: HDF5Object, datatype: Datatype, zarr_format: int) -> tuple[Any, dict[str, Any], bool]:
+def _filled(
+    found: HDF5Object, datatype: Datatype, zarr_format: int, is_netcdf: bool
+) -> tuple[Any, dict[str, Any], bool]:
     """Return the fill value of a variable's metadata, its attributes, and whether that value is HDF5's own.
 
     xarray masks the fill value of version 2, which is therefore that of the attribute ``_FillValue`` or none. Of
     version 3 it masks that attribute, so the fill value can be HDF5's.
     """
-    attributes = _attributes(found)
+    attributes = _attributes(found, is_netcdf)
     masked, unwritten = _masked(found), _unwritten(found, datatype)
     if masked is not None:
         attributes.pop(FILL, None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
-from refshard_fs.formats.hdf5.file import MetadataFile
+from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
 from refshard_fs.formats.hdf5.heaps import dense_objects, read_collections, read_local_heap
 from refshard_fs.formats.hdf5.structure import (
@@ -28,6 +28,7 @@ from refshard_fs.formats.hdf5.structure import (
     HDF5Object,
     Message,
     Superblock,
+    UnsharedAttribute,
     Virtual,
     parse_attribute,
     parse_dataspace,
@@ -37,6 +38,8 @@ from refshard_fs.formats.hdf5.structure import (
     read_header,
 )
 from refshard_fs.formats.hdf5.virtual import parse_mappings
+
+T = TypeVar("T")
 
 PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, but a file of so many would be a bomb
 LEAST_PATHS: Final = 10_000
@@ -181,6 +184,16 @@ def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superbl
     return superblock, reader.tree()
 
 
+def _tried(steps: Steps[T]) -> Steps[T | ValueError]:
+    """Return what ``steps`` return, or the error of the object that they read."""
+    try:
+        return (yield from steps)
+    except UnreadableFile:
+        raise
+    except ValueError as e:
+        return e
+
+
 class _Reader:
     """Reads the objects of one file, each once."""
 
@@ -194,6 +207,7 @@ class _Reader:
         self._most = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
         self._looks = 0  # at links, while soft ones are followed
         self._links: dict[int, dict[str, Link]] = {}  # of each object that is begun, by name
+        self._unlisted: dict[int, str] = {}  # why the links of a group cannot be read
         self._found: dict[int, HDF5Object] = {}
 
     def read_all(self) -> Steps[None]:
@@ -203,7 +217,7 @@ class _Reader:
 
     def _begin(self, link: Link, depth: int) -> None:
         if depth > DEEPEST:
-            raise ManifestError(f"its groups lie more than {DEEPEST} deep in one another")
+            raise UnreadableFile(f"its groups lie more than {DEEPEST} deep in one another")
         if link.address is not None and link.address not in self._links:
             self._links[link.address] = {}
             self._reading.append(self._read(link.address, depth))
@@ -220,7 +234,9 @@ class _Reader:
             path, way, is_alias = pending.pop()  # with the addresses of all objects on the path
             (aliases if is_alias else objects)[path] = msgspec.structs.replace(self._found[way[-1]], path=path)
             if len(objects) + len(aliases) + len(pending) > self._most:
-                raise ManifestError(f"its links make more than {self._most} paths")
+                raise UnreadableFile(f"its links make more than {self._most} paths")
+            if way[-1] in self._unlisted:
+                reports[path] = f"its members cannot all be found: {self._unlisted[way[-1]]}"
             for link in self._links[way[-1]].values():
                 below = join(path, link.name)
                 if len(below) > MOST_CHARACTERS:  # nor can what lies in it
@@ -248,7 +264,7 @@ class _Reader:
         parts = link.target.split("/")
         self._looks += len(parts)
         if self._looks > MOST_LOOKS:
-            raise ManifestError("its soft links lead through too many others")
+            raise UnreadableFile("its soft links lead through too many others")
         at: int | None = self._superblock.root if link.target.startswith("/") else group
         for name in parts:
             if at is not None and name not in ("", "."):
@@ -269,32 +285,56 @@ class _Reader:
                     if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:  # perhaps a coordinate
                         self._file.expect(layout.address, layout.size)
 
-        yield from self._read_object(address, (yield from read_header(self._file, address, begun)))
+        found = yield from _tried(self._read_whole(address, begun))
+        if isinstance(found, ValueError):
+            if address == self._superblock.root:
+                raise found
+            found = HDF5Object("", address, False, {}, refusal=f"its object header cannot be read: {found}")
+        self._found[address] = found
+
+    def _read_whole(self, address: int, begun: Callable[[list[Message]], None]) -> Steps[HDF5Object]:
+        return (yield from self._read_object(address, (yield from read_header(self._file, address, begun))))
 
     def _read_links(self, address: int, messages: Sequence[Message], depth: int) -> Steps[None]:
         ks = self._superblock.group_k, self._superblock.group_leaf_k
-        for link in (yield from read_links(self._file, messages, *ks)):
+        links = yield from _tried(read_links(self._file, messages, *ks))
+        if isinstance(links, ValueError):
+            if address == self._superblock.root:
+                raise links
+            self._unlisted[address] = str(links)
+            return
+        for link in links:
             self._links_read += 1
             self._links[address][link.name] = link
             self._begin(link, depth + 1)
         if self._links_read > self._most:  # many groups may have the same links
-            raise ManifestError(f"its links make more than {self._most} paths")
+            raise UnreadableFile(f"its links make more than {self._most} paths")
 
-    def _read_object(self, address: int, messages: Sequence[Message]) -> Steps[None]:
+    def _read_object(self, address: int, messages: Sequence[Message]) -> Steps[HDF5Object]:
         contents = yield from self._contents(messages)
-        raw = [
-            (message.order, content)
-            for message, content in zip(messages, contents, strict=True)
-            if message.type == structure.ATTRIBUTE
-        ]
-        by_type = {message.type: content for message, content in zip(messages, contents, strict=True)}
+        raw: list[tuple[int, bytes]] = []
+        unread: dict[str, str] = {}
+        by_type: dict[int, bytes] = {}
+        for message, content in zip(messages, contents, strict=True):
+            if message.type == structure.ATTRIBUTE:
+                if isinstance(content, ValueError):
+                    unread[""] = str(content)
+                else:
+                    raw.append((message.order, content))
+            elif isinstance(content, ValueError):
+                raise content
+            else:
+                by_type[message.type] = content
         if structure.ATTRIBUTE_INFO in by_type:
-            raw += yield from self._dense_attributes(by_type[structure.ATTRIBUTE_INFO])
-        attributes = yield from self._attributes(raw)
-        described = HDF5Object("", address, any(m.type in _OF_GROUPS for m in messages), attributes)
-        if not described.is_group:
-            described = yield from self._with_sources(self._dataset(described, by_type))
-        self._found[address] = described
+            dense = yield from _tried(self._dense_attributes(by_type[structure.ATTRIBUTE_INFO]))
+            if isinstance(dense, ValueError):
+                unread[""] = str(dense)
+            else:
+                raw += dense
+        attributes = yield from self._attributes(raw, unread)
+        is_group = any(message.type in _OF_GROUPS for message in messages)
+        described = HDF5Object("", address, is_group, attributes, unread=unread)
+        return described if is_group else (yield from self._with_sources(self._dataset(described, by_type)))
 
     def _with_sources(self, found: HDF5Object) -> Steps[HDF5Object]:
         """Return a dataset; a virtual one has the mappings that the global heap says."""
@@ -315,10 +355,9 @@ class _Reader:
         """Return ``found`` with what a dataset's messages say."""
         sizes = self._file.sizes
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
-            refusal: str | None = "it is neither a group nor a dataset"
-            if structure.DATATYPE in messages:
-                refusal = "it is a datatype that others share, and no dataset"
-            return msgspec.structs.replace(found, refusal=refusal)
+            if structure.DATATYPE in messages and not messages.keys() & {structure.DATASPACE, structure.LAYOUT}:
+                return msgspec.structs.replace(found, is_type=True)
+            return msgspec.structs.replace(found, refusal="it is neither a group nor a dataset")
         space = parse_dataspace(messages[structure.DATASPACE], sizes)
         datatype = parse_datatype(messages[structure.DATATYPE])
         layout = parse_layout(messages[structure.LAYOUT], sizes) if structure.LAYOUT in messages else None
@@ -326,13 +365,13 @@ class _Reader:
         for kind in (structure.OLD_FILL_VALUE, structure.FILL_VALUE):
             if kind in messages:
                 fill = parse_fill(messages[kind], sizes, kind)
-        refusal = datatype.refusal
+        refusal: str | None = datatype.refusal
         if structure.EXTERNAL_FILES in messages:
             refusal = "its values lie in external files, which are never opened"
         elif layout is None:
             refusal = "it has no data layout"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
-        how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal
+        how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, found.unread
         return HDF5Object(found.path, found.address, False, found.attributes, *how)
 
     # ------------------------------------------------------------------ attributes
@@ -343,30 +382,56 @@ class _Reader:
             raise ManifestError(_TABLE)
         return [(int.from_bytes(record[9:13], "little"), data) for record, data in dense]
 
-    def _attributes(self, messages: Sequence[tuple[int, bytes]]) -> Steps[dict[str, Attribute]]:
+    def _attributes(self, messages: Sequence[tuple[int, bytes]], unread: dict[str, str]) -> Steps[dict[str, Attribute]]:
         """Return attributes by their names; what they refer to in the global heap is read together.
 
-        They come in the order in which they were made, where the file tells it, and else by name: as h5py has them.
+        Add to ``unread`` why others cannot be read. Attributes come in the order in which they were made, where the
+        file tells it, and else by name: as h5py has them.
         """
-        ordered = sorted([(order, parse_attribute(data)) for order, data in messages], key=lambda p: (p[0], p[1].name))
-        parts = [part for _, part in ordered]
+        split: list[tuple[int, UnsharedAttribute]] = []
+        for order, data in messages:
+            try:
+                split.append((order, parse_attribute(data)))
+            except ValueError as e:
+                unread[""] = str(e)
+        parts = [part for _, part in sorted(split, key=lambda p: (p[0], p[1].name))]
         types = yield from self._contents([part.datatype for part in parts])
         spaces = yield from self._contents([part.dataspace for part in parts])
         found: list[tuple[Attribute, list[HeapID]]] = []
         for part, datatype_data, space_data in zip(parts, types, spaces, strict=True):
-            datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, self._file.sizes).shape
-            size = 0 if shape is None else math.prod(shape) * datatype.size
-            if size > len(part.raw):
-                raise ValueError(f"the attribute {part.name!r} has {len(part.raw)} bytes of {size}")
-            raw = part.raw[:size]
-            ids = heap_ids(datatype, raw)
-            found.append((Attribute(part.name, datatype, shape, raw, referred=sum(many for *_, many in ids)), ids))
-        yield from self._load_collections({address for _, ids in found for address, _, _ in ids})
+            try:
+                found.append(self._attribute(part, datatype_data, space_data))
+            except ValueError as e:
+                unread[part.name] = str(e)
+        addresses = list(dict.fromkeys(address for _, ids in found for address, _, _ in ids))
+        read = yield from together([_tried(self._load_collections({address})) for address in addresses])
+        failures = dict(zip(addresses, read, strict=True))
         attributes: dict[str, Attribute] = {}
         for attribute, ids in found:
-            heap = {(at, index): self._heap[at, index] for at, index, _ in ids if (at, index) in self._heap}
+            lost = next(((at, index) for at, index, size in ids if len(self._heap.get((at, index), b"")) < size), None)
+            if lost is not None:
+                where = f"object {lost[1]} of the global heap at {lost[0]} is not there, or too short"
+                unread[attribute.name] = str(failures[lost[0]] or where)
+                continue
+            heap = {(at, index): self._heap[at, index] for at, index, _ in ids}
             attributes[attribute.name] = msgspec.structs.replace(attribute, heap=heap) if ids else attribute
         return attributes
+
+    def _attribute(
+        self, part: UnsharedAttribute, datatype_data: bytes | ValueError, space_data: bytes | ValueError
+    ) -> tuple[Attribute, list[HeapID]]:
+        """Return an attribute, and where in the global heap its values lie."""
+        if isinstance(datatype_data, ValueError):
+            raise datatype_data
+        if isinstance(space_data, ValueError):
+            raise space_data
+        datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, self._file.sizes).shape
+        size = 0 if shape is None else math.prod(shape) * datatype.size
+        if size > len(part.raw):
+            raise ValueError(f"it has {len(part.raw)} bytes of {size}")
+        raw = part.raw[:size]
+        ids = heap_ids(datatype, raw)
+        return Attribute(part.name, datatype, shape, raw, referred=sum(many for *_, many in ids)), ids
 
     def _load_collections(self, addresses: set[int]) -> Steps[None]:
         missing = addresses - self._collections
@@ -376,11 +441,12 @@ class _Reader:
 
     # ------------------------------------------------------------------ messages that are shared
 
-    def _contents(self, messages: Sequence[Message]) -> Steps[list[bytes]]:
-        """Return the contents of messages, wherever they lie."""
+    def _contents(self, messages: Sequence[Message]) -> Steps[list[bytes | ValueError]]:
+        """Return the contents of messages, wherever they lie, or why one cannot be read."""
         shared = [place for place, message in enumerate(messages) if message.is_shared]
-        found = [message.data for message in messages]
-        contents = (yield from together([self._content(messages[place]) for place in shared])) if shared else []
+        found: list[bytes | ValueError] = [message.data for message in messages]
+        reads = [_tried(self._content(messages[place])) for place in shared]
+        contents = (yield from together(reads)) if shared else []
         for place, content in zip(shared, contents, strict=True):
             found[place] = content
         return found
@@ -391,8 +457,8 @@ class _Reader:
         version, kind = fields.unpack("BB")
         if version == 3 and kind == 1:
             raise ManifestError(_TABLE)
-        if version == 1:
-            fields.take(6)
+        if version == 1:  # it holds an entry of a symbol table: the offset of a name comes first
+            fields.unpack("6xN")
         elif version not in (2, 3):
             raise ValueError(f"a shared message of version {version}; versions 1 to 3 are known")
         address = fields.address()

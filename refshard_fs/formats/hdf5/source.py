@@ -37,7 +37,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         others = yield from _other_files(files_named(objects), probe, options)
         keyspace = _shown(file, superblock, objects, reports, url, options.zarr_format, others)
     except RefShardError as e:
-        if type(e) is ManifestError and url not in str(e):
+        if isinstance(e, ManifestError) and url not in str(e):
             raise ManifestError(f"{url}: {e}") from e
         raise
     except ValueError as e:
@@ -131,7 +131,7 @@ def _shown(
             how = file, superblock, dataset, array.grid(zarr_format), url
             chunks[variable.path] = VirtualChunks(*how, parts) if parts else DatasetChunks(*how)
             arrays[variable.path] = array
-        except ManifestError as e:
+        except ValueError as e:
             reports[path] = str(e)
     others = {path: attributes for path, attributes in groups.items() if path}
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)

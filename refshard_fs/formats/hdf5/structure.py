@@ -406,7 +406,8 @@ def _chunked(
 class HDF5Object(msgspec.Struct, frozen=True):
     """A group or a dataset at ``path``; what only datasets have is None for a group.
 
-    ``refusal`` says why the values of a dataset cannot be shown.
+    ``refusal`` says why the values of a dataset cannot be shown, and ``unread`` why attributes cannot be read, by name;
+    the name is empty where it cannot be read either. ``is_type``: it is a datatype that others share, and no dataset.
     """
 
     path: str
@@ -420,3 +421,5 @@ class HDF5Object(msgspec.Struct, frozen=True):
     filters: tuple[Filter, ...] = ()
     fill: bytes | None = None
     refusal: str | None = None
+    unread: Mapping[str, str] = {}
+    is_type: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import h5py
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 from numcodecs.checksum32 import jenkins_lookup3
 
-from refshard_fs import DamagedIndex, ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import DamagedIndex, ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.core.model import Inline
 from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, index_of
 from refshard_fs.formats.hdf5.file import MetadataFile, Sizes
 from tests.formats.files_of_arrays import all_bytes, check_damage
 from tests.formats.hdf5 import corpus, netcdf_files
+from tests.formats.hdf5.messages import in_memory
 from tests.memory import taking
+from tests.sharding.in_memory import ROOT, Files
 
 WRITERS = corpus.WRITERS | netcdf_files.WRITERS
 NAMES = [
@@ -87,8 +90,8 @@ def test_attributes_that_another_b_tree_is_said_to_list_are_damage(tmp_path: Pat
         where = data.index(signature)
         end = where + size - 4
         data[end : end + 4] = jenkins_lookup3(bytes(data[where:end]), 0).to_bytes(4, "little")
-    with pytest.raises(DamagedIndex, match="no records of attributes"):
-        all_bytes(bytes(data))
+    path.write_bytes(data)
+    assert "no records of attributes" in RefShardFileSystem(str(path)).left_whole["attributes of '/'"]
 
 
 def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: Path) -> None:
@@ -152,3 +155,70 @@ def test_texts_may_be_longer_than_other_structures(tmp_path: Path, monkeypatch: 
         file["d"] = ["t" * 100_000]
     monkeypatch.setattr("refshard_fs.formats.hdf5.file.MOST", 1 << 16)
     assert RefShardFileSystem(str(path)).cat_file("d/0").endswith(b"t" * 100_000)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_damage_in_one_object_leaves_the_others(libver: str) -> None:
+    """Whichever byte of an object's header is wrong, what is left out is named, and its keys are errors."""
+    with in_memory(libver=libver) as file:
+        file["a"] = np.arange(3, dtype="<i4")
+        odd = file.create_dataset("odd", data=np.arange(4.0), chunks=(2,), compression="gzip", maxshape=(None,))
+        odd.attrs["note"] = "text"
+        odd.attrs["units"] = np.array(["m"], h5py.string_dtype())
+        group = file.create_group("group")
+        group["inner"] = np.arange(5)
+        group.attrs["n"] = np.arange(2)
+        file["z"] = np.arange(3, dtype="<i4")
+        file.flush()
+        data = bytes(file.id.get_file_image())
+        headers = [h5py.h5o.get_info(file[name].id) for name in ("odd", "group", "group/inner")]
+    for header in headers:
+        for at in range(header.addr, header.addr + header.hdr.space.total, 5):
+            damaged = bytearray(data)
+            damaged[at] ^= 0xFF
+            files = Files({ROOT: bytes(damaged)})
+            keys = files.open()
+            for name in ("a", "z"):
+                assert files.read(keys, f"{name}/0") == np.arange(3, dtype="<i4").tobytes(), at
+            for path in {"odd", "group/inner"} - set(keys.grids) if len(keys.grids) < 4 else ():  # none is renamed
+                with pytest.raises(ManifestError, match="is not shown"):
+                    files.read(keys, f"{path}/0")
+
+
+def test_an_unreadable_attribute_is_left_out_by_name() -> None:
+    with in_memory() as file:
+        for name in ("note", "scale_factor"):
+            file.create_dataset(f"d_{name}", data=np.arange(3)).attrs[name] = 2.5
+            file.create_group(f"g_{name}").attrs[name] = 2.5
+            file[f"d_{name}"].attrs["other"] = 1
+        file.flush()
+        data = bytes(file.id.get_file_image())
+    for name in (b"note", b"scale_factor"):  # whose datatype, behind the name, becomes one that is not known
+        data = re.sub(name + rb"\0+\x11(?=\x20\x3f\0)", lambda found: found[0][:-1] + b"\xff", data)
+    files = Files({ROOT: data})
+    keys = files.open()
+    assert set(keys.grids) == {"d_note"}
+    assert b'"other":1' in (files.read(keys, "d_note/.zattrs") or b"")
+    assert set(keys.reports) == {
+        "attribute 'note' of 'd_note'",
+        "attribute 'note' of 'g_note'",
+        "attribute 'scale_factor' of 'g_scale_factor'",
+        "d_scale_factor",
+    }
+
+
+def test_links_of_a_group_that_cannot_be_read_are_named() -> None:
+    with in_memory() as file:
+        file["good"] = 1
+        file.create_group("group")["inner"] = np.arange(5)
+        file.flush()
+        data = bytes(file.id.get_file_image())
+    at = data.rindex(b"SNOD")
+    files = Files({ROOT: data[:at] + b"X" + data[at + 1 :]})
+    keys = files.open()
+    assert set(keys.grids) == {"good"}
+    assert "its members cannot all be found" in keys.reports["group"]
+    assert files.read(keys, "group/.zgroup")
+    assert files.read(keys, "group/zarr.json") is None
+    with pytest.raises(ManifestError, match="members"):
+        files.read(keys, "group/inner/0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem
+from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, check
 from refshard_fs.cli import main
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.formats.hdf5 import heaps
@@ -344,3 +345,66 @@ def test_files_are_concatenated_and_appended_as_sets_are(tmp_path: Path) -> None
     for made in (whole, lazy):
         with xr.open_dataset(made, engine="refshard") as found:
             xr.testing.assert_identical(found.load(), expected)
+
+
+def with_old_shared_datatype(data: bytes, header: int, shared: int) -> bytes:
+    """Return a file whose object at ``header`` shares the datatype at ``shared`` as HDF5 1.2 to 1.4 wrote it."""
+    count, links, size = struct.unpack_from("<HII", data, header + 2)
+    messages, at = b"", header + 16
+    for _ in range(count):
+        kind, length, flags = struct.unpack_from("<HHB", data, at)
+        body = data[at + 8 : at + 8 + length]
+        at += 8 + length
+        if kind == 3:
+            assert flags & 2
+            body = struct.pack("<BB6xQQ", 1, 0, 16, shared)  # with the offset of a name
+        messages += struct.pack("<HHB3x", kind, len(body), flags) + body
+    assert at == header + 16 + size
+    moved = len(data) + -len(data) % 8
+    out = bytearray(data.ljust(moved, b"\0"))
+    out += struct.pack("<BBHII4x", 1, 0, count, links, len(messages)) + messages
+    link = struct.pack("<Q", header)
+    assert out.count(link) == 1
+    out = out.replace(link, struct.pack("<Q", moved))
+    struct.pack_into("<Q", out, 40, len(out))
+    return bytes(out)
+
+
+def test_datatypes_that_objects_share_are_read_and_not_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "shared.h5"
+    with h5py.File(path, "w") as file:
+        file["type"] = np.dtype("<f4")
+        file.create_dataset("d", (3,), dtype=file["type"], track_times=False)[:] = [1, 2, 3]
+        header, shared = (h5py.h5o.get_info(file[name].id).addr for name in ("d", "type"))
+    for data in (path.read_bytes(), with_old_shared_datatype(path.read_bytes(), header, shared)):
+        path.write_bytes(data)
+        with h5py.File(path) as file:
+            assert file["d"][:].tolist() == [1, 2, 3]
+        fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+        assert np.frombuffer(fs.cat_file("d/0"), "<f4").tolist() == [1, 2, 3]
+        assert fs.left_whole == {}
+        assert not check(fs).findings
+
+
+def test_attributes_of_one_element_are_as_stored_and_single_to_xarray(tmp_path: Path) -> None:
+    path = tmp_path / "single.h5"
+    text = h5py.string_dtype()
+    with h5py.File(path, "w") as file:
+        file.attrs["order"] = np.array(["root"], text)
+        file["d"] = np.zeros(3)
+        given = {"n": np.array([1.5]), "order": np.array(["sym"], text), "units": np.array(["K"], text), "s": 2}
+        file["d"].attrs.update(given)
+    stored = {"n": [1.5], "order": ["sym"], "units": "K", "s": 2, "_ARRAY_DIMENSIONS": ["phony_dim_0"]}
+    fs = RefShardFileSystem(str(path))
+    assert json.loads(fs.cat_file("d/.zattrs")) == stored
+    assert json.loads(fs.cat_file(".zattrs")) == {"order": ["root"]}
+    with (
+        xr.open_dataset(path, engine="refshard") as got,
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as want,
+    ):
+        assert got.attrs == want.attrs
+        assert got["d"].attrs == want["d"].attrs == {"n": 1.5, "order": "sym", "units": "K", "s": 2}
+    with h5py.File(path, "a") as file:
+        file["d"].make_scale("d")
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    assert json.loads(fs.cat_file("d/.zattrs"))["n"] == 1.5
