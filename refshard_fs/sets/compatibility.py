@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal
 
@@ -202,18 +202,21 @@ def with_digests(
     dims: Sequence[str | None],
     same: frozenset[str],
     places: Sequence[Sequence[int]] | None = None,
+    only: Container[str] | None = None,
 ) -> list[NamedSet]:
     """Return ``parts`` with digests of the arrays that must be equal in several, but are other references there.
 
     These are the arrays that are not along all of ``dims``, but for those in ``same``: parts at different ``places``
     along the other dimensions (by default all are in a row) have copies. Arrays that cannot be read get no digest, and
-    are taken to differ.
+    are taken to differ. If ``only`` some arrays are given, no others are looked at.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
     by_value: set[str] = set()  # arrays that parts store differently
     for path in dict.fromkeys(path for part in parts for path in part.variables if path not in same):
         owners = [number for number, part in enumerate(parts) if path in part.variables]
+        if (only is not None and path not in only) or all(path in parts[number].digests for number in owners):
+            continue
         along = parts[owners[0]].variables[path].dims
         axes = [axis for axis, dim in enumerate(dims) if dim is not None and dim in along]
         first: dict[tuple[int, ...], NamedSet] = {}
@@ -234,7 +237,7 @@ def with_digests(
         for path, chunks in arrays.items():
             values = _Values.of(parts[number], path, chunks) if path in by_value else None
             digests[path] = _digest(chunks) if values is None else values
-        out[number] = msgspec.structs.replace(parts[number], digests=digests)
+        out[number] = msgspec.structs.replace(parts[number], digests={**parts[number].digests, **digests})
     return out
 
 

@@ -547,7 +547,7 @@ class _Cube(msgspec.Struct, frozen=True):
             return None
         if self.grid is None:
             return Stacking.by_scalar(dim, parts)
-        return Stacking.by_name(self.grid, dim, parts, numbers, [name for name in self.dims if name in known])
+        return Stacking.of(self.grid, dim, parts, numbers, [name for name in self.dims if name in known])
 
     def _holes(self, start: Place, numbers: Container[int], like: NamedSet) -> dict[int, NamedSet]:
         """Return what stands where a grid has no file, by number: sets that only tell the length or coordinate."""

@@ -8,7 +8,7 @@ arrays get a first axis of length 1, which changes none of their chunks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import ChangedSet
-from refshard_fs.sets.compatibility import same_values
+from refshard_fs.sets.compatibility import same_values, with_digests
 from refshard_fs.sets.sources import natural
 from refshard_fs.sets.variables import NamedSet, Variable, auxiliary
 
@@ -225,9 +225,12 @@ def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> list[N
     inside = [dim for dim in grid.dims if dim in known]
     for axis, dim in reversed(list(enumerate(grid.dims))):
         if dim not in known:
-            coordinate = _coordinate(grid.places[dim])
-            for at, part in found.items():
-                found[at] = _at_place(part, dim, inside, coordinate, at[axis])
+            rows: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+            for at in found:
+                rows.setdefault((*at[:axis], *at[axis + 1 :]), []).append(at)
+            for row in rows.values():
+                stacking = Stacking.of(grid, dim, [found[at] for at in row], [at[axis] for at in row], inside)
+                found |= zip(row, stacking.parts, strict=True)
             inside.append(dim)
     return list(found.values())
 
@@ -245,12 +248,20 @@ class Stacking(NamedTuple):
     values: list[bytes] | None = None
 
     @classmethod
-    def by_name(
+    def of(
         cls, grid: FileGrid, dim: str, parts: Sequence[NamedSet], numbers: Sequence[int], others: Sequence[str | None]
     ) -> Stacking:
-        """Return sets at the places ``numbers`` of a grid: arrays along ``others`` are stacked, or all if none is."""
+        """Return sets at the places ``numbers`` of a grid, by their own scalars if each has one, else by their names.
+
+        By names, arrays along ``others`` are stacked, or all if none is; and scalars that differ.
+        """
+        found = None if grid.holes else cls.by_scalar(dim, parts)
+        if found is not None:
+            return found
         coordinate = _coordinate(grid.places[dim])
-        placed = [_at_place(part, dim, others, coordinate, n) for part, n in zip(parts, numbers, strict=True)]
+        scalars = [path for part in parts for path, v in part.variables.items() if not v.dims and path != dim]
+        parts, varying = _varying(parts, scalars)
+        placed = [_at_place(part, dim, others, coordinate, n, varying) for part, n in zip(parts, numbers, strict=True)]
         first = placed[0].variables
         paths = tuple(path for path, v in first.items() if dim in v.dims and not v.is_coordinate)
         metadata = {**_attributes(first, (*paths, dim)), first[dim].key: dict(first[dim].meta.raw)}
@@ -265,17 +276,12 @@ class Stacking(NamedTuple):
         """
         if not all(_is_scalar(part, dim) for part in parts):
             return None
-        owners: dict[str, list[NamedSet]] = {}
-        for part in parts:
-            for path, variable in part.variables.items():
-                if path != dim and not variable.is_coordinate:
-                    owners.setdefault(path, []).append(part)
+        every = {path: v for part in reversed(parts) for path, v in part.variables.items()}
+        every = {path: v for path, v in every.items() if path != dim and not v.is_coordinate}
         named = set().union(*(auxiliary(part.variables) for part in parts))
-        paths = [dim]
-        for path, some in owners.items():
-            is_data = path not in named and bool(some[0].variables[path].dims)
-            if is_data or any(_differ(path, some[0], other) for other in some[1:]):
-                paths.append(path)
+        is_data = {path: path not in named and bool(variable.dims) for path, variable in every.items()}
+        parts, varying = _varying(parts, [path for path in every if not is_data[path]])
+        paths = [dim, *(path for path in every if is_data[path] or path in varying)]
         placed = [stacked_along(part, dim, paths) for part in parts]
         metadata = _attributes(placed[0].variables, paths)
         coordinate = placed[0].variables[dim]
@@ -299,11 +305,30 @@ def _is_scalar(part: NamedSet, dim: str) -> bool:
     return variable is not None and variable.meta.shape == () and not part.along(dim) and part.values(dim) is not None
 
 
+def _varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
+    """Return the ``parts`` with digests of arrays ``paths`` that are small, if not known, and those that differ."""
+    unknown = {path for path in paths if any(path in p.variables and p.values(path) is None for p in parts)}
+    known = with_digests(parts, [], frozenset(), only=unknown)
+    differing = set()
+    for path in dict.fromkeys(paths):
+        first, *others = [part for part in known if path in part.variables]
+        if any(_differ(path, first, other) for other in others):
+            differing.add(path)
+    return known, differing
+
+
 def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
-    """Whether the values of an array are known in both sets, and differ in number or in units."""
+    """Whether an array is known in both sets, and differs in its values or their units."""
+    if one.variables[path].attributes.get("units") != other.variables[path].attributes.get("units"):
+        return True
     mine, theirs = one.values(path), other.values(path)
-    units = [part.variables[path].attributes.get("units") for part in (one, other)]
-    return mine is not None and theirs is not None and (units[0] != units[1] or not same_values(mine, theirs))
+    if mine is not None and theirs is not None:
+        return not same_values(mine, theirs)
+    if path in one.digests and path in other.digests:
+        return one.digests[path] != other.digests[path]
+    tables = one.refs.tables.get(path), other.refs.tables.get(path)
+    are_inline = all(table is not None and not len(table) for table in tables)  # text
+    return are_inline and one.inline.get(path) != other.inline.get(path)
 
 
 def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -312,12 +337,19 @@ def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict
     return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
 
 
-def _at_place(part: NamedSet, dim: str, others: Sequence[str | None], coordinate: _Coordinate, number: int) -> NamedSet:
-    """Return a set at one place along ``dim``: its arrays along ``others``, or all if there are none."""
+def _at_place(
+    part: NamedSet,
+    dim: str,
+    others: Sequence[str | None],
+    coordinate: _Coordinate,
+    number: int,
+    varying: Container[str],
+) -> NamedSet:
+    """Return a set at one place along ``dim``: its arrays along ``others`` (all if there are none) and ``varying``."""
 
     def gets_dim(variable: Variable) -> bool:
         along = any(other in variable.dims for other in others) if others else bool(variable.dims)
-        return along and not variable.is_coordinate
+        return (along and not variable.is_coordinate) or variable.path in varying
 
     changed = _with_axis(part, dim, [path for path, variable in part.variables.items() if gets_dim(variable)])
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)

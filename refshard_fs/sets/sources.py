@@ -179,10 +179,11 @@ def _is_local(url: str) -> bool:
 
 WEB: Final = ("http", "https")  # whose URLs have a query after a question mark
 _DIGITS: Final = re.compile(r"(\d+)")
+_ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
 
 
 def expanded(sets: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Return ``sets``, a source or a list of them, with all that patterns (``*`` and ``?``) match.
+    """Return ``sets``, a source or a list of them, with all that patterns (``*``, ``?`` and ``[...]``) match.
 
     ManifestError where one matches nothing, or lies where nothing can be listed.
     """
@@ -194,6 +195,11 @@ def expanded(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     for fo in sets:
         if isinstance(fo, str) and "::" not in fo and ("*" in fo or ("?" in fo and protocol_of(fo) not in WEB)):
             found += _matches(fo, options)
+        elif isinstance(fo, str) and "::" not in fo and _ONE_OF.search(fo.partition("://")[2].partition("/")[2] or fo):
+            try:
+                found += _matches(fo, options)
+            except ManifestError:  # a name with brackets, where nothing is listed
+                found.append(fo)
         else:
             found.append(fo)
     return found
@@ -219,7 +225,7 @@ def _walk(url: str) -> Steps[list[str]]:
     first, *steps = path.split("/")
     known = [f"{scheme}{colons}{first}"]
     for depth, step in enumerate(steps):
-        if "*" not in step and "?" not in step:
+        if "*" not in step and "?" not in step and _ONE_OF.search(step) is None:
             known = [f"{place}/{step}" for place in known]
             continue
         matches = re.compile(fnmatch.translate(step)).match
@@ -232,6 +238,8 @@ def _walk(url: str) -> Steps[list[str]]:
                     f"{url!r} matches nothing: {folder or '/'} is not there, or cannot be listed. "
                     "Where a server lists nothing, give a list of URLs"
                 )
-            below += [f"{folder}/{n.name}" for n in names if matches(n.name) and (is_last or n.is_directory)]
+            fitting = [n.name for n in names if matches(n.name) and (is_last or n.is_directory)]
+            exact = [n.name for n in names if n.name == step]  # a name with brackets is itself
+            below += [f"{folder}/{name}" for name in exact or fitting]
         known = below
     return known

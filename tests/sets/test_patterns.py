@@ -350,3 +350,59 @@ def test_names_of_equal_numbers_have_one_order() -> None:
     for order in (names, names[::-1]):
         found, _ = FileGrid.of(pattern, [f"{name}/2024.nc" for name in order], dims)
         assert found.places["member"] == sorted(names)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Scalars of files of one time each.
+
+
+def granule(path: Path, number: int, kind: str, *, named: bool = False) -> str:
+    """Write a file of one time, as those of GOES are, with a scalar that differs and one that does not."""
+    netCDF4 = pytest.importorskip("netCDF4")
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("x", 3)
+        time = file.createVariable("time", "f8", ())
+        time.units = "days since 2000-01-01"
+        time[...] = number
+        v = file.createVariable("v", "i2", ("x",), fill_value=-1)
+        v.coordinates = "time scene" if named else "time"
+        v[:] = np.arange(3) + number
+        for name, value in (("scene", number), ("all", 7)):
+            scalar = file.createVariable(name, {"text": str}.get(kind, kind), ())
+            scalar[...] = f"n{value}" if kind == "text" else np.array(str(value) if kind == "S1" else value, kind)
+    return str(path)
+
+
+@pytest.mark.parametrize("how", ["list", "class", "field"])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("kind", ["f4", "S1", "text"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_scalars_that_differ_get_the_dimension(tmp_path: Path, lazy: bool, kind: str, named: bool, how: str) -> None:
+    xr = pytest.importorskip("xarray")
+    files = [granule(tmp_path / f"f{i:03}.nc", i, kind, named=named) for i in range(3)]
+    sets: Any = {"class": "f[0-9][0-9]?.nc", "field": "f{time:d}.nc"}.get(how)
+    sets = files if sets is None else str(tmp_path / sets)
+    found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=lazy), engine="refshard").load()  # type: ignore[call-overload]
+    each = [xr.load_dataset(file, engine="netcdf4") for file in files]
+    assert found["all"].dims == ()
+    assert str(found["all"].item()) == str(each[0]["all"].item())
+    for name in ("scene", "v", "time"):
+        assert found[name].dims == ("time", *each[0][name].dims)
+        assert str(found[name].values.tolist()) == str(np.stack([ds[name].values for ds in each]).tolist())
+
+
+def test_scalars_that_differ_get_a_dimension_of_names(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    for number in range(2):
+        granule(tmp_path / f"f{number}.nc", number, "text")
+    found = xr.open_dataset(refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"]), engine="refshard")
+    assert found["scene"].values.tolist() == ["n0", "n1"]
+    assert found["time"].dims == found["scene"].dims == found["member"].dims
+    assert found["all"].dims == ()
+
+
+def test_a_name_with_brackets_is_itself(tmp_path: Path) -> None:
+    for name in ("a[1].nc", "a1.nc"):
+        granule(tmp_path / name, 1, "f4")
+    found = refshard_fs.concat(str(tmp_path / "a[1].nc"), "time")
+    assert found.references["v/0.0"][0] == str(tmp_path / "a[1].nc")
