@@ -14,15 +14,16 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.consolidated import DOCUMENTS, parsed, reconsolidated, repeats
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
-from refshard_fs.core.model import Entry, Inline, Listed, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
 # ----------------------------------------------------------------------------------------------------
@@ -265,9 +266,6 @@ class Edits:
 # A key space with edits over it. No I/O here.
 
 
-ROOT: Final = "zarr.json"
-
-
 class EditedKeySpace(View):
     """The keys of ``base`` with ``edits``, which may change meanwhile."""
 
@@ -280,62 +278,40 @@ class EditedKeySpace(View):
     def lookup(self, key: str) -> Steps[Entry | None]:
         edit = self.edits.get(key)
         if edit is not None:
-            return entry_of(edit)
+            return self._in_step(key, entry_of(edit))
         entry = yield from self.base.lookup(key)
-        return self._document(key, entry)
+        if isinstance(entry, Span | Packed) and self._may_repeat_edits(key):
+            data: bytes | None = yield Load(entry, Raw())
+            entry = None if data is None else Inline(data)
+        return self._in_step(key, entry)
 
     def find(self, key: str) -> Entry | None:
         edit = self.edits.get(key)
-        if edit is not None:
-            return entry_of(edit)
-        entry = self.base.find(key)
-        return self._document(key, entry)
+        return self._in_step(key, entry_of(edit) if edit is not None else self.base.find(key))
 
-    def _document(self, key: str, entry: Entry | None) -> Entry | None:
-        """Return the entry of an unedited key, as the edits leave it."""
-        if key == ROOT:
-            return self._root(entry)
-        return self._consolidated(entry) if key == self.consolidated_anew else entry
+    def _may_repeat_edits(self, key: str) -> bool:
+        path, name = parent(key)
+        return name in DOCUMENTS and (self.edits.is_directory(path) or self.edits.touches(path))
 
-    def _consolidated(self, entry: Entry | None) -> Entry | None:
-        """Return the document with all metadata as a commit would make it."""
-        changes = {key: edit for key, edit in self.edits.changes().items() if zarrmeta.is_metadata(key)}
-        if not isinstance(entry, Inline) or not (changes or self.edits.prefixes()):
+    def _in_step(self, key: str, entry: Entry | None) -> Entry | None:
+        """Return the entry of ``key``; with consolidated metadata that say the same as the edited documents."""
+        if not isinstance(entry, Inline) or not self._may_repeat_edits(key):
             return entry
-        match _parsed(entry.data):
-            case {"metadata": dict(members), **rest}:
-                shown = {key: member for key, member in members.items() if not self.edits.hides(key)}
-                for key, edit in changes.items():
-                    if isinstance(edit, Inline):
-                        shown[key] = _parsed(edit.data)
-                    else:
-                        shown.pop(key, None)
-                with contextlib.suppress(TypeError):  # what is no JSON is refused by the commit
-                    return Inline(zarrmeta.dumps({"metadata": shown, **rest}))
-        return entry
-
-    def _root(self, entry: Entry | None) -> Entry | None:
-        """Return the root's document; without its consolidated metadata if these are outdated by the edits."""
-        if not isinstance(entry, Inline) or b'"consolidated_metadata"' not in entry.data:
+        is_anew = key == self.consolidated_anew
+        if not is_anew and not repeats(key, entry.data):
             return entry
-        edited = {path for key in self.edits.changes() for path, name in [parent(key)] if name == ROOT and path}
-        if not edited and not self.edits.prefixes():
-            return entry
-        match _parsed(entry.data):
-            case {"consolidated_metadata": {"metadata": dict(members)}, **rest}:
-                for path in edited.union(members):
-                    edit = self.edits.get(join(path, ROOT))
-                    if edit is not None and not _is_document(edit, members.get(path)):
-                        return Inline(zarrmeta.dumps(rest))
+        before, changes = parsed(entry.data), documents_in(self.edits)
+        after = reconsolidated(key, before, changes, self.edits.hides, is_whole=is_anew)
+        with contextlib.suppress(TypeError):  # what is no JSON is refused by the commit
+            return entry if after is before else Inline(zarrmeta.dumps(after))
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``."""
         left: list[int] = []
         edited: list[int] = []
-        documents = (ROOT, self.consolidated_anew)
         for place, key in enumerate(keys):
-            (left if self.edits.get(key) is None and key not in documents else edited).append(place)
+            (left if self.edits.get(key) is None and not self._may_repeat_edits(key) else edited).append(place)
         return lookups_of(self.base, keys, left) + [self.single_lookup(place, keys[place]) for place in edited]
 
     def is_empty(self, key: str) -> Steps[bool]:
@@ -355,16 +331,16 @@ class EditedKeySpace(View):
         for listed in below or ():
             if (yield from self._is_left(prefix, listed)):
                 found[listed.name] = listed
-        for name in (ROOT, self.consolidated_anew):
-            if name in found and not prefix:
-                document = yield from self.lookup(name)
-                found[name] = Listed(name, None if document is None else document.size)
         for name, is_directory in written.items():
             edit = edits.get(join(prefix, name))
             if is_directory:
                 found[name] = Listed(name, None, True)
             elif edit is not None and edit is not REMOVED:
                 found[name] = Listed(name, edit.size)
+        for name in DOCUMENTS:
+            if name in found:
+                document = yield from self.lookup(join(prefix, name))
+                found[name] = Listed(name, None if document is None else document.size)
         if not found and prefix:
             return None
         return sorted(found.values(), key=lambda listed: listed.name)
@@ -422,22 +398,10 @@ def _edited_grids(base: KeySpace, edits: Edits) -> Grids:
     return Grids(find, paths)
 
 
-def _is_document(edit: Edit, document: object) -> bool:
-    """Whether ``edit`` of a node's document has the same content as ``document``, which is None for a removed node."""
-    if not isinstance(edit, Inline):
-        return edit is REMOVED and document is None
-    found = _parsed(edit.data)
-    if isinstance(found, dict):
-        found.pop("consolidated_metadata", None)  # of a group, which the root's document does not repeat
-    return bool(found == document)
-
-
-def _parsed(data: bytes) -> Any:
-    """Return what a JSON text holds; ``data`` itself where it is none."""
-    try:
-        return zarrmeta.loads(data)
-    except ValueError:
-        return data
+def documents_in(edits: Edits) -> dict[str, bytes | None]:
+    """Return the metadata documents among ``edits``, by key; None for those that are no longer there."""
+    changes = ((key, edit) for key, edit in edits.changes().items() if zarrmeta.is_metadata(key))
+    return {key: edit.data if isinstance(edit, Inline) else None for key, edit in changes}
 
 
 def unedited(keyspace: KeySpace) -> KeySpace:

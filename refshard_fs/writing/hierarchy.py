@@ -17,11 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from refshard_fs.core.consolidated import consolidating, parsed, reconsolidated, repeats
 from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import Hierarchy, check_name
 from refshard_fs.core.keys import is_within, join, parent, splits
 from refshard_fs.core.model import ABSENT, Span, Version
-from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, is_metadata
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, dumps, is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
@@ -33,6 +34,7 @@ from refshard_fs.writing.writer import Writer
 
 WORKERS: Final = 8  # objects under way at a time
 UNIT: Final = 1 << 20  # bytes; an object counts as one for each of these, and a shard of `WORKERS` units goes alone
+TRIES: Final = 10  # to put consolidated metadata that others put, too
 LISTED_FROM: Final = 256  # objects; more are found by listing their array than by asking for each
 
 _SINCE: Final = "was read, and somebody else has written it since"
@@ -110,8 +112,12 @@ class HierarchyCommit:
         self._objects.tidy(blocking, with_root=False)
         self._put_data(plan, conditions)
         self._remove(name for name, found in leftovers.items() if found is not ABSENT and name not in self._put)
+        changes = dict.fromkeys(filter(is_metadata, plan.removed), None) | dict(plan.documents)
         for name, data in plan.documents:
-            self._put_object(name, (data,), conditions.get(name))
+            self._put_object(name, (self._in_step(name, data, changes, plan),), conditions.get(name))
+        for name in consolidating([*changes, *plan.prefixes]):
+            if name not in changes:
+                self._reconsolidate(name, changes, plan)
         self._remove(name for name in removed if name not in blocking)
         for name, condition in self._empty_shards.items():
             with self._shard(name):
@@ -231,6 +237,37 @@ class HierarchyCommit:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for those under way
                 raise
+
+    def _in_step(self, name: str, data: bytes, changes: Mapping[str, bytes | None], plan: Plan) -> bytes:
+        """Return the document ``name`` with consolidated metadata that say the same as the other documents."""
+        if not repeats(name, data):
+            return data
+        before = parsed(data)
+        after = reconsolidated(
+            name, before, changes, lambda key: any(is_within(key, prefix) for prefix in plan.prefixes)
+        )
+        return data if after is before else dumps(after)
+
+    def _reconsolidate(self, name: str, changes: Mapping[str, bytes | None], plan: Plan) -> None:
+        """Put the document ``name``, which was not written itself, as its consolidated metadata are after the commit.
+
+        What another commit has put there meanwhile stays in it.
+        """
+        for last in (False,) * TRIES + (True,):
+            there = self._objects.fetch(name)
+            if there is None:
+                return
+            old = bytes(there.data)
+            new = self._in_step(name, old, changes, plan)
+            if new is old:
+                return
+            try:
+                self._put_object(name, (new,), there.facts)
+            except ConflictError:
+                if last:
+                    raise
+            else:
+                return
 
     def _put_shard(self, shard: ShardPlan, expected: Condition) -> None:
         with self._shard(shard.key):

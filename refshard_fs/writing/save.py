@@ -21,6 +21,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
 from refshard_fs.core.compression import zstd
+from refshard_fs.core.consolidated import in_step
 from refshard_fs.core.edits import EditedKeySpace, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
@@ -310,7 +311,9 @@ def _write_json(stream: ReferenceStream, url: str, sink: Objects | Document, ver
     with sink.stream() as whole, _compressing(url, whole) as file:
         file.write(start)
         comma = b""
+        others = in_step({key: value for key, value in stream.documents() if zarrmeta.is_metadata(key)})
         for key, value in stream.documents():
+            value = others.get(key, value)
             file.write(comma + json_writing.member(key, value, version))
             comma = b","
         for array, grid in stream.grids.items():

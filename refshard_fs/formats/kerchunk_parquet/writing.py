@@ -15,8 +15,9 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE, Row
+from refshard_fs.core.consolidated import in_step
 from refshard_fs.core.edits import REMOVED, Edit, Edits
-from refshard_fs.core.keys import ChunkGrid, is_within, join
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
@@ -44,8 +45,9 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
         check_name(key)
         document = object_in(value, repr(key))
-        if key != PARQUET:  # the set has its own
+        if parent(key)[1] != PARQUET:  # the set has its own; zarr refuses others in there
             metadata[key] = document
+    metadata |= in_step(metadata)
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
 
 

@@ -1,0 +1,137 @@
+"""Consolidated metadata say the same as the documents that they repeat, in every kind of source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem, check
+
+GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group"}}
+
+
+def array(version: int, **attributes: Any) -> dict[str, Any]:
+    """The documents of an array, by their names."""
+    if version == 2:
+        more = {"chunks": [2], "dtype": "<i4", "compressor": None, "filters": None, "fill_value": 0, "order": "C"}
+        return {".zarray": {"zarr_format": 2, "shape": [2], **more}, ".zattrs": attributes}
+    return {
+        "zarr.json": {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [2],
+            "data_type": "int32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+            "fill_value": 0,
+            "attributes": attributes,
+        }
+    }
+
+
+def documents(version: int) -> dict[str, Any]:
+    """A group with the arrays a, b and g/c, whose metadata are consolidated in the root and in g."""
+    found: dict[str, Any] = {}
+    for path in ("a", "b", "g/c"):
+        found |= {f"{path}/{name}": document for name, document in array(version, units="m").items()}
+    if version == 2:
+        found |= {".zgroup": GROUP[2], "g/.zgroup": GROUP[2]}
+        below = {key[2:]: document for key, document in found.items() if key.startswith("g/")}
+        return found | {path + ".zmetadata": consolidated(2, members) for path, members in (("", found), ("g/", below))}
+    nodes = {key.removesuffix("/zarr.json"): document for key, document in found.items()}
+    found["g/zarr.json"] = GROUP[3] | {"consolidated_metadata": consolidated(3, {"c": nodes["g/c"]})}
+    return found | {"zarr.json": GROUP[3] | {"consolidated_metadata": consolidated(3, nodes | {"g": GROUP[3]})}}
+
+
+def consolidated(version: int, members: dict[str, Any]) -> dict[str, Any]:
+    known = {"kind": "inline", "must_understand": False} if version == 3 else {"zarr_consolidated_format": 1}
+    return {**known, "metadata": members}
+
+
+def members(fs: RefShardFileSystem, path: str, version: int) -> dict[str, Any]:
+    """What the consolidated metadata of the group ``path`` say."""
+    found = json.loads(fs.cat_file(path + (".zmetadata" if version == 2 else "zarr.json")))
+    members: dict[str, Any] = (found if version == 2 else found["consolidated_metadata"])["metadata"]
+    return members
+
+
+def written(tmp_path: Path, kind: str, version: int) -> str:
+    """The URL of a source of some kind with these documents."""
+    path = tmp_path / {"json": "set.json"}.get(kind, "set")
+    found = documents(version)
+    if kind == "hierarchy":
+        for key, document in found.items():
+            (path / key).parent.mkdir(parents=True, exist_ok=True)
+            (path / key).write_text(json.dumps(document))
+    else:
+        RefShardFileSystem({key: json.dumps(document) for key, document in found.items()}).save(
+            str(path),
+            format=kind,  # type: ignore[arg-type]
+        )
+    return str(path)
+
+
+SOURCES = [("json", 2), ("json", 3), ("hierarchy", 2), ("hierarchy", 3), ("parquet", 2), ("parquet", 3)]
+SOURCES += [("chunk-manifest", 3)]
+
+
+@pytest.mark.parametrize(("kind", "version"), SOURCES)
+def test_consolidated_metadata_follow_edits(tmp_path: Path, kind: str, version: int) -> None:
+    url = written(tmp_path, kind, version)
+    fs = RefShardFileSystem(url, mode="a", skip_instance_cache=True)
+    with fs.transaction:
+        changed = {
+            f"{path}/{name}": document
+            for path in ("a", "g/c", "new")
+            for name, document in array(version, units="km").items()
+        }
+        fs.pipe({key: json.dumps(document).encode() for key, document in changed.items()})
+        fs.rm("b", recursive=True)
+        before = members(fs, "", version)
+    there = RefShardFileSystem(url, skip_instance_cache=True)
+    after = members(there, "", version)
+    assert before == after
+    names = {key: key if version == 2 else key.removesuffix("/zarr.json") for key in changed}
+    assert {name: after[name] for name in names.values()} == {name: changed[key] for key, name in names.items()}
+    assert not [name for name in after if name.split("/")[0] == "b"]
+    if kind in ("json", "hierarchy"):  # others have consolidated metadata of their own, in the root
+        inner = members(there, "g/", version)
+        assert (
+            inner["c" if version == 3 else "c/.zattrs"]
+            == array(version, units="km")["zarr.json" if version == 3 else ".zattrs"]
+        )
+    assert not [finding for finding in check(there).findings if finding.kind == "consolidated"]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_reduced_dict_is_saved_in_step(tmp_path: Path, kind: Any, version: int) -> None:
+    reduced = {key: json.dumps(document) for key, document in documents(version).items() if not key.startswith("b/")}
+    RefShardFileSystem(reduced).save(str(tmp_path / "set"), format=kind)
+    fs = RefShardFileSystem(str(tmp_path / "set"))
+    assert not [name for name in members(fs, "", version) if name.split("/")[0] == "b"]
+    assert members(fs, "", version)
+
+
+def test_metadata_that_are_consolidated_alone_are_kept(tmp_path: Path) -> None:
+    """Readers of such a set have nothing else."""
+    only = {".zmetadata": documents(2)[".zmetadata"]}
+    RefShardFileSystem(only).save(str(tmp_path / "set.json"))
+    assert json.loads(RefShardFileSystem(str(tmp_path / "set.json")).cat_file(".zmetadata")) == only[".zmetadata"]
+
+
+def test_writers_of_several_arrays_share_consolidated_metadata(tmp_path: Path) -> None:
+    """Two writers that each change an array of their own are in no conflict about what merely repeats them."""
+    url = written(tmp_path, "hierarchy", 2)
+    first, second = (RefShardFileSystem(url, mode="a", skip_instance_cache=True) for _ in range(2))
+    for fs, path in ((first, "a"), (second, "b")):
+        assert fs.exists(".zmetadata")
+        fs.pipe_file(f"{path}/.zattrs", b'{"units": "km"}')
+    first.commit()
+    second.commit()
+    found = members(RefShardFileSystem(url), "", 2)
+    assert found["a/.zattrs"] == found["b/.zattrs"] == {"units": "km"}
