@@ -35,7 +35,7 @@ def configured() -> Iterator[None]:
     """Have eccodes read its tables, 30 MB for each centre, before memory is measured: it reads them once."""
     surface = Surface(100, 0, 50000)
     for centre in _CENTRES:
-        named(Parameter(0, 0, 0, centre, (28, 1), 0, 255, 0, (surface, surface)))
+        named(Parameter(0, 0, 0, centre, (28, 1), 0, 0, 255, 0, (surface, surface)))
     yield
 
 
