@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
 
 ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
 INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
+LARGE = 1 << 20  # bytes of such chunks of one array, more of which are not read to be compared
 COPIED = 16 << 20  # bytes of such chunks that are in memory at a time
 TOGETHER = 1 << 14  # keys that are looked up together,
 DIRECTORIES = 64  # and directories that are gone through
@@ -65,13 +66,18 @@ class _Array:
         return ChunkTable.from_parts(self.grid, [*self._parts, Part.from_rows(self._rows)])
 
 
-def gather(keyspace: KeySpace, prefix: str = "") -> Steps[tuple[ReferenceSet, Extras]]:
+def gather(
+    keyspace: KeySpace, prefix: str = "", unread: Collection[str] | None = None
+) -> Steps[tuple[ReferenceSet, Extras]]:
     """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
 
     Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
-    more than `INLINED`.
+    more than `INLINED`. With the names of dimensions ``unread``, chunks of arrays along these, and of large ones, are
+    references to what they are made from: for those who ask which chunks there are, and read none.
     """
     walk = yield from walked(keyspace, prefix)
+    if unread is not None:
+        walk.leave(unread)
     if (key := walk.too_much()) is not None:
         raise ManifestError(
             f"{key!r} is made from other bytes: no reference can stand for it, and more than "
@@ -208,6 +214,26 @@ class Walk:
         for _, group in itertools.groupby(zip(self.made, ends, strict=True), lambda pair: pair[1] // COPIED):
             yield [made for made, _ in group]
 
+    def leave(self, dims: Collection[str]) -> None:
+        """Keep what the chunks of arrays along ``dims``, and of large arrays, are made from in place of the chunks."""
+        sizes: dict[int, int] = {}
+        for made in self.made:
+            sizes[id(made.array)] = sizes.get(id(made.array), 0) + made.size
+        left: dict[int, bool] = {}
+        for path, array in self.arrays.items():
+            if id(array) in sizes:
+                names = _dimensions(self.side, path)
+                is_coordinate = names == [parent(path)[1]]
+                left[id(array)] = not is_coordinate and (sizes[id(array)] > LARGE or not set(dims).isdisjoint(names))
+        every, self.made = self.made, []
+        for made in every:
+            spans = made.entry.spans
+            if spans and made.number is not None and left.get(id(made.array)):
+                target = self.urls.setdefault(spans[0].url, len(self.urls))
+                self.keep(made, Row(target, max(spans[0].start, 0), made.size))
+            else:
+                self.made.append(made)
+
     def found(self) -> tuple[ReferenceSet, Extras]:
         """Return all that was kept."""
         tables = {path: array.table() for path, array in self.arrays.items()}
@@ -233,6 +259,17 @@ class Walk:
         raise ManifestError(f"{key!r} is counted from the end of its target: no reference can stand for it")
 
 
+def _dimensions(side: Mapping[str, Value], path: str) -> list[Any]:
+    """Return the names of an array's dimensions, as far as its documents have them."""
+    for name in ("zarr.json", ".zattrs"):
+        data = side.get(join(path, name))
+        if isinstance(data, bytes):
+            doc = zarrmeta.object_in(data, join(path, name))
+            names = doc.get("dimension_names" if name == "zarr.json" else "_ARRAY_DIMENSIONS")
+            return names if isinstance(names, list) else []
+    return []
+
+
 def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
     """Return a document with an attribute, if the array's scale_factor and add_offset are 32-bit numbers.
 
@@ -256,10 +293,10 @@ def _is_made(entry: Entry) -> bool:
     return isinstance(entry, Packed) and not (is_checked and entry.start is None and entry.stop is None)
 
 
-def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
+def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Collection[str] | None = None) -> ReferenceSet:
     """Return all references of ``keyspace``, their URLs respelled; ``run`` runs the look-ups.
 
-    Raises ManifestError where a reference set cannot hold what there is.
+    ``unread`` is as `gather` takes it. Raises ManifestError where a reference set cannot hold what there is.
     """
     keyspace = stored(keyspace)
     if isinstance(keyspace, EditedKeySpace):
@@ -268,16 +305,16 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell) -> ReferenceSet:
     lazy = references_in(keyspace)
     if isinstance(lazy, ParquetKeySpace):
         return columns_of(lazy, run, respell)
-    found: ReferenceSet = run("", partial(collected, keyspace))
+    found: ReferenceSet = run("", partial(collected, keyspace, unread))
     return respelled(found, respell)
 
 
-def collected(keyspace: KeySpace) -> Steps[ReferenceSet]:
+def collected(keyspace: KeySpace, unread: Collection[str] | None = None) -> Steps[ReferenceSet]:
     """Return all references of ``keyspace``, which is no parquet set, as `collect` does but for their URLs."""
     flat = references_in(keyspace)
     if isinstance(flat, FlatKeySpace):
         return (yield from _with_metadata(flat))
-    refs, extras = yield from gather(stored(keyspace))
+    refs, extras = yield from gather(stored(keyspace), unread=unread)
     if extras:
         raise ManifestError(
             f"the chunk manifest of {next(iter(extras))!r} says more of chunks than where they are: "

@@ -293,7 +293,10 @@ def _append_line(
     url = url_of_set(fo, options, base.url)
     lead = document.parts[document.first]
     urls = [joined.resolve(lead.url), url]
-    first, new = [stacked_along(part, dim, document.stacked) for part in read_sets(urls, options, _ignore)]
+    first, new = [
+        stacked_along(part, dim, document.stacked)
+        for part in read_sets(urls, options, _ignore, unread=frozenset([dim]))
+    ]
     shown = with_metadata(first, document.metadata)
     if first.length(dim) != lead.length:
         raise ManifestError(

@@ -414,7 +414,13 @@ def concat(
     with progress("concat", callback) as shown:
         shown.set_size(len(sources))
         read = read_sets(
-            sources, options, shown.relative_update, failed if on_error == "skip" else None, executor, resume
+            sources,
+            options,
+            shown.relative_update,
+            failed if on_error == "skip" else None,
+            executor,
+            resume,
+            frozenset(filter(None, order)) if lazy else None,
         )
     opened = [number for number in range(len(sources)) if number not in failed]
     sources, places = tuple(sources[n] for n in opened), tuple(places[n] for n in opened)

@@ -79,6 +79,8 @@ class Unchanged:
 # Called with number and result of each source; None is a source that has to be opened by itself.
 Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
 Known = Mapping[str, Facts]  # by URL, the versions of sources that were scanned before
+# Dimensions along which chunks that have to be made are not read, for a document: its parts are opened again.
+Unread = frozenset[str] | None
 
 
 def can_scan(options: Mapping[str, Any]) -> bool:
@@ -96,14 +98,14 @@ def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str
     return passed
 
 
-def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
+def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known, unread: Unread = None) -> None:
     """Call ``found`` with number and content of each source at ``urls``, in any order, or with its error.
 
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
     """
     session = RefShardFileSystem({}, **reading_options(urls, options))._session
     whole = msgspec.structs.replace(session.options.open, shards="whole")
-    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known)
+    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread)
     try:
         scanner.wait(scanner.all, urls, found)
     finally:
@@ -113,8 +115,9 @@ def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: K
 class _Scanner(Engines):
     """Opens many sources. What each may point to is judged by its own origin."""
 
-    def __init__(self, options: SessionOptions, known: Known) -> None:
+    def __init__(self, options: SessionOptions, known: Known, unread: Unread) -> None:
         super().__init__(options, Cache(REMEMBERED))
+        self._unread = unread
         self._known = known
         self._variables = VariableReader()
         self._parser = DocumentParser()
@@ -195,7 +198,7 @@ class _Scanner(Engines):
         if isinstance(beneath(space), ParquetKeySpace):
             return None
         try:
-            refs = yield from first.run(collected(space))
+            refs = yield from first.run(collected(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from told_cause(e)
         return respelled(refs, respelling(OpenOptions(), first.url))
@@ -205,14 +208,21 @@ class _Scanner(Engines):
 # Scans by the workers of an executor.
 
 
-def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known) -> None:
+def spread(
+    executor: Executor,
+    urls: Sequence[str],
+    options: Mapping[str, Any],
+    found: Found,
+    known: Known,
+    unread: Unread = None,
+) -> None:
     """Scan with the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
     futures: dict[Future[list[Any]], Sequence[int]] = {}
     try:
         for piece in batches(range(len(urls)), PIECE):
             some = [urls[number] for number in piece]
             theirs = {url: known[url] for url in some if url in known}
-            futures[executor.submit(scan_piece, some, dict(options), theirs)] = piece
+            futures[executor.submit(scan_piece, some, dict(options), theirs, unread)] = piece
         for future in as_completed(futures):
             for number, result in zip(futures[future], future.result(), strict=True):
                 found(number, result)
@@ -221,10 +231,10 @@ def spread(executor: Executor, urls: Sequence[str], options: Mapping[str, Any], 
             future.cancel()
 
 
-def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known) -> list[Any]:
+def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: Unread = None) -> list[Any]:
     """Return the result for each of ``urls``."""
     results: list[Any] = [None] * len(urls)
-    scan(urls, options, results.__setitem__, known)
+    scan(urls, options, results.__setitem__, known, unread)
     return results
 
 
@@ -286,13 +296,14 @@ class ScansFile:
         self._file.seek(end)
         self._file.truncate()
 
-    def facts(self, urls: Iterable[str]) -> dict[str, Facts]:
-        """Return the versions of those of ``urls`` that were scanned."""
-        return {url: self._places[url][0] for url in urls if url in self._places}
+    def facts(self, urls: Iterable[str], kind: str = "") -> dict[str, Facts]:
+        """Return the versions of those of ``urls`` that were scanned, in part (of that ``kind``) or as a whole."""
+        known = {url: self._places.get(url + kind) or self._places.get(url) for url in urls}
+        return {url: place[0] for url, place in known.items() if place is not None}
 
-    def scanned(self, url: str) -> Scanned | Exception:
+    def scanned(self, url: str, kind: str = "") -> Scanned | Exception:
         """Return the kept scan of ``url``."""
-        facts, start, length = self._places[url]
+        facts, start, length = self._places.get(url + kind) or self._places[url]
         self._file.seek(start)
         record: Any = msgspec.msgpack.decode(self._file.read(length), type=_Record)
         self._file.seek(0, os.SEEK_END)

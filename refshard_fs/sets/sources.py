@@ -27,6 +27,7 @@ from refshard_fs.sets.scanning import (
     Scanned,
     ScansFile,
     Unchanged,
+    Unread,
     can_scan,
     coordinates_to_read,
     reading_options,
@@ -54,12 +55,13 @@ def read_sets(
     failed: dict[int, Exception] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
+    unread: Unread = None,
 ) -> list[NamedSet]:
     """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
 
     Where ``failed`` is given, sets that cannot be opened or read are left out, and their errors put there by number.
-    ``executor`` scans those that have URLs, and ``resume`` is the file that keeps their scans. TargetNotAllowed where a
-    set from elsewhere points to where it may not.
+    ``executor`` scans those that have URLs, and ``resume`` is the file that keeps their scans. Chunks along dimensions
+    ``unread`` are not made. TargetNotAllowed where a set from elsewhere points to where it may not.
     """
     variables = VariableReader()
     found: dict[int, NamedSet] = {}
@@ -86,7 +88,7 @@ def read_sets(
     urls = {number: os.fspath(fo) for number, fo in enumerate(sets) if isinstance(fo, str | os.PathLike)}
     if can_scan(options):
         unchained = {number: url for number, url in urls.items() if "::" not in url}
-        _scan(unchained, options, take, executor, resume)
+        _scan(unchained, options, take, executor, resume, unread)
     elif executor is not None or resume is not None:
         raise ValueError(
             "executor= and resume= are for sources that are opened alike: of further options they take target_options= "
@@ -106,7 +108,7 @@ def read_sets(
     def read(number: int) -> NamedSet | None:
         try:
             fs = opened(sets[number], options)
-            refs = fs._collect()
+            refs = fs._collect(unread)
             adopted.append(fs._session.adopt(refs.urls))
             part = named(number, refs)
             part = fs._session.run("", lambda: with_coordinates(part))
@@ -136,26 +138,28 @@ def _scan(
     take: Callable[[int, Scanned | Exception | None], None],
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
+    unread: Unread,
 ) -> None:
     """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
+    kind = "" if unread is None else f" without {sorted(unread)}"  # what such a scan lacks others need
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
     kept = None if resume is None else ScansFile(os.fspath(resume))
-    known: Known = {} if kept is None else kept.facts(urls)
+    known: Known = {} if kept is None else kept.facts(urls, kind)
 
     def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
         if kept is not None and isinstance(result, Unchanged):
-            result = kept.scanned(urls[place])
+            result = kept.scanned(urls[place], kind)
         elif kept is not None and isinstance(result, Scanned):
-            kept.keep(urls[place], result)
+            kept.keep(urls[place] + kind, result)
         assert not isinstance(result, Unchanged), "only what is kept is known"
         take(numbers[place], result)
 
     try:
         if urls and executor is not None:
-            spread(executor, urls, options, found, known)
+            spread(executor, urls, options, found, known, unread)
         elif urls:
-            scan(urls, options, found, known)
+            scan(urls, options, found, known, unread)
     finally:
         if kept is not None:
             kept.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,31 @@ def test_workers_find_the_same(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match=r"set 3 is left out: .*day3\.nc3"):
             made = refshard_fs.concat(files, "time", executor=executor, on_error="skip")
     assert len(days_of(made)) == 69
+
+
+def scene(number: int) -> bytes:
+    """Return a georeferenced TIFF of 512 KiB whose chunks are decoded here, since zarr knows no predictor."""
+    tifffile = pytest.importorskip("tifffile")
+    file = io.BytesIO()
+    values = np.random.default_rng(number).integers(0, 60_000, (512, 512), dtype="u2")
+    place = [(33550, "d", 3, (10.0, 10.0, 0.0), True), (33922, "d", 6, (0, 0, 0, number * 5120.0, 0, 0), True)]
+    place.append((34735, "H", 8, (1, 1, 0, 1, 3072, 0, 1, 32633), True))
+    tifffile.imwrite(file, values, tile=(128, 128), compression="zlib", predictor=True, extratags=place)
+    return file.getvalue()
+
+
+def test_a_document_of_files_is_made_without_their_data(http_server: RangeServer, tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    urls, resume = [http_server.put(f"{n}.tif", scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
+    how: dict[str, Any] = {"resume": resume, "same": ["spatial_ref"]}
+    refshard_fs.concat(urls[:2], "x", lazy=True, **how).save(str(tmp_path / "all.refshard"))
+    assert refshard_fs.append(str(tmp_path / "all.refshard"), urls[2], "x", same=["spatial_ref"]) == 512
+    assert sum(request.sent for request in http_server.requests()) < 500_000
+    eager = refshard_fs.RefShardFileSystem(refshard_fs.concat(urls, "x", **how))
+    fs = refshard_fs.RefShardFileSystem(str(tmp_path / "all.refshard"))
+    chunks = [key for key in eager.find("") if ".z" not in key and len(eager.cat_file(key)) == 128 * 128 * 2]
+    assert len(chunks) == 3 * 16
+    assert fs.cat(chunks) == eager.cat(chunks)
 
 
 # ------------------------------------------------------------------ runs that go on
