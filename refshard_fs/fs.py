@@ -786,6 +786,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if not (isinstance(path1, list) and isinstance(path2, list)):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
             path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
+            if recursive:  # an array's manifest is no key of it: where the array goes, a commit makes another one
+                manifests = await self._writing("copy").manifests_among(path1)
+                pairs = [pair for pair in zip(path1, path2, strict=True) if pair[0] not in manifests]
+                path1, path2 = [source for source, _ in pairs], [target for _, target in pairs]
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:

@@ -102,7 +102,7 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
         raise ManifestError(f"{where}: {problem}")
     dtype = _dtype(doc.get("dtype"), where)
     shown = dict(attributes)
-    if doc.get("fill_value") is not None:
+    if doc.get("fill_value") is not None and (dtype.kind != "O" or doc["fill_value"] != 0):
         shown.setdefault("_FillValue", doc["fill_value"])
     try:
         if "_FillValue" in shown:
@@ -151,6 +151,8 @@ def _dtype(spelled: object, where: str) -> np.dtype[Any]:
     try:
         if isinstance(spelled, str) and _DTYPE.fullmatch(spelled):
             return np.dtype(spelled)
+        if spelled == "|O":
+            return np.dtype(object)  # which may be text: filters tell
     except (TypeError, ValueError, OverflowError):
         pass
     raise ManifestError(f"{where}: its dtype {str(spelled)[:80]!r} has no data type in version 3 of zarr")
@@ -162,7 +164,7 @@ def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, wh
         codecs.append(_named("transpose", order=list(range(len(doc["shape"])))[::-1]))
     filters: Sequence[Any] = doc.get("filters") or []
     if dtype.kind == "O":
-        if not filters or filters[0]["id"] != "vlen-utf8":
+        if not filters or not isinstance(filters[0], dict) or filters[0].get("id") != "vlen-utf8":
             raise ManifestError(f"{where}: its objects are no text, which alone version 3 of zarr has")
         codecs.append({"name": "vlen-utf8"})
         return codecs + [_on_bytes(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c]
@@ -213,7 +215,7 @@ def _fill_value(value: Any, kind: str, zero: Any) -> Any:
             return bool(value)
         case "i" | "u" | "m" | "M":
             return int(value)
-        case "U":
+        case "U" | "O":
             return value or ""
         case "S" | "V" if value in (0, ""):
             return zero

@@ -8,7 +8,7 @@ shards. Other processes stage each change: see `staging`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from fsspec.transaction import Transaction
 
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
+from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Span
 from refshard_fs.core.zarrmeta import is_metadata
@@ -123,6 +124,18 @@ class Writer:
             return False
         await self.refer(key, entry)
         return True
+
+    async def manifests_among(self, keys: Iterable[str]) -> set[str]:
+        """Return those of ``keys`` that are chunk manifests of arrays."""
+        view = manifests_of((await self._opened()).keyspace)
+        found: set[str] = set()
+        if view is None:
+            return found
+        for directory in {parent(key)[0] for key in keys}:
+            array = await self.session.look(directory, view.array_of(join(directory, "0")))
+            manifest = None if array is None else view.manifest_key(array)
+            found |= set() if manifest is None else {manifest}
+        return found
 
     async def remove(self, key: str) -> None:
         """Let there be no ``key``."""

@@ -103,6 +103,16 @@ def test_xarray_masks_what_it_masked_before(tmp_path: Path) -> None:
     xr.testing.assert_identical(old, new)
 
 
+@pytest.mark.parametrize("fill", [None, 0, "", "none"])
+def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
+    document = v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
+    found = array_3(document, {}, "x/.zarray")
+    assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})
+    assert found["fill_value"] == (fill or "")
+    opened({"x/.zarray": json.dumps(document)}).save(str(tmp_path / "new"), "chunk-manifest")
+    assert json.loads(opened(str(tmp_path / "new")).cat_file("x/zarr.json"))["data_type"] == "string"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -606,6 +606,37 @@ def test_metadata_that_is_none_is_refused_by_name_where_all_of_it_becomes_one_do
     fs.discard()
 
 
+def test_manifests_are_made_in_a_set_that_began_with_a_group(tmp_path: Path) -> None:
+    """The first commit has no array yet; readers of consolidated metadata see those that come later, too."""
+    path = tmp_path / "manifests"
+    fs = writable(path, "chunk-manifest")
+    fs.pipe_file("zarr.json", group_document())
+    fs.commit()
+    for name in "ab":
+        fs = RefShardFileSystem(str(path), mode="a", skip_instance_cache=True)
+        fs.pipe({f"{name}/zarr.json": array_document((3,)), f"{name}/c/0": b"1"})
+        fs.commit()
+        assert len(list((path / name).glob("manifest.*.json"))) == 1
+        assert not (path / name / "c").exists()
+    root = json.loads(RefShardFileSystem(str(path)).cat_file("zarr.json"))
+    assert list(root["consolidated_metadata"]["metadata"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("source", "target"), [("g/a", "b"), ("g", "h")])
+@pytest.mark.parametrize("does", ["mv", "cp"])
+def test_a_copied_array_leaves_its_manifest_where_it_is(tmp_path: Path, does: str, source: str, target: str) -> None:
+    fs = writable(tmp_path / "manifests", "chunk-manifest")
+    fs.pipe({"zarr.json": group_document(), "g/zarr.json": group_document(), "g/a/zarr.json": array_document((3,))})
+    fs.pipe({f"g/a/c/{i}": b"%d" % i for i in range(3)})
+    fs.commit()
+    getattr(fs, does)(source, target, recursive=True)
+    fs.commit()
+    there = RefShardFileSystem(str(tmp_path / "manifests"))
+    array = "b" if target == "b" else "h/a"
+    assert there.cat(f"{array}/c", recursive=True) == {f"{array}/c/{i}": b"%d" % i for i in range(3)}
+    assert there.exists(source) == (does == "cp")
+
+
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole"])
 def test_consolidated_metadata_of_manifests_follow_edits(tmp_path: Path, change: str) -> None:
     fs = writable(tmp_path / "manifests", "chunk-manifest")

@@ -31,12 +31,13 @@ from refshard_fs.security import policy
 # A commit to a hierarchy that has been made and not written out: its root says what the other documents are.
 #
 # ``consolidated_metadata`` of the root's ``zarr.json`` may have a member ``refshard``: ``pending`` lists nodes whose
-# own documents are those in it, and ``gone`` nodes that are no more, whatever lies in their places (FORMATS.md). No I/O
-# here.
+# own documents are those in it, and ``gone`` nodes that are no more, whatever lies in their places (FORMATS.md). It is
+# there, if empty, after every commit: the next one makes manifests, too, though no array has one yet. No I/O here.
 
 
 _DOTTED = ChunkKeyEncoding("v2", ".")
-PENDING = b'"refshard":{"'
+COMMITTED = b'"refshard":{'
+PENDING = COMMITTED + b'"'
 
 
 class _Uncommitted(msgspec.Struct):
@@ -84,8 +85,8 @@ def root_with(
         return root
     members = {path: doc for path, doc in sorted(nodes.items()) if path}
     inline: dict[str, Any] = {"kind": "inline", "must_understand": False, "metadata": members}
-    if pending or gone or replaced:
-        inline["refshard"] = {"pending": pending, "gone": gone, "replaced": replaced}
+    ours = {"pending": pending, "gone": gone, "replaced": replaced}
+    inline["refshard"] = ours if pending or gone or replaced else {}
     return {**root, "consolidated_metadata": inline}
 
 
@@ -103,6 +104,7 @@ class ManifestView(ArrayView[Declared]):
     def __init__(self, base: KeySpace, options: OpenOptions) -> None:
         self._options = options
         self._lookups: dict[str, _Lookup] = {}
+        self._is_committed = False
         self._compose(base)
 
     @property
@@ -111,10 +113,12 @@ class ManifestView(ArrayView[Declared]):
 
     @property
     def maps_anything(self) -> bool:
-        """Whether any node that is known so far has a manifest, or a commit that removed the last one is unfinished."""
+        """Whether any node that is known so far has a manifest, or commits make manifests of new ones."""
         arrays = self._documents.arrays.values()
-        return isinstance(self.base, Composite | EditedKeySpace) or any(
-            a.manifest is not None or a.problem is not None for a in arrays
+        return (
+            self._is_committed
+            or isinstance(self.base, Composite | EditedKeySpace)
+            or any(a.manifest is not None or a.problem is not None for a in arrays)
         )
 
     def register_arrays(self, *, has_root: bool) -> Steps[None]:
@@ -126,6 +130,7 @@ class ManifestView(ArrayView[Declared]):
         if not has_root:
             return
         document = yield from self._documents.read("zarr.json")
+        self._is_committed = document is not None and COMMITTED in document.data
         if document is not None and PENDING in document.data:
             entry = yield from self.base.lookup("zarr.json")
             pending = None if entry is None else (yield Load(entry, Parsed(pending_edits, ("zarr.json",))))
