@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,13 +18,15 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import METADATA_NAMES
-from refshard_fs.reading.failures import blame, fail
+from refshard_fs.reading.failures import NoSuchKey, blame, cause_of, fail
 from refshard_fs.reading.fetch import Fetcher, Reader
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.lookups import Lookups
+from refshard_fs.reading.plan import KIB
 from refshard_fs.reading.prefetch import Ahead, Chunk
 
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
+SMALL = 16 * KIB  # bytes that are decoded faster than a thread takes them over
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -46,8 +48,33 @@ class _Read(NamedTuple):
     keyspace: KeySpace
     request: Request
     entry: Entry | None
-    future: asyncio.Future[bytes]
+    future: asyncio.Future[Any]
     guess: bool
+    make: bool
+
+
+class Unmade(NamedTuple):
+    """The bytes of a packed entry before they are decoded."""
+
+    key: str
+    entry: Packed
+    parts: Sequence[bytes | None]
+
+    def make(self) -> bytes:
+        """Return the bytes of the key; an error names it."""
+        try:
+            data = self.entry.finish(self.parts)
+            if data is None:
+                raise NoSuchKey
+        except Exception as e:  # noqa: BLE001  # whatever it is, its reader is told
+            raise fail(self.key, self.entry, e) from cause_of(e)
+        return data
+
+    async def made(self) -> bytes:
+        """Return the bytes of the key, made in a thread where that takes long."""
+        if max(sum(len(part or b"") for part in self.parts), self.entry.made or 0) < SMALL:
+            return self.make()
+        return await asyncio.to_thread(self.make)
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
@@ -109,11 +136,13 @@ class Engine(Lookups):
         entries: Sequence[Entry | None],
         *,
         guess: bool = False,
-    ) -> list[asyncio.Future[bytes]]:
+        make: bool = True,
+    ) -> list[asyncio.Future[Any]]:
         """Return a future of the bytes of each of ``requests``, read with whatever else is asked for in this tick.
 
         ``entries`` are where they lie; None is looked up. ``guess``: the requests may tell what is asked for next. A
-        future's exception is FileNotFoundError for a key that does not exist, and for no other reason.
+        future's exception is FileNotFoundError for a key that does not exist, and for no other reason. With ``make``
+        false, a result may be an `Unmade` in place of bytes: the caller makes it, in a thread.
 
         No more than the budget's memory is under way at once. Results that nobody has taken do not count: a caller
         who cannot have all of them in memory asks for fewer at a time.
@@ -121,11 +150,11 @@ class Engine(Lookups):
         loop = asyncio.get_running_loop()
         if not self._batch and requests:
             loop.call_soon(self._depart)
-        futures: list[asyncio.Future[bytes]] = []
+        futures: list[asyncio.Future[Any]] = []
         for request, entry in zip(requests, entries, strict=True):
-            future: asyncio.Future[bytes] = loop.create_future()
+            future: asyncio.Future[Any] = loop.create_future()
             futures.append(future)
-            self._batch.append(_Read(keyspace, request, entry, future, guess))
+            self._batch.append(_Read(keyspace, request, entry, future, guess, make))
         return futures
 
     def _depart(self) -> None:
@@ -161,7 +190,8 @@ class Engine(Lookups):
             request, future = read.request, read.future
             key = request.key
             if request.is_whole and not self.ahead.was_announced(key) and read.guess:
-                chunks.append(Chunk(read.keyspace, key, entry if isinstance(entry, Span) else None))
+                spans = () if entry is None or isinstance(entry, Exception) else entry.spans
+                chunks.append(Chunk(read.keyspace, key, spans))
             if future.done():
                 continue
             match entry:
@@ -179,21 +209,32 @@ class Engine(Lookups):
                 case Exception():
                     future.set_exception(blame(key, entry))
                 case Span() | Packed():
-                    _stop_with_readers(self.start(self._serve_slowly(entry, request, future)), [future])
+                    _stop_with_readers(self.start(self._serve_slowly(entry, read)), [future])
         if chunks:
             self.ahead.note(chunks)
         if readers:
             self.fetcher.read(readers)
 
-    async def _serve_slowly(self, entry: Span | Packed, request: Request, future: asyncio.Future[bytes]) -> None:
+    async def _serve_slowly(self, entry: Span | Packed, read: _Read) -> None:
         """Serve what one range of known size cannot: windows of objects of unknown size, and packed entries."""
-        key, start, end = request.key, request.start, request.end
+        key, start, end, future = read.request.key, read.request.start, read.request.end, read.future
         try:
             window = await self._window(entry, start, end)
-            data = await self._bytes(window)
+            data: Any
+            if isinstance(window, Packed):
+                data = Unmade(key, window, await self._parts(window))
+            else:
+                data = await self._bytes(window)
         except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
             if not future.done():
                 future.set_exception(fail(key, entry, e))
+            return
+        try:
+            if isinstance(data, Unmade) and read.make:
+                data = await data.made()
+        except Exception as e:  # noqa: BLE001  # it names the key
+            if not future.done():
+                future.set_exception(e)
         else:
             self.stats.add(keys=1)
             if not future.done():

@@ -200,10 +200,14 @@ class Lookups:
     async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
         if isinstance(entry, Span):
             return await self._fetched(entry, most)
-        data = entry.finish(await asyncio.gather(*[_part(span, self._fetched(span, most)) for span in entry.spans]))
+        data = entry.finish(await self._parts(entry, most))
         if data is None:
             raise NoSuchKey
         return data
+
+    async def _parts(self, entry: Entry, most: int | None = None) -> list[bytes | None]:
+        """Return the bytes of the ranges of ``entry``, in their order; None of an optional one without an object."""
+        return await asyncio.gather(*[_part(span, self._fetched(span, most)) for span in entry.spans])
 
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""

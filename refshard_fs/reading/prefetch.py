@@ -31,11 +31,11 @@ REQUEST = 16 * KIB  # bytes that a request costs as much as: a small chunk count
 
 
 class Chunk(NamedTuple):
-    """A whole key that was asked for, and where its bytes lie (None: it does not exist)."""
+    """A whole key that was asked for, and the ranges that have its bytes: none if it does not exist."""
 
     keyspace: KeySpace
     key: str
-    span: Span | None
+    spans: Sequence[Span]
 
 
 class _Array:
@@ -46,7 +46,12 @@ class _Array:
         self.policy = ReadAhead(grid.size)
         self.chunk = 0  # bytes of one, roughly
         self.url = ""  # of the last one
-        self.issued: dict[int, Span | None] = {}  # None: it is being looked up
+        self.issued: dict[int, Sequence[Span] | None] = {}  # None: it is being looked up
+
+    @property
+    def fetched(self) -> list[Span]:
+        """All ranges that were fetched ahead, or are being fetched."""
+        return [span for spans in self.issued.values() for span in spans or ()]
 
 
 class Ahead:
@@ -66,10 +71,14 @@ class Ahead:
         self._announced = 0  # so many times
         self._watch: asyncio.TimerHandle | None = None
 
-    async def _find(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Span | None]:
-        """Return where ``keys`` lie; None where there is nothing to fetch. Whoever reads a key meets its error."""
+    async def _find(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Sequence[Span]]:
+        """Return the ranges that have each of ``keys``; none where there is nothing to fetch.
+
+        Whoever reads a key meets its error.
+        """
         entries = await self._lookups.find_all(keyspace, keys)
-        return [e if isinstance(e, Span) and e.size and not self._near(e) else None for e in entries]
+        found = [() if entry is None or isinstance(entry, Exception) else entry.spans for entry in entries]
+        return [spans if all(span.size and not self._near(span) for span in spans) else () for spans in found]
 
     @contextlib.asynccontextmanager
     async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
@@ -103,10 +112,12 @@ class Ahead:
             array = self._array(chunk.keyspace, at.array)
             read.setdefault(array, []).append(at.number)
             ahead = array.issued.pop(at.number, None)
-            if ahead is not None and self._fetcher.awaits(ahead):
+            if any(map(self._fetcher.awaits, ahead or ())):
                 late.add(array)
-            if chunk.span is not None and (size := chunk.span.size):
-                array.url = chunk.span.url
+            sizes = [span.size or 0 for span in chunk.spans]
+            if sizes and all(sizes):
+                size = sum(sizes)
+                array.url = chunk.spans[0].url
                 array.chunk = size if not array.chunk else (3 * array.chunk + size) // 4
         for array, numbers in read.items():
             if array.chunk:  # of no known size, nothing can be fetched ahead
@@ -116,7 +127,7 @@ class Ahead:
         """Stop all guesses under way: the reader has stopped."""
         for array in self._arrays.values():
             array.policy.forget()
-            self._fetcher.drop(filter(None, array.issued.values()), stop=True)
+            self._fetcher.drop(array.fetched, stop=True)
             array.issued.clear()
 
     def _array(self, keyspace: KeySpace, path: str) -> _Array:
@@ -125,7 +136,7 @@ class Ahead:
         if array is None or array.grid != grid:  # its chunks are others once it is known to be sharded, or has grown
             if array is not None or len(self._arrays) >= ARRAYS:
                 left = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
-                self._fetcher.drop(filter(None, left.issued.values()))
+                self._fetcher.drop(left.fetched)
             array = self._arrays[token] = _Array(keyspace, path, grid)
         return array
 
@@ -134,7 +145,8 @@ class Ahead:
         window = max(MIB, int((LATENCY if latency is None else latency) * BANDWIDTH))
         advice = array.policy.observe(numbers, max(array.chunk, REQUEST), window, self._most, late=late)
         if advice.drop:
-            self._fetcher.drop(filter(None, [array.issued.pop(number, None) for number in advice.drop]))
+            wrong = [array.issued.pop(number, None) or () for number in advice.drop]
+            self._fetcher.drop(span for spans in wrong for span in spans)
         if not advice.fetch:
             return
         array.issued.update(dict.fromkeys(advice.fetch))
@@ -145,16 +157,16 @@ class Ahead:
         async with self.full_shards(array.keyspace, keys):
             room = self._most
             spans: list[Span] = []
-            for number, span in zip(numbers, await self._find(array.keyspace, keys), strict=True):
+            for number, found in zip(numbers, await self._find(array.keyspace, keys), strict=True):
                 if array.issued.get(number, ...) is not None:
                     continue  # it has been read meanwhile, or is not expected any more
-                size = 0 if span is None else span.size or 0
-                if span is None or room < size:
+                size = sum(span.size or 0 for span in found)
+                if not found or room < size:
                     del array.issued[number]
                     continue
                 room -= size
-                array.issued[number] = span
-                spans.append(span)
+                array.issued[number] = found
+                spans += found
             self._fetcher.read((), spans)
         self._watch_unread()
 
@@ -204,14 +216,15 @@ class Ahead:
             for first in range(0, len(keys), WAVE):
                 some = [key for key in keys[first : first + WAVE] if key in self._expected]
                 async with self.full_shards(keyspace, some):
-                    wave: dict[str, Span] = {}
-                    for key, span in zip(some, await self._find(keyspace, some), strict=True):
-                        if span is None:
+                    wave: dict[str, Sequence[Span]] = {}
+                    for key, found in zip(some, await self._find(keyspace, some), strict=True):
+                        if not found:
                             self.was_announced(key)
                         elif key in self._expected:
-                            wave[key] = span
-                    spans += wave.values()
-                    self._fetcher.read((), wave.values())
+                            wave[key] = found
+                    fetched = [span for found in wave.values() for span in found]
+                    spans += fetched
+                    self._fetcher.read((), fetched)
                 while requests.queued and first + WAVE < len(keys):
                     await requests.change()
         finally:

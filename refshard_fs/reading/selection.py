@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry
 from refshard_fs.reading.dispatch import Share, SharedMemory
-from refshard_fs.reading.engine import Engine, Request
+from refshard_fs.reading.engine import Engine, Request, Unmade
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Found
 from refshard_fs.reading.plan import MIB
@@ -102,8 +102,8 @@ class SelectionRead:
         self._share = Share(memory, spare)
         self._loop = asyncio.get_running_loop()
         self._far: deque[_Chunk] = deque()  # not asked for yet
-        self._asked: dict[asyncio.Future[bytes], _Chunk] = {}
-        self._ready: deque[tuple[_Chunk, bytes | None]] = deque()  # for threads
+        self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}
+        self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # for threads
         self._arrived = self._ready if threads else deque()  # for whoever decodes
         self._jobs: set[asyncio.Future[None]] = set()  # in threads
         self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
@@ -159,7 +159,8 @@ class SelectionRead:
         if self._far and not self._share.lacks(self._share.most // SHARE, self._share.most):
             some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
             requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
-            for chunk, future in zip(some, self._engine().read_many(self._keyspace, requests, entries), strict=True):
+            futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads)
+            for chunk, future in zip(some, futures, strict=True):
                 self._asked[future] = chunk
                 future.add_done_callback(self._came)
         for _ in range(min(WORKERS - len(self._jobs), len(self._ready))):
@@ -167,7 +168,7 @@ class SelectionRead:
             self._jobs.add(job)
             job.add_done_callback(self._ended)
 
-    def _came(self, future: asyncio.Future[bytes]) -> None:
+    def _came(self, future: asyncio.Future[bytes | Unmade]) -> None:
         chunk = self._asked.pop(future)
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
         if error is None or isinstance(error, FileNotFoundError):
@@ -195,8 +196,12 @@ class SelectionRead:
             done += self._finish(chunk, data)
         self._decoded.append(done)
 
-    def _finish(self, chunk: _Chunk, data: bytes | None) -> int:
+    def _finish(self, chunk: _Chunk, data: bytes | Unmade | None) -> int:
         """Pass one chunk to ``take``, and return how many bytes of memory were reserved for it."""
+        if isinstance(data, Unmade):
+            unmade, data = data, None
+            with contextlib.suppress(FileNotFoundError):  # there is no such key
+                data = unmade.make()
         if chunk.is_near and chunk.entry is not None:
             with contextlib.suppress(FileNotFoundError):  # of a hierarchy: the key does not exist
                 data = self._immediate.take(chunk.request, chunk.entry)

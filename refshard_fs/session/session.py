@@ -530,7 +530,8 @@ class Session(Engines):
         """Return the bytes of ``entries``, which keys were found to be."""
         requests = [Request(key) for key in entries]
         keyspace = await self.keyspace()
-        return await asyncio.gather(*self.engine().read_many(keyspace, requests, [*entries.values()]))
+        read: list[bytes] = await asyncio.gather(*self.engine().read_many(keyspace, requests, [*entries.values()]))
+        return read
 
     async def read_selection(
         self,

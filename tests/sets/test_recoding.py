@@ -16,6 +16,7 @@ from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.virtual_concat.recoding import recoding
 from refshard_fs.formats.virtual_concat.recutting import check_recut
 from tests.memory import taking
+from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import VERSIONS
 
 xr = pytest.importorskip("xarray")
@@ -267,3 +268,41 @@ def test_missing_values_are_those_of_each_store_as_xarray_spells_them(
         expected = xr.concat([xr.open_zarr(store, chunks=None, consolidated=False) for store in stores], "time").load()
         found = xr.open_dataset(cube, engine=RefShardBackend).load()
     np.testing.assert_array_equal(found["v"].values, expected["v"].values)
+
+
+def months(folder: Path, chunk: int, packed: bool) -> list[str]:
+    """Write files of 40 steps in chunks of ``chunk``, with a scale of their own if they are ``packed``."""
+    paths = []
+    for number in range(3):
+        paths.append(str(folder / f"{number}.nc"))
+        with netCDF4.Dataset(paths[-1], "w") as file:
+            file.createDimension("time", 40)
+            file.createDimension("x", 64)
+            time = file.createVariable("time", "i4", ("time",))
+            time.units = "days since 2000-01-01"
+            time[:] = np.arange(40) + 40 * number
+            var = file.createVariable("v", "i2", ("time", "x"), chunksizes=(chunk, 64), zlib=True)
+            if packed:
+                var.scale_factor = 0.5 / 2**number
+            var.set_auto_maskandscale(False)
+            var[:] = np.arange(40 * 64).reshape(40, 64) % 100 * 2**number
+    return paths
+
+
+@pytest.mark.parametrize(("chunk", "packed"), [(1, True), (3, False), (3, True)])
+def test_made_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool) -> None:
+    paths = months(tmp_path, chunk, packed)
+    urls = [http_server.put(f"{n}.nc", Path(path).read_bytes()) for n, path in enumerate(paths)]
+    cube = refshard_fs.concat(urls, "time", lazy=True)
+    fs = refshard_fs.RefShardFileSystem(cube, skip_instance_cache=True)
+    keys = [f"v/{i}.0" for i in range(-(-120 // chunk))]
+    http_server.log.clear()
+    one_by_one = {key: fs.cat_file(key) for key in keys}
+    assert fs.stats()["ahead_hits"] > len(keys) / 2
+    assert len(http_server.log.requests()) < len(keys) / 2
+    assert refshard_fs.RefShardFileSystem(cube, skip_instance_cache=True, readahead=0).cat(keys) == one_by_one
+    fs = refshard_fs.RefShardFileSystem(cube, skip_instance_cache=True, readahead=0)
+    fs.prefetch(keys)
+    http_server.log.clear()
+    assert fs.cat(keys) == one_by_one
+    assert not http_server.log.requests()
