@@ -443,8 +443,7 @@ def test_damaged_tiles_and_loops_are_named() -> None:
     files = Files({ROOT: data[:8] + data[8:]})
     assert files.read(files.open(), "0/0.0") == b"12345678"
     looped = data[:-4] + struct.pack("<I", 16)
-    with pytest.raises(ManifestError, match="chain of IFDs loops at byte 16"):
-        Files({ROOT: looped}).open()
+    assert "chain of IFDs loops at byte 16" in Files({ROOT: looped}).open().reports["1"]
     with pytest.raises(ManifestError, match="image 0: it ends at byte 1008, beyond"):
         Files({ROOT: plain_tiff(b"12345678", 4, 2, t273=1000)}).open()
     beyond = Files({ROOT: plain_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
@@ -478,3 +477,95 @@ def test_a_tiff_is_read_from_memory(tmp_path: Path) -> None:
     data = (tmp_path / "a.tif").read_bytes()
     np.testing.assert_array_equal(array(data, "0")[...], RGB)
     assert OpenOptions().zarr_format == 2
+
+
+def test_a_mask_is_marked_and_named_by_its_image(tmp_path: Path) -> None:
+    path = tmp_path / "mask.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for step, kind in ((1, 0), (2, 1)):
+            image = RGB[::step, ::step, 0]
+            writer.write(image, subfiletype=kind, metadata=None)
+            writer.write(image > 7, subfiletype=kind | 4, photometric="mask", metadata=None)
+    group = pytest.importorskip("zarr").open_group(f"refshard::{path}", mode="r")
+    for image, mask in (("0", "1"), ("2", "3")):
+        assert group[image].attrs["ancillary_variables"] == mask
+        assert group[mask].attrs["long_name"].startswith(f"mask of '{image}'")
+        assert np.array_equal(group[mask][...].astype(bool), group[image][...] > 7)
+    (pyramid,) = group.attrs["multiscales"]
+    assert [level["path"] for level in pyramid["datasets"]] == ["0", "2"]
+
+
+def test_a_pyramid_of_aperio_has_its_image_and_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "slide.svs"
+    rgb = np.zeros((512, 1024, 3), "u1")
+    head = "Aperio Image Library v11.2.1 \r\n"
+    tiled = {"tile": (128, 128), "photometric": "rgb", "metadata": None, "compression": "zlib"}
+    strips = {"rowsperstrip": 16, "photometric": "rgb", "metadata": None, "compression": "zlib"}
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(rgb, description=f"{head}1024x512 [0,0 1024x512]|AppMag = 20|MPP = 0.4990", **tiled)
+        writer.write(rgb[::4, ::4], description=f"{head}1024x512 -> 256x128", **strips)
+        writer.write(rgb[::2, ::2], description=f"{head}1024x512 -> 512x256", **tiled)
+        writer.write(rgb[:200, :300], description=f"{head}label 300x200", subfiletype=1, **strips)
+        writer.write(rgb[:100, :200], description=f"{head}macro 200x100", subfiletype=9, **strips)  # as 512 to 1024
+    group = pytest.importorskip("zarr").open_group(f"refshard::{path}", mode="r")
+    (pyramid,) = group.attrs["multiscales"]
+    scales = {d["path"]: d["coordinateTransformations"][0]["scale"] for d in pyramid["datasets"]}
+    assert scales == {"0": [0.499, 0.499, 1], "2": [0.998, 0.998, 1]}
+    assert [axis.get("unit") for axis in pyramid["axes"]] == ["micrometer", "micrometer", None]
+    assert [group[name].attrs["long_name"] for name in "134"] == ["thumbnail", "label", "macro"]
+
+
+def test_sizes_and_channels_of_ome_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "a.ome.tif"
+    sizes = {"PhysicalSizeX": 0.25, "PhysicalSizeXUnit": "µm", "PhysicalSizeY": 500, "PhysicalSizeYUnit": "nm"}
+    metadata = {"axes": "TCYX", "Channel": {"Name": ["DAPI", "GFP"]}, "TimeIncrement": 2, **sizes}
+    with tifffile.TiffWriter(path) as writer:
+        writer.write(np.zeros((3, 2, 32, 32), "u1"), subifds=1, metadata=metadata)
+        for _ in range(6):
+            writer.write(np.zeros((16, 16), "u1"), subfiletype=1)
+    tifffile.imwrite(path, RGB[..., 0], append=True, metadata=None)
+    group = pytest.importorskip("zarr").open_group(f"refshard::{path}", mode="r")
+    (pyramid,) = group.attrs["multiscales"]
+    assert [(a["name"], a.get("unit")) for a in pyramid["axes"]] == [
+        ("t", "second"), ("c", None), ("y", "nanometer"), ("x", "micrometer")
+    ]  # fmt: skip
+    scales = [level["coordinateTransformations"][0]["scale"] for level in pyramid["datasets"]]
+    assert scales == [[2, 1, 500, 0.25], [2, 1, 1000, 0.5]]
+    assert group.attrs["omero"] == {"channels": [{"label": "DAPI"}, {"label": "GFP"}]}
+    assert RefShardFileSystem(str(path)).left_whole == {"page 6": "no image of the OME-XML has it"}
+
+
+@pytest.mark.parametrize("damage", ["count", "tag", "place", "sub"])
+def test_a_damaged_ifd_leaves_out_its_page(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "pages.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for value in range(3):
+            writer.write(np.full((8, 8), value, "u1"), metadata=None, subifds=int(value == 1))
+            if value == 1:
+                writer.write(np.full((4, 4), 9, "u1"), subfiletype=1, metadata=None)
+    with tifffile.TiffFile(path) as tiff:
+        page, first = tiff.pages[1], tiff.pages[0]
+        at = {
+            "count": page.offset, "tag": page.tags["Software"].offset + 8,
+            "place": page.offset, "sub": page.tags["SubIFDs"].valueoffset
+        }[damage]  # fmt: skip
+        if damage == "place":
+            at = first.offset + 2 + 12 * len(first.tags)
+    data = bytearray(path.read_bytes())
+    data[at : at + 4] = b"\xff\xff\xff\x7f" if damage != "count" else b"\xff\xff" + data[at + 2 : at + 4]
+    path.write_bytes(data)
+    fs = RefShardFileSystem(str(path))
+    there = {"count": "0", "place": "0", "tag": "023", "sub": "013"}[damage]
+    assert fs.cat_file("0/0.0") == bytes(64)
+    assert {name for name in fs.ls("", detail=False) if name.isdigit()} == set(there)
+    (lost,) = fs.left_whole.items()
+    assert lost[0] == {"sub": "2"}.get(damage, "1")
+    assert "damaged, or cut short" in lost[1]
+    with pytest.raises(ManifestError, match="damaged, or cut short"):
+        fs.cat_file(f"{lost[0]}/0.0")
+
+
+def test_images_of_imagej_without_ifds_are_named(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 8, 8), "u1"), imagej=True)
+    data = (tmp_path / "a.tif").read_bytes().replace(b"images=3", b"images=9")
+    assert "it has 9 images" in Files({ROOT: data}).open().reports["ImageJ"]

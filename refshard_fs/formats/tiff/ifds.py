@@ -59,10 +59,16 @@ class Tag(msgspec.Struct):
 
 
 class Ifd(msgspec.Struct):
-    """One directory: its tags by number, and where the next one lies."""
+    """One directory: its tags by number, and where the next one lies.
+
+    ``lost`` are the numbers of tags whose values lie beyond the end of the file. ``problem`` says why the directory
+    itself cannot be read.
+    """
 
     following: int
     tags: dict[int, Tag]
+    lost: list[int] = []
+    problem: str | None = None
 
     def integers(self, number: int, *default: int) -> list[int]:
         """Return the values of a tag of whole numbers; ``default`` where it is absent; ValueError if there are none."""
@@ -110,17 +116,24 @@ class Tiff(FileBytes):
         self.first: int = self._link.unpack_from(head, short - self._link.size)[0]
 
     def chain(self) -> Steps[list[Ifd]]:
-        """Return the IFDs of all pages; ManifestError where the chain loops or leaves the file."""
+        """Return the IFDs of all pages; the last one has a problem where the chain loops or is damaged.
+
+        Raises ManifestError if there is no page before that.
+        """
         found: dict[int, Ifd] = {}
         offset, gap, run = self.first, 0, 1  # the last ``run`` IFDs are ``gap`` bytes apart
         while offset:
-            if offset in found or len(found) == MOST_IFDS:
-                reason = f"loops at byte {offset}" if offset in found else f"has more than {MOST_IFDS}"
-                raise ManifestError(f"{self.url}: its chain of IFDs {reason}: it is damaged")
+            if len(found) == MOST_IFDS:
+                raise ManifestError(f"{self.url}: its chain of IFDs has more than {MOST_IFDS}: it is damaged")
+            if offset in found:
+                reason = f"the chain of IFDs loops at byte {offset}: pages behind it, if any, cannot be found"
+                return [*found.values(), Ifd(0, {}, problem=reason)]
             ahead = range(offset + gap, self.size, gap)[: min(run, AT_ONCE) - 1] if gap > WINDOW else ()
             window = AROUND if 0 < gap <= AROUND >> 3 and not ahead else WINDOW
             (found[offset],) = yield from self.at([offset], ahead, window if found else HEAD)
-            following = found[offset].following
+            problem, following = found[offset].problem, found[offset].following
+            if problem is not None and len(found) == 1:
+                raise ManifestError(f"{self.url}: {problem}")
             gap, run = following - offset, run + 1 if following - offset == gap else 1
             offset = following
         if not found:
@@ -128,19 +141,28 @@ class Tiff(FileBytes):
         return list(found.values())
 
     def at(self, offsets: Sequence[int], ahead: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
-        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each, and from those ``ahead``."""
+        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each, and from those ``ahead``.
+
+        One that is damaged, or beyond the end of the file, has no tags and a problem.
+        """
         found: list[Ifd] = []
         for some in batches(offsets, AT_ONCE):
-            heads = yield from self.load([(offset, self._count.size) for offset in some], window, ahead)
-            counts = [self._count.unpack(head)[0] for head in heads]
-            for offset, count in zip(some, counts, strict=True):
-                if not 0 < count <= MOST_TAGS:
-                    raise ManifestError(f"{self.url}: its IFD at byte {offset} has {count} tags: it is damaged")
-            sizes = [self._count.size + self._tag.size * count + self._link.size for count in counts]
-            self._in_ifds += sum(sizes)
+            inside = [offset for offset in some if offset + self._count.size <= self.size]
+            heads = yield from self.load([(offset, self._count.size) for offset in inside], window, ahead)
+            counts = dict(zip(inside, [self._count.unpack(head)[0] for head in heads], strict=True))
+            sizes = {offset: self._count.size + self._tag.size * n + self._link.size for offset, n in counts.items()}
+            good = [o for o in inside if 0 < counts[o] <= MOST_TAGS and o + sizes[o] <= self.size]
+            self._in_ifds += sum(sizes[offset] for offset in good)
             self._check("IFDs have", self._in_ifds, self.size)
-            whole = yield from self.load(list(zip(some, sizes, strict=True)))
-            found += map(self._ifd, some, counts, whole)
+            whole = dict(zip(good, (yield from self.load([(o, sizes[o]) for o in good])), strict=True))
+            for offset in some:
+                if offset in whole:
+                    found.append(self._ifd(offset, counts[offset], whole[offset]))
+                else:
+                    where = (
+                        f"its IFD at byte {offset} has {counts.get(offset, 'no')} tags, and the file {self.size} bytes"
+                    )
+                    found.append(Ifd(0, {}, problem=f"{where}: it is damaged, or cut short"))
         return found
 
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
@@ -162,8 +184,10 @@ class Tiff(FileBytes):
             if tag.size <= self._link.size:  # then they stand in the place of where they lie
                 start = at + self._tag.size - self._link.size
                 tag.start, tag.data = offset + start, data[start : start + tag.size]
+            elif tag.start + tag.size > self.size:
+                ifd.lost.append(number)
+                continue
             else:
-                self.part(tag.start, tag.size)
                 tag.data = self.known(tag.start, tag.size)
                 self._in_tags += len(tag.data or b"")
                 self._check("tags have values of", self._in_tags, self._shared)

@@ -30,6 +30,10 @@ STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 2
 TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
 PRIVATE: Final = (32997, 50674)  # of the tags above 32767, those that are read here:
 DEPTH, LERC_PARAMETERS = PRIVATE
+SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
+GDAL_METADATA, NODATA = 42112, 42113
+DESCRIPTION: Final = 270
+DESCRIBING: Final = (DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
 _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
@@ -158,6 +162,10 @@ class Page(msgspec.Struct, frozen=True):
         """Return what belongs to each axis in the order of the array's axes."""
         return (y, x) if self.samples == 1 else (band, y, x) if self.is_planar else (y, x, band)
 
+    def is_like(self, full: Page) -> bool:
+        """Whether it can be an overview of ``full``: both sides are as much shorter, but for their rounding."""
+        return abs(full.height * self.width - full.width * self.height) <= full.height + full.width
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that shows it."""
@@ -184,8 +192,24 @@ class Page(msgspec.Struct, frozen=True):
         return height if self.is_tiled else min(height, self.height - tile % -(-self.height // height) * height)
 
 
+def is_read(number: int) -> bool:
+    """Return whether a tag's values are read when a file is opened, if they are not long."""
+    return number < 1 << 15 or number in PRIVATE or number in DESCRIBING
+
+
+def damage_of(ifd: Ifd) -> str | None:
+    """Return why an IFD, or a tag that is read, cannot be read; None if they can."""
+    lost = next(filter(is_read, ifd.lost), None)
+    if ifd.problem is not None or lost is None:
+        return ifd.problem
+    return f"the values of its tag {lost} lie beyond the end of the file: it is damaged, or cut short"
+
+
 def page_of(ifd: Ifd, tiff: Tiff) -> Page:
     """Return what an IFD says; ValueError, which names the tag and its value, where that is not shown."""
+    damage = damage_of(ifd)
+    if damage is not None:
+        raise ValueError(damage)
     height, width, samples = ifd.integer(HEIGHT, 0), ifd.integer(WIDTH, 0), ifd.integer(SAMPLES, 1)
     if not height or not width or not 0 < samples < 1 << 16:
         raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples")

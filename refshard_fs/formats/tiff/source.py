@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from xml.etree.ElementTree import Element
 from xml.sax.saxutils import unescape
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, Given, fill_of
@@ -22,21 +24,41 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
-from refshard_fs.formats.tiff.images import NATIVE, PRIVATE, SUB_IFDS, Page, TileChunks, contiguous, page_of
+from refshard_fs.formats.tiff.images import (
+    DESCRIBING,
+    DESCRIPTION,
+    DOUBLES,
+    GDAL_METADATA,
+    KEYS,
+    MATRIX,
+    NATIVE,
+    NODATA,
+    SCALE,
+    SUB_IFDS,
+    TEXTS,
+    TIEPOINT,
+    Page,
+    TileChunks,
+    contiguous,
+    damage_of,
+    is_read,
+    page_of,
+)
 
 SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with the chunks
 LONG: Final = 1 << 26  # bytes of a tag that is read at all, such as OME-XML
 SPATIAL_REF: Final = "spatial_ref"  # the variable that has the CRS and the transform as attributes
 
-SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
-GDAL_METADATA, NODATA = 42112, 42113
-DESCRIPTION: Final = 270
-DESCRIBING: Final = (DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
 _RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # keys
 _IS_POINT, _USER_DEFINED = 2, 32767  # their values
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
 _QUOTES: Final = {"&quot;": '"', "&apos;": "'"}
+_UNITS: Final = {
+    "µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "pm": "picometer",
+    "Å": "angstrom", "s": "second", "ms": "millisecond", "µs": "microsecond", "ns": "nanosecond", "min": "minute",
+    "h": "hour", "d": "day",
+}  # fmt: skip
 _KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # of axes, as OME-NGFF has them; others are of space
 
 
@@ -44,6 +66,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a TIFF."""
     tiff = Tiff(probe.url, *probe.file("TIFF"), probe.head)
     ifds = yield from tiff.chain()
+    if DESCRIPTION in ifds[0].lost:  # which may say what all pages are
+        raise ManifestError(f"{tiff.url}: {damage_of(ifds[0])}")
     yield from tiff.fill(_wanted(ifds))
     below = [[int(offset) for offset in ifd.numbers(SUB_IFDS) if offset] for ifd in ifds]  # 0: none was written
     if sum(map(len, below)) > MOST_IFDS:
@@ -53,23 +77,37 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     rest = iter(subs)
     pages = [[ifd, *itertools.islice(rest, len(offsets))] for ifd, offsets in zip(ifds, below, strict=True)]
     group = _Group(tiff, options.zarr_format)
+    broken = ifds[-1].problem  # then pages behind it are not known, and none of an image's planes is missing
+    images: list[OmeImage] = []
     try:
         images = images_of(ifds[0].text(DESCRIPTION), len(pages))
         for number, image in enumerate(images):
-            group.show_image("" if len(images) == 1 else str(number), image, pages)
+            name = "" if len(images) == 1 else str(number)
+            there = [ifd for page in image.pages if page is not None for ifd in pages[page]]
+            lost = list(filter(None, map(damage_of, there)))
+            if broken is not None and None in image.pages:
+                lost.append(broken)
+            if lost:
+                group.reports[name or "image"] = lost[0]
+            else:
+                group.show_image(name, image, pages)
     except ValueError as e:
-        group = _Group(tiff, options.zarr_format)
+        if broken is not None:
+            raise ManifestError(f"{tiff.url}: {broken}") from e
+        images, group = [], _Group(tiff, options.zarr_format)
         group.reports["OME-XML"] = f"its pages are shown one by one: {e}"
-    if not group.arrays:
+    if not images:
         group.show_pages(pages)
+    else:
+        for page in sorted(set(range(len(pages))) - {page for image in images for page in image.pages}):
+            group.reports[f"page {page}"] = damage_of(pages[page][0]) or "no image of the OME-XML has it"
     return group.keyspace(options.zarr_format, group.groups.pop("", {}))
 
 
 def _wanted(ifds: Sequence[Ifd]) -> Iterator[Tag]:
     """Yield the tags whose values are needed to open the file: all but what is long, and nobody here asks for."""
     for number, tag in itertools.chain.from_iterable(ifd.tags.items() for ifd in ifds):
-        is_read = number < 1 << 15 or number in PRIVATE or number in DESCRIBING
-        if is_read and tag.size <= (LONG if number in DESCRIBING else SMALL):
+        if is_read(number) and tag.size <= (LONG if number in DESCRIBING else SMALL):
             yield tag
 
 
@@ -84,27 +122,57 @@ class _Group(ArrayGroupBuilder):
 
     def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show each page, and each of its overviews after it, as an array of the root."""
+        ifds = list(itertools.chain.from_iterable(pages))
+        text = ifds[0].text(DESCRIPTION)
+        aperio = aperio_of(text)
+        stack = re.search(r"^images=(\d{1,9})$", text, re.ASCII | re.MULTILINE)
+        if text.startswith("ImageJ=") and stack and int(stack[1]) > len(ifds):
+            self.reports["ImageJ"] = f"it has {stack[1]} images, of which those without an IFD are not shown"
         pyramids: list[list[str]] = []
         full: Page | None = None  # the last page that is no overview and no mask, its IFD, and where it lies
         of_full: Ifd | None = None
         place: Placed | None = None
-        for number, ifd in enumerate(itertools.chain.from_iterable(pages)):
+        shown: dict[tuple[int, int], str] = {}  # images since that page, by height and width
+        for number, ifd in enumerate(ifds):
             name = str(number)
             try:
                 page = page_of(ifd, self._tiff)
-                if full is None or not (page.is_reduced or page.is_mask):
+                # Levels of Aperio's are tiled, and need not say that they are overviews; label and macro say so.
+                is_apart = aperio is not None and not page.is_tiled and number > 0
+                is_level = page.is_tiled if aperio is not None else page.is_reduced
+                if full is None or not (is_level or is_apart or page.is_mask):
                     full, of_full, place = page, ifd, placed(ifd, page)
                     pyramids.append([])
-                ifds = [ifd]
-                if of_full is not None and not page.is_mask and page.samples == full.samples:
-                    ifds.append(of_full)
-                self._add_image(name, [page], ifds, PLAIN, place)
+                    shown = {}
+                is_apart |= not (page.is_mask or page.is_like(full))
+                described = [ifd]
+                if of_full is not None and not (page.is_mask or is_apart) and page.samples == full.samples:
+                    described.append(of_full)
+                self._add_image(name, [page], described, PLAIN, None if is_apart else place)
             except ValueError as e:
                 self.reports[name] = str(e)
                 continue
-            if not page.is_mask and len(page.shape) == len(full.shape):
-                pyramids[-1].append(name)
-        self.add_pyramids("", [("", names) for names in pyramids if len(names) > 1])
+            if is_apart and aperio is not None:
+                self._add_attributes(name, {"long_name": aperio_role(ifd.text(DESCRIPTION), number)})
+            elif page.is_mask:
+                self._link_mask(name, shown.get((page.height, page.width)))
+            elif not is_apart:
+                shown[page.height, page.width] = name
+                if len(page.shape) == len(full.shape):
+                    pyramids[-1].append(name)
+        sizes = {} if aperio is None else {"y": (aperio, "micrometer"), "x": (aperio, "micrometer")}
+        self.add_pyramids("", [("", names) for names in pyramids if len(names) > 1], sizes)
+
+    def _add_attributes(self, name: str, attributes: Mapping[str, Any]) -> None:
+        array = self.arrays[name]
+        self.arrays[name] = msgspec.structs.replace(array, attributes={**array.attributes, **attributes})
+
+    def _link_mask(self, mask: str, image: str | None) -> None:
+        """Say of a mask that it is one, and of its ``image`` which array that is, as CF does of quality flags."""
+        said = f"mask of {image!r}" if image is not None else "mask of no image here"
+        self._add_attributes(mask, {"long_name": f"{said}: pixels are valid where it is not zero"})
+        if image is not None:
+            self._add_attributes(image, {"ancillary_variables": mask})
 
     def show_image(self, group: str, image: OmeImage, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show an image of an OME-TIFF as the arrays of a group, one for each level."""
@@ -116,7 +184,14 @@ class _Group(ArrayGroupBuilder):
                 raise ValueError(f"the planes of its image {image.name!r} differ in their size, type or chunks")
             planes = [None if page is None else shown[page] for page in image.pages]
             self._add_image(join(group, str(level)), planes, pages[there[0]][:1], image, None)
-        self.add_pyramids(group, [(image.name, list(map(str, levels)))])
+        for page in there:
+            if len(pages[page]) > len(levels):
+                self.reports[f"page {page}"] = (
+                    f"levels behind the first {len(levels)} are not shown: other pages have none"
+                )
+        self.add_pyramids(group, [(image.name, list(map(str, levels)))], image.sizes)
+        if image.channels:
+            self.groups[group]["omero"] = {"channels": [{"label": label} for label in image.channels]}
 
     def add_coordinate(
         self, path: str, shape: tuple[int, ...], dtype: str, chunks: Chunks, attributes: Mapping[str, Any]
@@ -128,20 +203,30 @@ class _Group(ArrayGroupBuilder):
         names = [parent(path)[1] for _ in shape]
         self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), names, attributes), chunks)
 
-    def add_pyramids(self, group: str, pyramids: Sequence[tuple[str, Sequence[str]]]) -> None:
+    def add_pyramids(
+        self,
+        group: str,
+        pyramids: Sequence[tuple[str, Sequence[str]]],
+        sizes: Mapping[str, tuple[float, str]],
+    ) -> None:
         """Describe pyramids of arrays of ``group`` as OME-NGFF 0.4 does.
 
-        Each has a title and the names of its arrays, the one of full resolution first.
+        Each has a title and the names of its arrays, the one of full resolution first. ``sizes`` are the physical sizes
+        of a step along an axis, with their units.
         """
         found = []
         for title, names in pyramids:
             full, datasets = self.arrays[join(group, names[0])], []
+            bare = [axis.partition("_")[0] for axis in full.dimensions]
             for name in names:
                 shape = self.arrays[join(group, name)].shape
-                scale = [most / extent for most, extent in zip(full.shape, shape, strict=True)]
+                steps = [sizes.get(axis, (1.0, ""))[0] for axis in bare]
+                scale = [step * most / extent for step, most, extent in zip(steps, full.shape, shape, strict=True)]
                 datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
-            bare = [axis.partition("_")[0] for axis in full.dimensions]
             axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
+            for axis in axes:
+                if axis["name"] in sizes:
+                    axis["unit"] = sizes[axis["name"]][1]
             found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
         self.groups[group] = {"multiscales": found} if found else {}
 
@@ -289,12 +374,17 @@ def _number(text: str) -> Any:
 
 
 class OmeImage(NamedTuple):
-    """An image: the ``extents`` of its ``axes`` before y and x, and in C order the pages that it has; None: missing."""
+    """An image: the ``extents`` of its ``axes`` before y and x, and in C order the pages that it has; None: missing.
+
+    ``sizes`` are physical sizes of a step along an axis, with their units, and ``channels`` the names of channels.
+    """
 
     name: str
     axes: tuple[str, ...]
     extents: tuple[int, ...]
     pages: tuple[int | None, ...]
+    sizes: Mapping[str, tuple[float, str]] = {}
+    channels: Sequence[str] = ()
 
 
 PLAIN: Final = OmeImage("", (), (), ())  # a page that no OME-XML describes
@@ -353,7 +443,40 @@ def _image(name: str, pixels: Element, own: str | None, pages: int, most: int) -
         raise ValueError("its OME-XML names none of its pages")
     axes = [axis for axis in reversed(order[2:]) if sizes[axis] > 1]
     extents = tuple(sizes[axis] for axis in axes)
-    return OmeImage(name, tuple(map(str.lower, axes)), extents, tuple(planes))
+    return OmeImage(name, tuple(map(str.lower, axes)), extents, tuple(planes), _sizes(pixels), _channels(pixels))
+
+
+def _sizes(pixels: Element) -> dict[str, tuple[float, str]]:
+    """Return the physical sizes of steps, with units as OME-NGFF calls them; none where they are no positive number."""
+    names = {axis: (f"PhysicalSize{axis.upper()}", "µm") for axis in "xyz"} | {"t": ("TimeIncrement", "s")}
+    found: dict[str, tuple[float, str]] = {}
+    for axis, (name, default) in names.items():
+        size, unit = _number(pixels.get(name, "")), pixels.get(f"{name}Unit", default)
+        if isinstance(size, int | float) and 0 < size < math.inf:
+            found[axis] = float(size), _UNITS.get(unit.replace("\u03bc", "µ"), unit)
+    return found
+
+
+def _channels(pixels: Element) -> list[str]:
+    """Return the names of channels; none where no channel has one."""
+    names = [channel.get("Name", "") for channel in pixels.iterfind("{*}Channel")]
+    return names if any(names) else []
+
+
+def aperio_of(text: str) -> float | None:
+    """Return the size of a pixel in micrometers that Aperio's description says, 1 if none; None of another file."""
+    if not text.startswith("Aperio"):
+        return None
+    size = next((part.partition("=")[2] for part in text.split("|") if part.strip().startswith("MPP")), "")
+    number = _number(size.strip())
+    return float(number) if isinstance(number, int | float) and 0 < number < math.inf else 1.0
+
+
+def aperio_role(text: str, number: int) -> str:
+    """Return what an image beside Aperio's pyramid is: its description names it, but for the thumbnail, page 1."""
+    lines = text.splitlines()
+    word = lines[1].split(" ")[0] if len(lines) > 1 else ""
+    return word if word in ("label", "macro") else "thumbnail" if number == 1 else "image beside the pyramid"
 
 
 def _integer(element: Element, name: str, default: int) -> int:
