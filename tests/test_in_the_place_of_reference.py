@@ -83,3 +83,22 @@ def test_the_engine_of_kerchunk_reads_the_same_values(fo: Any) -> None:
     pytest.importorskip("kerchunk.xarray_backend")
     found = xarray.open_dataset(fo, engine="kerchunk", storage_options={"remote_protocol": "file"})
     assert found["v"].values.tolist() == VALUES.tolist()
+
+
+def test_a_parquet_set_takes_writes_by_url(tmp_path: Path) -> None:
+    """As fsspec's own tests write one: with the mode that fsspec keeps from options which do not name the protocol."""
+    mapper = pytest.importorskip("fsspec.implementations.reference").LazyReferenceMapper
+    pytest.importorskip("pyarrow")
+    url = str(tmp_path / "set.parq")
+    mapper.create(url)
+    given = {"reference": {"fo": url, "mode": "a"}}
+    group = zarr.open_group("reference://", mode="w", storage_options=given, zarr_format=2)
+    group.create_group("deep").create_array(name="one", shape=(3,), dtype="int64")[:] = [1, 2, 3]
+    group.store.fs.references.flush()
+    found = zarr.open_group("reference://", storage_options={"fo": url}, mode="r", zarr_format=2)
+    assert found["deep"]["one"][:].tolist() == [1, 2, 3]
+
+
+def test_remote_options_that_are_text_are_an_error() -> None:
+    with pytest.raises(TypeError, match="remote_protocol= is a text"):
+        fsspec.filesystem("reference", fo={}, remote_options="memory")

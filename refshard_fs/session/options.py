@@ -151,6 +151,8 @@ def route(source: str | None, given: Mapping[str, Any], of_source: Mapping[str, 
     """
     fs, allow, options = given["fs"], given["allow"], given["options"]
     remote_protocol, remote_options = given["remote_protocol"], given["remote_options"]
+    if remote_options is not None and not isinstance(remote_options, Mapping):
+        raise TypeError(f"remote_options={remote_options!r}: expected a mapping of options; remote_protocol= is a text")
     own = given["target_options"] if given["ref_storage_args"] is None else given["ref_storage_args"]
     source_options = {**of_source, **(own or {})} if of_source else own
     by_protocol = _by_protocol(fs, remote_protocol, remote_options)
