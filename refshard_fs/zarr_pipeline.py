@@ -22,11 +22,14 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from fsspec.implementations.dirfs import DirFileSystem
 from zarr.abc.codec import CodecPipeline
+from zarr.codecs._v2 import V2Codec
 from zarr.core import codec_pipeline
 from zarr.core.array import AsyncArray, create_codec_pipeline
 from zarr.core.config import config
@@ -34,6 +37,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, StorePath
 
 from refshard_fs.core.keys import join
+from refshard_fs.core.libdeflate import fast_codec
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.dispatch import Share, SharedMemory
@@ -60,7 +64,12 @@ class RefShardCodecPipeline(CodecPipeline):
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Any:
         """Return the pipeline of one array."""
-        token = _to_make.set(_of_zarr() if _filesystem(store) is None else SelectionPipeline)
+        made = (
+            _of_zarr().from_codecs
+            if _filesystem(store) is None
+            else partial(_make_selection_pipeline, _chunk_size(array_metadata))
+        )
+        token = _to_make.set(made)
         try:
             return create_codec_pipeline(array_metadata)  # which comes back to `from_codecs`
         finally:
@@ -69,9 +78,37 @@ class RefShardCodecPipeline(CodecPipeline):
     @classmethod
     def from_codecs(cls, codecs: Iterable[Any], **options: Any) -> Any:
         """Return the pipeline of ``codecs``: zarr's, but for the array that is being made; not for codecs within it."""
-        made = _to_make.get() or _of_zarr()
+        made = _to_make.get() or _of_zarr().from_codecs
         _to_make.set(None)
-        return made.from_codecs(codecs, **options)
+        return made(codecs, **options)
+
+
+def _make_selection_pipeline(chunk_size: int, codecs: Iterable[Any], **options: Any) -> Any:
+    """Return a pipeline of ``codecs``, those of zlib and gzip by libdeflate, for chunks of ``chunk_size`` bytes."""
+    return SelectionPipeline.from_codecs([_fast(codec, chunk_size) for codec in codecs], **options)
+
+
+def _chunk_size(metadata: ArrayMetadata) -> int:
+    """Return the bytes of a decoded chunk; 0 where its elements are of no fixed size."""
+    grid: Any = metadata if metadata.zarr_format == 2 else metadata.chunk_grid
+    chunks = getattr(grid, "chunks" if metadata.zarr_format == 2 else "chunk_shape", None)
+    dtype: Any = metadata.dtype.to_native_dtype() if hasattr(metadata.dtype, "to_native_dtype") else metadata.dtype
+    is_fixed = chunks is not None and getattr(dtype, "hasobject", True) is False and getattr(dtype, "char", "T") != "T"
+    return math.prod(chunks or ()) * dtype.itemsize if is_fixed else 0
+
+
+def _fast(codec: Any, chunk_size: int) -> Any:
+    """Return zarr's ``codec`` with libdeflate in the place of zlib; ``codec`` itself if it uses neither."""
+    if isinstance(codec, V2Codec):
+        return replace(codec, compressor=fast_codec(codec.compressor, chunk_size))
+    for name in ("_codec", "_gzip_codec"):  # where zarr's codecs of version 3 keep numcodecs' codec, once it is used
+        own = getattr(codec, name, None) if isinstance(getattr(type(codec), name, None), cached_property) else None
+        fast = fast_codec(own, chunk_size)
+        if fast is not own:
+            made = replace(codec) if name == "_gzip_codec" else type(codec)(**codec.codec_config)
+            made.__dict__[name] = fast
+            return made
+    return codec
 
 
 class SelectionPipeline(_Base):

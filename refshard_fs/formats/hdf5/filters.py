@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.array_group import encoded
 from refshard_fs.core.compression import by_imagecodecs, check_blosc, decompressed, zstd
+from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
 from refshard_fs.formats.hdf5.file import Fields, Sizes
@@ -215,6 +216,11 @@ def _most(length: int) -> int:
 def _streamed(make: Callable[[], Any]) -> Undo:
     """Return what undoes a filter whose streams ``make`` decompresses."""
     return lambda data, values, length: decompressed(make(), data, _most(length))
+
+
+def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    made = fast_zlib(data, length)
+    return decompressed(zlib.decompressobj(), data, _most(length)) if made is None else bytes(made)
 
 
 def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -440,7 +446,7 @@ def _pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_Piece], 
 
 
 _UNDO: Final[dict[int, Undo]] = {
-    DEFLATE: _streamed(zlib.decompressobj),
+    DEFLATE: _deflate,
     SHUFFLE: _shuffle,
     FLETCHER32: _fletcher32,
     SZIP: _szip,

@@ -16,6 +16,7 @@ import numpy as np
 from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, encoded, made, pieces
 from refshard_fs.core.compression import by_imagecodecs, decompressed, unpacked, zstd
 from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 
@@ -126,7 +127,7 @@ class Decoded(msgspec.Struct, frozen=True):
 CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     1: lambda raw, most: raw,
     5: lambda raw, most: bytes(by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
-    8: lambda raw, most: decompressed(zlib.decompressobj(), raw, most),
+    8: lambda raw, most: bytes(fast_zlib(raw, most) or decompressed(zlib.decompressobj(), raw, most)),
     32773: lambda raw, most: bytes(by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
     50000: lambda raw, most: decompressed(zstd().ZstdDecompressor(), raw, most),
 }
