@@ -34,10 +34,6 @@ __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
 LIBRARIES = {"templates"}  # folders in formats/ that are no format: several may use them
-MOST_IN_A_FOLDER = 20
-MOST_FILES = 160  # without the formats that read files in place
-IN_PLACE = ("hdf5", "netcdf3", "tiff", "dmrpp", "grib2", "fits")
-MOST_AT_THE_TOP = 8
 PURE = ("references", "formats", "sharding")
 IO = {"fsspec", "aiohttp", "s3fs", "asyncio", "socket", "urllib.request", "http.client", "tempfile", "shutil"}
 
@@ -107,15 +103,6 @@ def test_one_format_never_imports_another(path: Path) -> None:
 def test_every_format_says_in_its_own_folder_how_it_is_recognised() -> None:
     folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
     assert folders - LIBRARIES == {known.module.split(".")[2] for known in BUILT_IN}
-
-
-def test_no_folder_is_too_full() -> None:
-    folders = [ROOT, *(path for path in ROOT.rglob("*") if path.is_dir() and path.name != "__pycache__")]
-    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
-    in_place = sum(counts.get(f"formats/{name}", 0) for name in IN_PLACE)
-    assert sum(counts.values()) - in_place <= MOST_FILES
-    assert counts.pop(".") <= MOST_AT_THE_TOP
-    assert {name: count for name, count in counts.items() if count > MOST_IN_A_FOLDER} == {}
 
 
 def test_targets_alone_open_filesystems() -> None:
