@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import difflib
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -35,6 +36,9 @@ from refshard_fs.tools.views import progress
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
+TASK = 1 << 20  # bytes, decoded, of a chunk of dask: a task costs as much time as decoding some of these,
+MOST = 16  # and a chunk of other variables that are cut alike has at most so many times as many
+
 _PLAIN = ("refshard", "reference")  # protocols of URLs whose source is in the options
 _URLS = ("refshard://", "refshard::", "reference://")
 
@@ -49,6 +53,10 @@ class RefShardBackend(BackendEntrypoint):
     that is shown as zarr, and not of what zarr wrote, where they may be older than the rest),
     and ``open_dataset_options`` to `xarray.open_dataset` itself.
 
+    With ``chunks={}``, chunks of dask are stored chunks, or several of them along the first dimensions: as many as
+    have ``task_size`` bytes, decoded. Each costs about a millisecond, however small it is. Variables that are cut alike
+    stay so, and none gets chunks above 16 times that size. ``task_size=0`` leaves stored chunks.
+
     >>> import json, numpy, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
     ...         "fill_value": None, "filters": None, "compressor": None}
@@ -62,6 +70,7 @@ class RefShardBackend(BackendEntrypoint):
     supports_groups = True
     open_dataset_parameters = (
         "open_dataset_options",
+        "task_size",
         *inspect.signature(ZarrBackendEntrypoint.open_dataset).parameters,
     )
 
@@ -73,6 +82,7 @@ class RefShardBackend(BackendEntrypoint):
         storage_options: Mapping[str, Any] | None = None,
         open_dataset_options: Mapping[str, Any] | None = None,
         consolidated: bool | None = None,
+        task_size: int = TASK,
         **options: Any,
     ) -> xr.Dataset:
         """Return one group as a Dataset that reads when its values are asked for."""
@@ -85,6 +95,7 @@ class RefShardBackend(BackendEntrypoint):
         with _guarding(store.fs):
             with _named_group(store, options.get("group")):
                 options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
+                options["store"].task_size = task_size
             if open_dataset_options:
                 return xr.open_dataset(store, engine="zarr", **options)
             ds = ZarrBackendEntrypoint().open_dataset(store, **options)
@@ -103,6 +114,7 @@ class RefShardBackend(BackendEntrypoint):
         *,
         storage_options: Mapping[str, Any] | None = None,
         consolidated: bool | None = None,
+        task_size: int = TASK,
         **options: Any,
     ) -> dict[str, xr.Dataset]:
         """Return all groups, each as a Dataset, by path."""
@@ -113,6 +125,8 @@ class RefShardBackend(BackendEntrypoint):
         with _guarding(store.fs):
             with _named_group(store, group):
                 stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
+            for typed in stores.values():
+                typed.task_size = task_size
             groups = {
                 path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options)
                 for path, typed in stores.items()
@@ -144,6 +158,8 @@ class _TypedStore(ZarrStore):
     format 2 are left out of ``encoding``: `xarray.Dataset.to_zarr` would hand them to zarr format 3, which takes none.
     """
 
+    task_size = 0
+
     @classmethod
     def open_all(cls, store: Any, root: str, opening: Mapping[str, Any]) -> dict[str, _TypedStore]:
         """Return the group ``root`` and all below it, by their paths: from the root, or else from that group."""
@@ -159,6 +175,12 @@ class _TypedStore(ZarrStore):
         for name, member in self.members.items():
             if isinstance(member, type(self.zarr_group)):
                 yield from self.get_child_store(name)._with_all_below(path / name)
+
+    def get_variables(self) -> Any:
+        variables = super().get_variables()
+        if self.task_size:
+            _enlarge(variables, self.task_size)
+        return variables
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)
@@ -207,6 +229,51 @@ class _TypedStore(ZarrStore):
             for attribute, dtype in self._filesystem.attribute_dtypes.get(path, {}).items():
                 if attribute in attributes:
                     attributes[attribute] = _typed(attributes[attribute], np.dtype(dtype))
+
+
+class _Preferred(dict[Any, Any]):
+    """The chunks of a variable by dimension: as they are stored and, for who gives a default, the ones to be made.
+
+    xarray gives one where it makes chunks, and none where it warns of chunks of the user's that divide stored ones.
+    """
+
+    def __init__(self, stored: Mapping[Any, Any], made: Mapping[Any, Any]) -> None:
+        super().__init__(stored)
+        self.made = made
+
+    def get(self, dim: Any, default: Any = None) -> Any:
+        return super().get(dim) if default is None else self.made.get(dim, default)
+
+    def __reduce__(self) -> Any:
+        return _Preferred, (dict(self), self.made)
+
+
+def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
+    """Have dask make chunks of stored ones, along the first dimensions, that have ``least`` bytes or the whole array.
+
+    Variables with the same chunks along a dimension get the same there, as far as none gets chunks of `MOST` times
+    that.
+    """
+    cut: dict[Any, dict[Any, int]] = {}
+    for name, variable in variables.items():
+        stored = variable.encoding.get("preferred_chunks", {})
+        is_regular = len(stored) == variable.ndim and all(isinstance(size, int) for size in stored.values())
+        if is_regular and variable.size and variable.dims != (name,) and variable.dtype.kind not in "OT":
+            cut[name] = dict(stored)
+    sizes = {name: variables[name].dtype.itemsize * math.prod(stored.values()) for name, stored in cut.items()}
+    made = {name: dict(stored) for name, stored in cut.items()}
+    for dim, size in dict.fromkeys(along for stored in cut.values() for along in stored.items()):
+        alike = [name for name, stored in cut.items() if stored.get(dim) == size < variables[name].sizes[dim]]
+        counts = {name: -(-variables[name].sizes[dim] // size) for name in alike}
+        needed = [min(-(-least // sizes[name]), counts[name]) for name in alike if sizes[name] < least]
+        largest = max((sizes[name] for name in alike), default=1)
+        times = min([*needed, max(MOST * least // largest, 1)]) if needed else 1
+        for name in alike:
+            made[name][dim] = times * size
+            sizes[name] *= times
+    for name, chunks in made.items():
+        if chunks != cut[name]:
+            variables[name].encoding["preferred_chunks"] = _Preferred(cut[name], chunks)
 
 
 def _typed(value: Any, dtype: np.dtype[Any]) -> Any:

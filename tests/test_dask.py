@@ -54,7 +54,7 @@ def opened(fo: Any, how: str) -> Any:
         return xr.open_zarr("refshard://", storage_options={"fo": fo}, consolidated=False, chunks={})
     from refshard_fs.xarray_backend import RefShardBackend
 
-    return xr.open_dataset(fo, engine=RefShardBackend, chunks={})
+    return xr.open_dataset(fo, engine=RefShardBackend, chunks={}, task_size=0)
 
 
 @pytest.mark.parametrize("held", ["path", "dict"])
