@@ -402,6 +402,11 @@ def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str,
     dtype = _UNPACKED
     if all(_packing(other) == _packing(first) for other in others):
         dtype = np.result_type(*known).newbyteorder("<")
+        if dtype.kind in "iu" and not _marks_missing(first) and any(map(_marks_missing, others)):
+            # No whole number can stand for missing ones: the first set may have it. Types are those xarray decodes to.
+            is_short = dtype.itemsize < 4 and not any(value is not None for value in _packing(first))
+            attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
+            return _stored_as(first, np.dtype("<f4") if is_short else _UNPACKED, "NaN", attributes)
         if np.can_cast(dtype, known[0], "safe") or not all(np.can_cast(each, dtype, "safe") for each in known):
             return {}
         attributes = {name: value for name, value in first.attributes.items() if name != "_Unsigned"}
@@ -410,6 +415,13 @@ def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str,
         return {}
     attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
     return _stored_as(first, dtype, "NaN", attributes)
+
+
+def _marks_missing(variable: Variable) -> bool:
+    """Whether a value of the array stands for missing ones."""
+    fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
+    dtype = dtype_of(variable.meta)
+    return fill is not None or (dtype is not None and bool(missing_values(variable.meta, variable.attributes, dtype)))
 
 
 def _packing(variable: Variable) -> list[Any]:

@@ -107,6 +107,8 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"scale": 0.25, "offset": 1.0, "fill": -9, "missing": True},
         {"scale": 0.5, "dtype": "i2", "fill": -32768, "endian": "big", "zlib": True, "missing": True},
     ),
+    "missing values later alone": ({}, {"fill": -9, "missing": True}),
+    "missing packed values later alone": ({"scale": 0.5}, {"scale": 0.5, "fill": -9, "missing": True}),
     "never written": ({"fill": -9, "missing": True}, {"fill": -8, "skip": True}),
 }
 
