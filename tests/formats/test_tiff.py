@@ -517,13 +517,15 @@ def test_a_pyramid_of_aperio_has_its_image_and_no_label(tmp_path: Path) -> None:
 
 def test_sizes_and_channels_of_ome_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "a.ome.tif"
-    sizes = {"PhysicalSizeX": 0.25, "PhysicalSizeXUnit": "µm", "PhysicalSizeY": 500, "PhysicalSizeYUnit": "nm"}
-    metadata = {"axes": "TCYX", "Channel": {"Name": ["DAPI", "GFP"]}, "TimeIncrement": 2, **sizes}
-    with tifffile.TiffWriter(path) as writer:
-        writer.write(np.zeros((3, 2, 32, 32), "u1"), subifds=1, metadata=metadata)
-        for _ in range(6):
-            writer.write(np.zeros((16, 16), "u1"), subfiletype=1)
-    tifffile.imwrite(path, RGB[..., 0], append=True, metadata=None)
+    text = (
+        '<OME><Image Name="a"><Pixels DimensionOrder="XYCTZ" SizeX="32" SizeY="32" SizeC="2" SizeT="3" SizeZ="1" '
+        'PhysicalSizeX="0.25" PhysicalSizeY="500" PhysicalSizeYUnit="nm" PhysicalSizeZ="-1" TimeIncrement="2">'
+        '<Channel Name="DAPI"/><Channel Name="GFP"/></Pixels></Image></OME>'
+    )
+    with tifffile.TiffWriter(path, ome=False) as writer:
+        for page in range(7):
+            writer.write(RGB[:32, :32, 0], description=None if page else text, subifds=1, metadata=None)
+            writer.write(RGB[:16, :16, 0], subfiletype=1, metadata=None)
     group = pytest.importorskip("zarr").open_group(f"refshard::{path}", mode="r")
     (pyramid,) = group.attrs["multiscales"]
     assert [(a["name"], a.get("unit")) for a in pyramid["axes"]] == [
