@@ -370,8 +370,20 @@ def test_column_names_stay_below_the_table(names: Any) -> None:
 def test_a_table_needs_each_of_its_columns() -> None:
     files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(25), 10))
     del files[f"{ROOT}/b/meta/storage"]
+    keys = Files(files).open()
+    assert set(keys.grids) == {"a"}
     with pytest.raises(ManifestError, match="b/meta/storage is missing"):
+        Files(files).read(keys, "b/0")
+    del files[f"{ROOT}/a/meta/storage"]
+    with pytest.raises(ManifestError, match="none of its columns can be shown.*a/meta/storage is missing"):
         Files(files).open()
+
+
+def test_a_column_of_another_length_is_left_out() -> None:
+    columns = {name: carray_of(np.arange(25 - (name == "b")), 10) for name in "abc"}
+    keys = Files(table_of(**columns)).open()
+    assert set(keys.grids) == {"a", "c"}
+    assert keys.reports == {"b": "it has 24 rows, and most columns have 25"}
 
 
 def test_a_padded_struct_shows_its_gaps() -> None:

@@ -7,6 +7,7 @@ padded when it is read. No I/O here.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -174,16 +175,22 @@ def _cparams(cparams: object, where: str, dtype: np.dtype[Any]) -> dict[str, Any
     raise ManifestError(f"{where}: its 'cparams' is {shown(cparams)}, not how blosc compresses")
 
 
-def _column_names(data: bytes, where: str) -> tuple[str, ...]:
+def _column_names(data: bytes, where: str, reports: dict[str, str]) -> tuple[str, ...]:
+    """Return the names of columns; add to ``reports`` why others can be no names of directories here."""
     names = object_in(data, where).get("names")
     if not isinstance(names, list):
         raise ManifestError(f"{where}: its 'names' is {shown(names)}, no list")
+    found: list[str] = []
     for name in names:
-        if not isinstance(name, str) or not is_node_name(name):
-            raise ManifestError(f"{where}: its 'names' hold {shown(name)}, which is no name of a directory here")
-    if len(set(names)) < len(names):
+        if isinstance(name, str) and is_node_name(name):
+            found.append(name)
+        else:
+            reports[shown(name)] = f"{where}: its 'names' hold {shown(name)}, which is no name of a directory here"
+    if len(set(found)) < len(found):
         raise ManifestError(f"{where}: its 'names' hold one twice")
-    return tuple(names)
+    if names and not found:
+        raise ManifestError(f"{where}: none of its 'names' is a name of a directory here: {shown(names)}")
+    return tuple(found)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -191,13 +198,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     url = probe.url
     table = probe.documents.get(COLUMNS)
     attributes: dict[str, Any] = {}
+    reports: dict[str, str] = {}
     columns: tuple[str, ...] = (DATA,)
     paths: tuple[str, ...] = ("",)
     if table is not None:
-        columns = _column_names(table.data, relative_to(url, COLUMNS))
+        columns = _column_names(table.data, relative_to(url, COLUMNS), reports)
         (own,) = yield from _documents(url, (ATTRIBUTES,), ("",))
-        if own is not None:
-            attributes = object_in(own, relative_to(url, ATTRIBUTES))
+        try:
+            attributes = object_in(own, relative_to(url, ATTRIBUTES)) if own is not None else {}
+        except ManifestError as e:
+            reports["attributes of '/'"] = str(e)
         paths = tuple(map(quote, columns)) if protocol_of(url) in ("http", "https") else columns
     names = (STORAGE, SIZES, ATTRIBUTES)
     found = (yield from _documents(url, names, paths)) if columns else []
@@ -207,8 +217,20 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         row, prefix = ("dim_0", "dim_") if table is None else (ROW, f"{name}_dim_")
         documents = found[i * len(names) : (i + 1) * len(names)]
         where = relative_to(url, path) if path else url
-        arrays[name], chunks[name] = _carray(where, documents, row, prefix, options.zarr_format)
+        try:
+            arrays[name], chunks[name] = _carray(where, documents, row, prefix, options.zarr_format)
+        except ManifestError as e:
+            if table is None:
+                raise
+            reports[name] = str(e)
+    if columns and not arrays:
+        raise ManifestError(f"{url}: none of its columns can be shown. {next(iter(reports.values()))}")
     lengths = {name: array.shape[0] for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
+    most = Counter(lengths.values()).most_common()
+    if len(most) > 1 and most[0][1] == most[1][1]:
         raise ManifestError(f"{url}: its columns are not equally long: {shown(lengths)}")
-    return ArrayGroup(arrays, chunks, options.zarr_format, attributes)
+    for name, length in lengths.items():
+        if length != most[0][0]:
+            reports[name] = f"it has {length} rows, and most columns have {most[0][0]}"
+            del arrays[name]
+    return ArrayGroup(arrays, chunks, options.zarr_format, attributes, reports)

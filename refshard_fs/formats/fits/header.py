@@ -119,7 +119,7 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
         if keyword in _COMMENTARY:
             commentary.setdefault(keyword, []).append(card[8:].rstrip())
         elif keyword == "CONTINUE" and parts and parts[-1].endswith("&"):
-            more = _value(card[8:], where)
+            more = _value(card[8:])
             parts[-1:] = [parts[-1][:-1], more if isinstance(more, str) else ""]
         else:
             name, equals, text = card.partition("=")
@@ -127,20 +127,20 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             if not equals or (len(name) > 8 and not name.startswith("HIERARCH ")):
                 continue  # a card without a value
             name = name.removeprefix("HIERARCH ").strip()
-            cards[name] = value = _value(text, where)
+            cards[name] = value = _value(text)
             parts = texts[name] = [value] if isinstance(value, str) else []
     if start + len(data) >= size:
         raise ManifestError(f"{where} is cut short: its header has no END before the file's end at byte {size}")
     raise Short
 
 
-def _value(text: str, where: str) -> Any:
+def _value(text: str) -> Any:
     """Return the value in a card, as JSON has it; None where it has none."""
     text = text.strip()
     if text.startswith("'"):
         found = _TEXT.match(text)
-        if found is None:
-            raise ManifestError(f"{where}: a text in its header has no end: {text}")
+        if found is None:  # a text without an end
+            return text
         return found[1].replace("''", "'").rstrip()
     text = text.partition("/")[0].strip()
     match text:

@@ -80,6 +80,13 @@ def _headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str
             if found and len(data) >= 8 and data[:8] != b"XTENSION":
                 return found, {f"{len(found)}": f"the {size - at} bytes from {at} on begin like no HDU"}
             header = parse_header(data, at, size, where)
+            end = header.stop + header.data_size
+            if end > size:
+                raise ManifestError(f"{where} is cut short: its data end at byte {end}, the file at {size}")
+        except ManifestError as e:
+            if not found:
+                raise
+            return found, {f"{len(found)}": f"{e}. HDUs behind it cannot be found"}
         except Short:
             if len(data) >= MOST_HEADER:
                 raise ManifestError(f"{where}: its header has no end within {MOST_HEADER} bytes") from None
@@ -89,9 +96,6 @@ def _headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str
             read = dict(zip(places, answers, strict=True))
             length *= 4
             continue
-        if header.stop + header.data_size > size:
-            end = header.stop + header.data_size
-            raise ManifestError(f"{where} is cut short: its data end at byte {end}, the file at {size}")
         found.append(header)
         if len(found) > MOST_HDUS:
             raise ManifestError(f"{probe.url}: it has more than {MOST_HDUS} HDUs")

@@ -89,13 +89,17 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Header(NamedTuple):
-    """What a header says; ``record_size`` is the bytes from one record to the next, ``length`` those of the header."""
+    """What a header says; ``record_size`` is the bytes from one record to the next, ``length`` those of the header.
+
+    ``reports`` say why other variables contradict themselves.
+    """
 
     dimensions: tuple[Dimension, ...]
     attributes: dict[str, Any]
     variables: tuple[Variable, ...]
     record_size: int
     length: int
+    reports: dict[str, str]
 
 
 class _Cursor:
@@ -192,12 +196,15 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
     dimensions = _dimensions(cursor)
     attributes, _ = cursor.attributes()
     variables: dict[str, Variable] = {}
+    reports: dict[str, str] = {}
     named = 0  # bytes of the names of all variables' dimensions, which metadata repeat
     for _ in cursor.entries(_VARIABLE, "variables"):
         name = cursor.name()
         if name in variables:
             raise cursor.error(f"there are two variables {name!r}")
-        shared = tuple(dimensions[number] for number in _ids(cursor, name, dimensions))
+        ids = _ids(cursor, name)
+        problem = _problem(ids, dimensions)
+        shared = tuple(dimensions[number] for number in ids) if problem is None else ()
         of_it, dtypes = cursor.attributes()
         dtype = cursor.dtype()
         cursor.number()  # vsize, which the shape tells as well: it is wrong for variables of 4 GiB and more
@@ -205,7 +212,14 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
         if named > max(MOST_NAMES, size):
             raise cursor.error(f"the names of its variables' dimensions have {named} characters, more than the file")
         begin = cursor.uint(4 if cursor.version == 1 else 8)
-        variables[name] = Variable(name, shared, of_it, dtypes, dtype, begin)
+        if problem is None:
+            variables[name] = Variable(name, shared, of_it, dtypes, dtype, begin)
+        else:
+            reports[name] = problem
+    if reports:  # each may have a part of each record, so that nothing tells where the others' parts lie
+        for name in [name for name, variable in variables.items() if variable.is_record]:
+            reports[name] = f"its records lie among those of {next(iter(reports))!r}, whose size is not known"
+            del variables[name]
     recorded = [variable for variable in variables.values() if variable.is_record]
     record_size = sum(variable.slab + -variable.slab % 4 for variable in recorded)
     if len(recorded) == 1:  # whose records follow one another without padding
@@ -224,12 +238,13 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
             variable = msgspec.structs.replace(variable, dimensions=(first._replace(length=records), *others))
             steps, length = max(records - 1, 0) * record_size, length if records else 0
         if length and variable.begin < cursor.at:
-            raise ManifestError(f"{where}: {what} begins at byte {variable.begin}, within the header")
+            reports[variable.name] = f"it begins at byte {variable.begin}, within the header"
+            continue
         end = variable.begin + steps + length
         if length and end > size:
             raise ManifestError(f"{where} is cut short: {what} ends at byte {end}, the file at {size}")
         whole.append(variable)
-    return Header(tuple(dimensions), attributes, tuple(whole), record_size, cursor.at)
+    return Header(tuple(dimensions), attributes, tuple(whole), record_size, cursor.at, reports)
 
 
 def _dimensions(cursor: _Cursor) -> list[Dimension]:
@@ -244,18 +259,22 @@ def _dimensions(cursor: _Cursor) -> list[Dimension]:
     return found
 
 
-def _ids(cursor: _Cursor, name: str, dimensions: list[Dimension]) -> tuple[int, ...]:
+def _ids(cursor: _Cursor, name: str) -> tuple[int, ...]:
     """Return the numbers of a variable's dimensions."""
     rank = cursor.number()
     width = cursor.width
     if rank * width > cursor.size - cursor.at:
         raise cursor.error(f"variable {name!r} has {rank} dimensions, more than its {cursor.size} bytes can tell of")
-    ids = tuple(np.frombuffer(cursor.take(rank * width), f">u{width}").tolist())
+    return tuple(np.frombuffer(cursor.take(rank * width), f">u{width}").tolist())
+
+
+def _problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | None:
+    """Return why a variable cannot have the dimensions of these numbers; None if it can."""
     if any(number >= len(dimensions) for number in ids):
-        raise cursor.error(f"variable {name!r} has the dimensions {ids}, of {len(dimensions)} that there are")
+        return f"it has the dimensions {ids}, of {len(dimensions)} that there are"
     if any(dimensions[number].is_record for number in ids[1:]):
-        raise cursor.error(f"the record dimension is not the first one of variable {name!r}")
-    return ids
+        return "the record dimension is not its first one"
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -369,7 +388,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 def _laid_out(header: Header, data: bytes, url: str, zarr_format: int) -> _Layout:
     variables: dict[str, tuple[Variable, ArrayDescription]] = {}
-    reports: dict[str, str] = {}
+    reports = dict(header.reports)
     for variable in header.variables:
         name, where = variable.name, f"{url}, variable {variable.name!r}"
         reason = _unshown(variable)

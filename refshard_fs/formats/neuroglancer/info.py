@@ -78,10 +78,6 @@ class Volume(NamedTuple):
     attributes: dict[str, Any]
 
 
-class _NotShown(Exception):
-    """A scale of a kind that is not read here; the text says which."""
-
-
 class _Scale(msgspec.Struct, frozen=True):
     """One scale as ``info`` spells it."""
 
@@ -97,7 +93,7 @@ class _Scale(msgspec.Struct, frozen=True):
 class _Info(msgspec.Struct, frozen=True):
     data_type: str
     num_channels: Annotated[int, Meta(ge=1, le=COUNTABLE - 1)]
-    scales: list[_Scale]
+    scales: list[Any]  # each a `_Scale`
 
 
 def parse_info(data: bytes, where: str) -> Volume:
@@ -116,13 +112,17 @@ def parse_info(data: bytes, where: str) -> Volume:
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()
-    for number, scale in enumerate(info.scales):
-        name = _name(scale.key, number, names)
-        names.add(name)
+    for number, spelled in enumerate(info.scales):
+        name = str(number)
         try:
+            scale = msgspec.convert(spelled, _Scale)
+            name = _name(scale.key, number, names)
             found[name] = _scale(scale, dtype, info.num_channels, f"{where}, scale {number}")
-        except _NotShown as e:
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+            reports[name] = f"it is not as specified: {e}"
+        except ManifestError as e:
             reports[name] = str(e)
+        names.add(name)
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), SHOWN)) or "it has none"
         raise ManifestError(f"{where}: none of its scales can be shown ({why})")
@@ -135,22 +135,22 @@ def _scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Sc
     if "::" in key or "\\" in key or "\0" in key:
         raise ManifestError(f"{where}: its 'key' is {shown(key)}, no path")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
-        raise _NotShown(f"its key {key!r} leads out of the volume's folder; open that volume by itself")
+        raise ManifestError(f"its key {key!r} leads out of the volume's folder; open that volume by itself")
     if scale.encoding.lower() != "raw":
-        raise _NotShown(f"its chunks are encoded as {scale.encoding!r}; only 'raw' ones are plain zarr chunks")
+        raise ManifestError(f"its chunks are encoded as {scale.encoding!r}; only 'raw' ones are plain zarr chunks")
     sharding = _sharding(scale.sharding, where)
     if sharding is not None and len(scale.chunk_sizes) > 1:
         raise ManifestError(f"{where}: its 'chunk_sizes' are several, and it is sharded")
     chunks = (*(min(s, max(n, 1)) for s, n in zip(step, size, strict=True)), channels)
     if math.prod(chunks) * dtype.itemsize > LARGEST:
-        raise _NotShown(f"its chunks of {list(chunks)} are more than {LARGEST} bytes each")
+        raise ManifestError(f"its chunks of {list(chunks)} are more than {LARGEST} bytes each")
     if math.prod(size) * channels * dtype.itemsize >= COUNTABLE:
         raise ManifestError(f"{where}: its 'size' {list(size)} is more than 63 bits count in bytes")
     if sharding is not None:
         try:
             MortonCode([-(-n // s) for n, s in zip(size, step, strict=True)])
         except ValueError as e:
-            raise _NotShown(str(e)) from None
+            raise ManifestError(str(e)) from None
     attributes = {"resolution": scale.resolution, "voxel_offset": list(scale.voxel_offset), "key": key}
     return Scale(key, (*size, channels), chunks, step, scale.voxel_offset, dtype, sharding, attributes)
 
@@ -159,7 +159,7 @@ def _sharding(doc: object, where: str) -> Sharding | None:
     if doc is None:
         return None
     if not isinstance(doc, dict) or doc.get("@type") != "neuroglancer_uint64_sharded_v1":
-        raise _NotShown(f"its sharding {shown(doc)} is not known")
+        raise ManifestError(f"its sharding {shown(doc)} is not known")
     try:
         return msgspec.convert(doc, Sharding)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
