@@ -288,8 +288,8 @@ async def _body(response: aiohttp.ClientResponse, limit: int, *, is_plain: bool 
         return await response.read()
     room = BytesIO(bytes(known) if known <= _MOST_ROOM else b"")  # its value is these bytes: nothing is copied
     while room.tell() < limit:
-        part, is_boundary = await response.content.readchunk()
-        if not part and not is_boundary:
+        part = await response.content.readany()  # `readchunk` never says twice that a body which is empty has ended
+        if not part:
             break
         room.write(part)
     room.truncate(min(room.tell(), limit))

@@ -301,7 +301,9 @@ _MISSING = (FileNotFoundError, IndexError, StopIteration)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # causes may go round
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

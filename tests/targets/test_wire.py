@@ -14,7 +14,7 @@ import pytest
 
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions
-from refshard_fs.targets.failures import ConnectionLost, Incomplete, Unfit, Unreadable, as_failure
+from refshard_fs.targets.failures import ConnectionLost, HttpStatus, Incomplete, Unfit, Unreadable, as_failure
 from tests.targets.reading import AT_ONCE
 
 T = TypeVar("T")
@@ -200,6 +200,23 @@ def test_a_new_connection_without_an_answer_is_lost() -> None:
 def test_what_is_wrong_is_no_data(answer: bytes, error: Any) -> None:
     with pytest.raises(error):
         one(answer)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("status", ["101 Switching Protocols", "204 No Content", "304 Not Modified"])
+def test_answer_without_body_ends_each_time(status: str) -> None:
+    """aiohttp has one empty body for all of these answers, which says only once that it has ended."""
+
+    async def thrice(ask: Ask) -> list[BaseException]:
+        return [await anyhow(ask) for _ in range(3)]
+
+    async def anyhow(ask: Ask) -> BaseException:
+        with pytest.raises(OSError, match="HTTP") as caught:
+            await ask()
+        return caught.value
+
+    answers = [f"HTTP/1.1 {status}\r\n\r\n".encode()] * 3
+    assert {type(error) for error in talk(Script(answers, piece=1 << 20), thrice)} == {HttpStatus}
 
 
 def test_a_range_is_taken_out_of_a_whole_object_that_is_not_read_to_its_end() -> None:
