@@ -423,6 +423,34 @@ def unsafe(meta: ArrayMeta) -> str | None:
     return None
 
 
+def pickled(document: bytes) -> bool:
+    """Whether ``document``, the metadata of an array or consolidated ones, name a codec that unpickles chunks.
+
+    Some readers do so even to decode the fill value, when they open the array.
+    """
+    if not any(mark in document for mark in (b"pickle", b"\\u", b"\0")):  # escaped, or in UTF-16, as json takes it
+        return False
+    try:
+        pending: list[Any] = [json.loads(document)]  # as zarr does: others refuse NaN
+    except ValueError:  # nobody makes an array of it
+        return False
+    except RecursionError:
+        return True
+    while pending:
+        match pending.pop():
+            case {**members} if any(members.get(name) in _PICKLES for name in ("id", "name")):
+                return True
+            case {**members}:
+                pending += [value for name, value in members.items() if not _is_attributes(str(name))]
+            case [*items]:
+                pending += items
+    return False
+
+
+def _is_attributes(member: str) -> bool:
+    return member == "attributes" or member.rpartition("/")[2] == ".zattrs"
+
+
 def codec_documents(meta: ArrayMeta) -> list[Any]:
     """Return an array's codecs as its metadata spells them, in the order in which they encode."""
     if meta.zarr_format == 3:

@@ -2,10 +2,10 @@
 
 A manifest that came from elsewhere is somebody else's document. By default it may point to
 the server or bucket that it came from, to other web servers and to object stores; never to this machine's files
-and memory, through chains of filesystems, or into private networks. What the user names in
-an option is the user's word, and allowed. The string that is judged is the string that is
-opened: what cannot be made canonical is refused. Names are judged again when they are resolved,
-by the targets: `Network` says where an address leads.
+and memory, through chains of filesystems, or into private networks. What the user names in an option is the user's
+word: a protocol lends credentials, and a prefix opens a private network too. The string that is judged is the string
+that is opened: what cannot be made canonical is refused. Names are judged again when they are resolved, by the
+targets: `Network` says where an address leads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Iterable
-from enum import Enum, IntEnum
+from enum import IntEnum
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,20 +36,29 @@ ANONYMOUS: dict[str, dict[str, object]] = {
     "https": {},
 }
 OBJECT_STORES = ANONYMOUS.keys() - WEB
+# Protocols whose URLs name the server that is asked; those of object stores name a bucket, and others a repository.
+_NAME_SERVERS = WEB | {"ftp", "ftps", "sftp", "ssh", "smb", "hdfs", "webhdfs", "arrow_hdfs", "webdav", "dav", "root"}
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PARENT = re.compile(r"(?:\.|%2e){2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
+# Names that no public server has (RFC 6762, appendix G; RFC 8375): where a proxy looks names up, they lead inside.
+_INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".localdomain", ".home.arpa")
+# The table of Python before 3.11.9 lacks most of the first (IANA's registry of special addresses); at the second,
+# which is in no table, Azure tells a machine its settings.
+_NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
+_PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # of the first of these
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is reachable from everywhere, but for what follows
 _TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: what follows is of version 4
 _ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: so it is here
 
 
-class Access(Enum):
-    """With whose credentials a target is opened."""
+class Access(IntEnum):
+    """With whose credentials a target is opened, and where its server may be: the lower, the less is granted."""
 
-    OWN = "the user's, as configured or found in the environment"
-    NONE = "nobody's"
+    NONE = 0  # nobody's; at a public server
+    LENT = 1  # those for a protocol that the user named; at a public server
+    OWN = 2  # the user's, as configured or found in the environment; at any server
 
 
 def is_trusted(source: str) -> bool:
@@ -82,6 +91,8 @@ def canonical(url: str) -> str:
         return url
     rest = url.partition("://")[2]
     authority, slash, path = rest.partition("/")
+    if protocol in WEB and (mark := re.search(r"[?#]", authority)):
+        authority, slash, path = rest[: mark.start()], "", rest[mark.start() :]
     plain = re.split(r"[?#]", path, maxsplit=1)[0] if protocol in WEB else path
     dots = _PARENT if protocol in OBJECT_STORES else _DOTS  # a store takes '.' for a name like any other
     if any(dots.fullmatch(segment) for segment in plain.split("/")):
@@ -119,15 +130,13 @@ def network_of(host: str) -> Network:
     """Return where ``host`` leads, in whatever way an address is spelled; a name that is none leads anywhere."""
     if host == "localhost" or host.endswith(".localhost"):
         return Network.MACHINE
-    if host.endswith((".local", ".internal")):
-        return Network.PRIVATE
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         try:  # what the system's resolver takes for an address: 127.1, 0x7f000001, 2130706433
             address = ipaddress.ip_address(socket.inet_aton(host))
         except OSError:
-            return Network.PUBLIC
+            return Network.PRIVATE if "." not in host or host.endswith(_INSIDE) else Network.PUBLIC
     if isinstance(address, ipaddress.IPv4Address):
         return _network(address, is_public=_is_public(address))
     within = _within(address)
@@ -144,10 +153,13 @@ def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_publi
     if is_public:
         return Network.PUBLIC
     near = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+    near = near or address in _NOT_PUBLIC[1]
     return Network.MACHINE if near else Network.PRIVATE
 
 
 def _is_public(address: ipaddress.IPv4Address) -> bool:
+    if any(address in network for network in _NOT_PUBLIC):
+        return address in _PUBLIC
     return address.is_global and not address.is_multicast
 
 
@@ -157,6 +169,25 @@ def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
     if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
         found.append(ipaddress.IPv4Address(address.packed[12:]))
     return [inner for inner in found if inner is not None]
+
+
+def spelled(url: str) -> str:
+    """Return ``url`` in the spelling by which prefixes are compared; one that has no canonical one, as it is."""
+    try:
+        return "::".join(map(canonical, links(url)))
+    except ValueError:
+        return url
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host of the server that a URL of one link names; None if its protocol names none."""
+    protocol, host, _ = origin_of(url)
+    if protocol in WEB or protocol not in _NAME_SERVERS:
+        return host if protocol in WEB else None
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return host
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -222,10 +253,12 @@ class Admission(msgspec.Struct, frozen=True):
             url = "::".join(map(canonical, links(url)))
         except ValueError as e:
             raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
-        if self._is_named(url):
+        if self._is_named(url, by_protocol=False):
             return url, Access.OWN
+        if self._is_named(url, by_protocol=True):
+            return url, self._lend(url, redirected_by)
         if self.allow is not None:
-            raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", _remedy(url))
+            raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", remedy(url))
         return url, self._admit_by_default(url, redirected_by)
 
     def adopt(self, urls: Iterable[str | None]) -> str:
@@ -233,7 +266,7 @@ class Admission(msgspec.Struct, frozen=True):
 
         Nothing where all of them are read with the user's credentials already.
         """
-        anonymous = [url for url in urls if url is not None and self.admit(url)[1] is Access.NONE]
+        anonymous = [url for url in urls if url is not None and self.admit(url)[1] is not Access.OWN]
         if not anonymous:
             return ""
         return (
@@ -252,7 +285,8 @@ class Admission(msgspec.Struct, frozen=True):
         named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes)]
         roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
         if longest_prefix(roots, path) is None:
-            raise TargetNotAllowed(path, "a symbolic link leads there from a directory that is allowed", _remedy(path))
+            rule = "a symbolic link leads there from a directory that is allowed"
+            raise TargetNotAllowed(path, rule, remedy(path))
 
     def _is_source(self, url: str) -> bool:
         """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
@@ -287,36 +321,55 @@ class Admission(msgspec.Struct, frozen=True):
         is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the latter of an archive
         return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
 
-    def _is_named(self, url: str) -> bool:
-        """Whether the user named ``url``; of a chain, every link, since each opens something."""
+    def _is_named(self, url: str, *, by_protocol: bool) -> bool:
+        """Whether the user named a prefix of ``url``, or its protocol; of a chain, every link: each opens something."""
         named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
         *firsts, last = links(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
         return all(
-            protocol in self.protocols or longest_prefix(named, link) is not None
+            (by_protocol and protocol in self.protocols) or longest_prefix(named, link) is not None
             for link, protocol in zip([*firsts, last], protocols, strict=True)
         )
+
+    def _lend(self, url: str, redirected_by: str | None) -> Access:
+        """Admit ``url``, whose protocol the user named: with the credentials for it, and not into a private network."""
+        if self.source is None or is_trusted(self.source):
+            return Access.OWN
+        own = origin_of(self.source)
+        named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
+        elsewhere = [
+            link
+            for link in links(url)
+            if "://" in link and protocol_of(link) not in (*LOCAL, *ARCHIVES, "memory")
+            if origin_of(link) != own and longest_prefix(named, link) is None
+        ]
+        granted = [self._at_public_server(link, redirected_by, Access.LENT) for link in elsewhere]
+        return min(granted, default=Access.OWN)
 
     def _admit_by_default(self, url: str, redirected_by: str | None) -> Access:
         protocol = protocol_of(url)
         if protocol == "data":
             return Access.NONE
         if len(links(url)) > 1:
-            raise TargetNotAllowed(url, "a manifest from elsewhere may not chain filesystems", _remedy(url))
+            raise TargetNotAllowed(url, "a manifest from elsewhere may not chain filesystems", remedy(url))
         if protocol is None or protocol in LOCAL or protocol == "memory":
             rule = "a manifest from elsewhere may not point to this machine's files and memory"
-            raise TargetNotAllowed(url, rule, _remedy(url))
+            raise TargetNotAllowed(url, rule, remedy(url))
         if origin_of(url) == origin_of(self.source or ""):
             return Access.OWN
         if protocol not in ANONYMOUS:
             rule = f"a manifest from elsewhere may point to web servers and object stores, not to {protocol}://"
-            raise TargetNotAllowed(url, rule, _remedy(url))
-        if protocol in WEB and is_private(origin_of(url)[1]):
-            if redirected_by is not None and self._is_own_host(url, redirected_by):
-                return Access.OWN  # of the way there alone: no credentials go along to another port
-            rule = "a manifest from elsewhere may not point into private networks"
-            raise TargetNotAllowed(url, rule, _remedy(url))
-        return Access.NONE
+            raise TargetNotAllowed(url, rule, remedy(url))
+        return self._at_public_server(url, redirected_by, Access.NONE)
+
+    def _at_public_server(self, url: str, redirected_by: str | None, access: Access) -> Access:
+        """Return ``access``, unless ``url`` is spelled as one of a private network: then TargetNotAllowed."""
+        host = _host_of(url)
+        if host is None or not is_private(host):
+            return access
+        if redirected_by is not None and self._is_own_host(url, redirected_by):
+            return Access.OWN  # of the way there alone: no credentials go along to another port
+        raise TargetNotAllowed(url, INSIDE, remedy(url))
 
 
 def _prefix(prefix: str) -> str:
@@ -325,11 +378,19 @@ def _prefix(prefix: str) -> str:
     return canonical(prefix)
 
 
-def _remedy(url: str) -> str:
-    if protocol_of(url) in (None, *LOCAL):
-        path = url.partition("://")[2] or url
-        return f"Add {path.rpartition('/')[0] + '/'!r} to allow= if you trust it"
+INSIDE = "a manifest from elsewhere may not point into private networks"
+
+
+def remedy(url: str, purpose: str = "if you trust it") -> str:
+    """Return what to pass so that ``url`` is admitted, and everything that was before still is."""
     if len(links(url)) > 1:
         return "Pass allow='any' if you trust the manifest"
-    head, sep, rest = url.partition("://")
-    return f"Add {head + sep + rest.partition('/')[0] + '/'!r} to allow= if you trust it"
+    place = repr(_place(url))
+    return f"Add {place} to allow= if you give that list, or else pass options={{{place}: {{}}}}, {purpose}"
+
+
+def _place(url: str) -> str:
+    """Return the prefix to name so that ``url`` is admitted: its server or bucket, or its folder on this machine."""
+    if len(links(url)) > 1 or protocol_of(url) in (None, *LOCAL):
+        return url.rpartition("/")[0] + "/"
+    return server_of(url) + "/"

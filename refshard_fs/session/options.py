@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.format import LEAST_HEAD, OpenOptions
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
-from refshard_fs.security.admission import Admission
+from refshard_fs.security.admission import Admission, spelled
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy, overlay_of, shared
@@ -176,6 +176,7 @@ def route(source: str | None, given: Mapping[str, Any], of_source: Mapping[str, 
                 by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
         elif fs is not None and longest_prefix(by_prefix, source) is None:
             by_prefix[source] = {}  # fs= serves the references, not the manifest
+    by_prefix = {spelled(prefix): chosen for prefix, chosen in by_prefix.items()}
     bare = by_protocol.get(None)
     rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*(options or ())])
     retry = Retry(given["retries"], given["timeout"])
@@ -195,9 +196,9 @@ def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
         versions = given.get("versions") if isinstance(given, Mapping) else None
         if versions not in (None, "ignore", "compare"):
             raise ValueError(f"versions={versions!r} in options={{{prefix!r}: ...}}: it is 'ignore' or 'compare'")
-        if versions is None:
+        if versions is None and given != {}:
             by_prefix[prefix] = given
-        elif len(given) > 1:  # else the options of its protocol serve it
+        elif versions is not None and len(given) > 1:  # else the options of its protocol serve it
             by_prefix[prefix] = {name: value for name, value in given.items() if name != "versions"}
         if versions == "ignore":
             only_sizes.append(prefix)

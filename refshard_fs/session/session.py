@@ -28,7 +28,7 @@ from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, 
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.errors import NoSuchSource, RefShardError, TargetChanged, told_cause
+from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
@@ -470,6 +470,8 @@ class Session(Engines):
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # also where inline metadata is read: chunks will be read there
+        if self._is_part_of_metadata(request):
+            await self.read(Request(request.key))
         keyspace = self._keyspace or self.opened() or await self.keyspace()
         at_once = self._immediate or self._at_once_reader()
         entry = at_once.find(keyspace, request.key)
@@ -482,8 +484,13 @@ class Session(Engines):
     async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
         """Return the bytes, or the error, of each request; ``tell`` is called with how many more have ended."""
         out = await self._read_all(requests, tell)
-        for request, data in zip(requests, out, strict=True):
-            self._guard(request, data)
+        for number, request in enumerate(requests):
+            try:
+                if self._is_part_of_metadata(request):
+                    await self.read(Request(request.key))
+                self._guard(request, out[number])
+            except ManifestError as e:
+                out[number] = e
         return out
 
     async def _read_all(self, requests: list[Request], tell: Callable[[int], object] | None) -> list[Any]:
@@ -634,14 +641,29 @@ class Session(Engines):
     def read_now(self, request: Request) -> bytes | None:
         """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
         keyspace = self._keyspace or self.opened()
-        if keyspace is None:
+        if keyspace is None or self._is_part_of_metadata(request):
             return None
         data = (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
         self._guard(request, data)
         return data
 
+    def _is_part_of_metadata(self, request: Request) -> bool:
+        """Whether a part of metadata of a set from elsewhere is asked for, which `_guard` judges whole."""
+        return not (request.is_whole or self.is_own) and zarrmeta.is_metadata(request.key)
+
     def _guard(self, request: Request, data: Any) -> None:
-        """Raise what the `GUARD` of an opening raises over the bytes of a key, if these were had."""
+        """Raise ManifestError where ``data``, the bytes of a key if these were had, may do harm when they are decoded.
+
+        Metadata of a set from elsewhere name no codec that runs code, whatever the version of zarr that takes them
+        permits. While a set is opened, its `GUARD` judges the chunks.
+        """
+        names_codecs = zarrmeta.is_metadata(request.key) and not request.key.endswith(".zattrs")
+        is_bytes = isinstance(data, bytes | bytearray | memoryview)
+        if names_codecs and is_bytes and not self.is_own and zarrmeta.pickled(bytes(data)):
+            raise ManifestError(
+                f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
+                "code: they are not given to anybody. Name the set's URL in allow= if you trust it"
+            )
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)

@@ -14,8 +14,9 @@ import os
 import socket
 import ssl
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
@@ -23,7 +24,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.admission import Network, network_of
+from refshard_fs.security.admission import INSIDE, Access, Network, is_private, network_of, remedy
 
 
 def most_open() -> int:
@@ -145,8 +146,11 @@ def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], conn
 # ---------------------------------------------------------------------------------------- where connections may lead
 
 
+Judge = Callable[[str, str | None], tuple[str, Access]]  # of a URL, and of the one that redirects to it
+
+
 class Guard(NamedTuple):
-    """Where names may lead for a set from elsewhere.
+    """Where names may lead for a set from elsewhere, whatever asks for them, and with whose credentials.
 
     ``own``: they are servers that the user named, which may be in a private network, and stay where they were when they
     were first asked. All others are public. ``proxies`` (host and port) are wherever they are.
@@ -154,6 +158,38 @@ class Guard(NamedTuple):
 
     own: bool
     proxies: frozenset[str] = frozenset()
+
+    def judge(self, host: str, port: int, addresses: Iterable[str]) -> None:
+        """Raise TargetNotAllowed if ``host``, which has these addresses, is where it may not be."""
+        name = host.lower().rstrip(".")
+        if f"{name}:{port}" in self.proxies:
+            return
+        network, address = max((network_of(found.partition("%")[0]), found) for found in addresses)
+        most = _first.setdefault((name, port), network) if self.own else Network.PUBLIC
+        if network > most:
+            rule = f"{INSIDE}, and {host} is {address}"
+            if self.own:
+                rule += ", which it was not when it was first asked"
+            raise TargetNotAllowed(f"//{host}:{port}/", rule, remedy(f"//{host}:{port}/"))
+
+    async def judge_server(self, url: str) -> None:
+        """Do the same for the server of ``url``, which connections that are not ours lead to.
+
+        A name that is not known here is left to whatever connects: maybe a proxy, which looks it up itself.
+        """
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        if not self.own and is_private(host):
+            raise TargetNotAllowed(url, INSIDE, remedy(url))
+        with contextlib.suppress(socket.gaierror):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self.judge(host, port, [str(place[4][0]) for place in found])
+
+    def find(self, host: str, port: int) -> str:
+        """Return an address of ``host`` that may be connected to; the lookup blocks."""
+        found = [str(place[4][0]) for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        self.judge(host, port, found)
+        return found[0]
 
 
 # Where the servers that the user named were when they were first asked, by name and port.
@@ -171,16 +207,7 @@ class GuardedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await self._resolver.resolve(host, port, family)
-        name = host.lower().rstrip(".")
-        if f"{name}:{port}" in self._guard.proxies:
-            return found
-        network, address = max((network_of(place["host"].partition("%")[0]), place["host"]) for place in found)
-        most = _first.setdefault((name, port), network) if self._guard.own else Network.PUBLIC
-        if network > most:
-            rule = f"a manifest from elsewhere may not point into private networks, and {host} is {address}"
-            if self._guard.own:
-                rule += ", which it was not when it was first asked"
-            raise TargetNotAllowed(f"//{host}:{port}/", rule, f"Add 'https://{host}/' to allow= if you trust it")
+        self._guard.judge(host, port, [place["host"] for place in found])
         return found
 
     async def close(self) -> None:
@@ -222,6 +249,18 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
     else:
         close_with(owner, session)
     return session
+
+
+async def open_guarded(guard: Guard, judge: Judge, **options: Any) -> aiohttp.ClientSession:
+    """Return a session for a filesystem of fsspec, which follows redirects itself: ``judge`` is asked of each."""
+
+    async def judged(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        judge(str(request.url), None)
+        return await send(request)
+
+    options.pop("loop", None)
+    connector = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
+    return aiohttp.ClientSession(**options, connector=connector, connector_owner=False, middlewares=(judged,))
 
 
 def close_with(owner: object, holder: Any) -> None:

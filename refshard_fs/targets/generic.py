@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fsspec
 from fsspec.archive import AbstractArchiveFileSystem
@@ -26,6 +26,9 @@ from refshard_fs.core.model import Facts, Listed
 from refshard_fs.security.admission import OBJECT_STORES
 from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
 from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
+
+if TYPE_CHECKING:
+    from refshard_fs.targets.connections import Guard
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -97,6 +100,24 @@ def once(
     if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
         task = tasks[key] = asyncio.get_running_loop().create_task(start())
     return asyncio.shield(task)
+
+
+class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """FTP for a set from elsewhere: each connection leads where ``guard`` lets it, before a login is sent there."""
+
+    host: str
+
+    def __init__(self, host: str, port: int = 21, *, guard: Guard, **options: Any) -> None:
+        self._guard = guard
+        super().__init__(host, port, **options)
+
+    def _connect(self) -> None:
+        name = self.host
+        self.host = self._guard.find(name, self.port)  # the address that was judged is the one that is connected to
+        try:
+            super()._connect()
+        finally:
+            self.host = name
 
 
 class FsspecTarget(Target):

@@ -20,9 +20,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from refshard_fs.core.model import Facts
-from refshard_fs.security.admission import Access
+from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.security.admission import Access, remedy
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
-from refshard_fs.targets.connections import Guard, close_with, open_session
+from refshard_fs.targets.connections import Guard, Judge, close_with, open_session
 from refshard_fs.targets.failures import Unreadable
 
 T = TypeVar("T")
@@ -54,7 +55,24 @@ class _Location(NamedTuple):
     until: float | None = None
 
 
-Judge = Callable[[str, str | None], tuple[str, Access]]  # of a URL, and of the one that redirects to it
+class _Telling:
+    """A request whose refusal, by the guard of its connection, names the URL that was asked for."""
+
+    def __init__(self, request: Any, url: URL) -> None:
+        self._request = request
+        self._url = str(url)
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            response: aiohttp.ClientResponse = await self._request.__aenter__()
+        except aiohttp.ClientConnectorError as e:
+            if isinstance(e.os_error, TargetNotAllowed):
+                raise TargetNotAllowed(self._url, e.os_error.rule, remedy(self._url)) from None
+            raise
+        return response
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._request.__aexit__(*error)
 
 
 class HttpTarget(Target):
@@ -120,7 +138,7 @@ class HttpTarget(Target):
         home = location = self._location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
-                async with await self._send(method, location, headers) as response:
+                async with _Telling(await self._send(method, location, headers), location.url) as response:
                     if response.status in _REDIRECTS and self._follows:
                         location = self._redirected(home, location, response)
                         continue

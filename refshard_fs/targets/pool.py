@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +16,7 @@ import msgspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.data import DataFileSystem
+from fsspec.implementations.ftp import FTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -21,15 +24,25 @@ from fsspec.spec import AbstractFileSystem
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security import policy
-from refshard_fs.security.admission import ANONYMOUS, WEB, Access, Admission
+from refshard_fs.security.admission import (
+    ANONYMOUS,
+    INSIDE,
+    WEB,
+    Access,
+    Admission,
+    is_private,
+    origin_of,
+    remedy,
+    spelled,
+)
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import WITHOUT, Retry
-from refshard_fs.targets.generic import FsspecTarget, has_coroutines, is_s3fs, opens_chain, parts_of_chain
+from refshard_fs.targets.generic import FsspecTarget, GuardedFtp, has_coroutines, is_s3fs, opens_chain, parts_of_chain
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
 from refshard_fs.targets.versioned import VersionedObject, Versions
 
 if TYPE_CHECKING:
-    from refshard_fs.targets.http import Judge
+    from refshard_fs.targets.connections import Judge
     from refshard_fs.targets.zip import InflatedMembers
 
 # These belong to no event loop: the process shares them.
@@ -50,7 +63,7 @@ PLACES = 4096
 _ANONYMOUSLY = f"it was asked for {WITHOUT}, as its options say: it is not public, or there is no such object"
 _NOBODY = (
     f"it was asked for {WITHOUT}, since the manifest comes from elsewhere: "
-    "name its protocol (remote_protocol=) or prefix (options=, allow=) to send yours"
+    "name its protocol (remote_protocol=) or its prefix (options=) to send yours"
 )
 
 
@@ -66,8 +79,8 @@ def instance(protocol: str, given: Given) -> AbstractFileSystem:
 class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     """How targets are opened.
 
-    ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL
-    prefix to the same, and the longest prefix wins over the protocol.
+    ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL prefix, in its canonical
+    spelling, to the same, and the longest prefix wins over the protocol.
     """
 
     by_protocol: Mapping[str | None, Given] = {}
@@ -86,7 +99,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         """Return the instance or options for ``url``, and what tells them from others: it ends in the protocol."""
         named = policy.protocol_of(url)
         protocol = named or "file"
-        prefix = policy.longest_prefix(self.by_prefix, url)
+        prefix = policy.longest_prefix(self.by_prefix, spelled(url)) if self.by_prefix else None
         if prefix is not None:
             return ("prefix", prefix[0], protocol), prefix[1]
         return (protocol,), self.by_protocol.get(named, self.by_protocol.get(protocol, {}))
@@ -175,16 +188,21 @@ class Pool:
         if access is Access.NONE:
             _check_ambient(protocol, url)
             given, token = ANONYMOUS.get(protocol, {}), ("nobody", protocol)
+        elif access is Access.LENT:
+            token = ("lent", *token)
         if protocol in WEB and rules:
             token = (*token, repr(rules))  # by which redirects are judged
         if isinstance(given, AbstractFileSystem):
-            return self._instance(token, given, url, judge)
+            return self._instance(token, given, url, judge, access)
         options = portable(given)
         if others := policy.links(url)[1:]:
             given_of = {_protocol_in_chain(link): self._options.given(link) for link in others}
             joined = options | {name: portable(own) for name, own in given_of.items() if own and name not in options}
             if protocol == "zip":
                 return self._member(url, (*token, repr(given_of)), options, joined, rules)
+            if judge is not None:
+                joined = _guarded_links(joined, map(_protocol_in_chain, others), judge, access)
+                token = (*token, repr(rules))
             return self._chain((*token, repr(given_of)), joined, url)
         if protocol in _NEED_NO_LOOP and not options:
             cls = fsspec.get_filesystem_class(protocol)
@@ -227,14 +245,16 @@ class Pool:
         return self._kept((*token, "::", outer, repr(options), repr(rules)), opened, url)
 
     def _instance(
-        self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None
+        self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None, access: Access
     ) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
             fs = fs.sync_fs
         immediate = IMMEDIATE.get(type(fs))
         if immediate is not None:
             return immediate, fs._strip_protocol(url)
-        return self._kept((*token, "instance"), lambda loop: self._for_loop(fs, loop, judge), fs._strip_protocol(url))
+        return self._kept(
+            (*token, "instance"), lambda loop: self._for_loop(fs, loop, judge, access), fs._strip_protocol(url)
+        )
 
     def _own(
         self,
@@ -251,8 +271,13 @@ class Pool:
         options = {**named, **options}
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
-            fs = _made(cls, options, loop, is_configured=access is Access.OWN)
-            return self._target(fs, judge, access, owned=bool(fs.async_impl))
+            guarded = cls if judge is None else _guarded(cls, options, access)
+            fs = _made(guarded, options, loop, is_configured=access is not Access.NONE)
+            place = getattr(fs, "_location", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
+            if judge is not None and access is not Access.OWN and place and is_private(origin_of(str(place))[1]):
+                raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", remedy(url))
+            named = "endpoint_url" in {**options, **(options.get("client_kwargs") or {})}
+            return self._target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=named)
 
         return self._kept(identity, opened, cls._strip_protocol(url))
 
@@ -266,7 +291,9 @@ class Pool:
             target = self._targets[token] = make(self.loop)
         return target, path
 
-    def _for_loop(self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None) -> Target:
+    def _for_loop(
+        self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None, access: Access
+    ) -> Target:
         """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
         if not has_coroutines(fs):
             return FsspecTarget(fs)
@@ -282,19 +309,24 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        return self._target(_made(type(fs), portable(fs), loop, *fs.storage_args), judge, Access.OWN, owned=True)
+        again = _made(type(fs), portable(fs), loop, *fs.storage_args)
+        return self._target(again, judge, access, owned=True, names_endpoint=True)
 
-    def _target(self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool) -> Target:
-        """Return the target of an asynchronous instance on this loop."""
+    def _target(
+        self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool, names_endpoint: bool
+    ) -> Target:
+        """Return the target of an asynchronous instance on this loop. The user's own endpoint may be private."""
         from fsspec.implementations.http import HTTPFileSystem
 
+        from refshard_fs.targets.connections import Guard
         from refshard_fs.targets.http import AsyncHttp, HttpTarget
         from refshard_fs.targets.s3 import S3Target
 
         if type(fs) in (AsyncHttp, HTTPFileSystem):
             return HttpTarget(fs, judge, access)
         if owned and is_s3fs(fs):
-            return S3Target(fs, fast=self._options.fast_s3)
+            is_free = judge is None or access is Access.OWN or names_endpoint
+            return S3Target(fs, fast=self._options.fast_s3, guard=None if is_free else Guard(own=False))
         return FsspecTarget(fs, owned=owned)
 
 
@@ -314,10 +346,37 @@ def arguments_of(protocol: str) -> frozenset[str]:
 def _admitted(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
     """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
     access = Access.OWN
+    head, separator, rest = url.partition("://")
+    if separator and not head.islower() and "::" not in head:
+        url = head.lower() + separator + rest
     for rule in rules:
         url, granted = rule.admit(url, redirected_by)
-        access = granted if granted is Access.NONE else access
+        access = min(access, granted)
     return _followed(url, rules), access
+
+
+def _guarded(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:
+    """Return ``cls``, or what serves instead of it for a set from elsewhere; TargetNotAllowed if its host may not."""
+    host = options.get("host")
+    if not isinstance(host, str):
+        return cls
+    from refshard_fs.targets.connections import Guard
+
+    guard = Guard(access is Access.OWN)
+    if cls is FTPFileSystem:
+        options["guard"] = guard
+        return GuardedFtp
+    with contextlib.suppress(socket.gaierror):  # the filesystem says so in its own way
+        guard.find(host, options.get("port") or 0)
+    return cls
+
+
+def _guarded_links(options: dict[str, Any], protocols: Iterable[str], judge: Judge, access: Access) -> dict[str, Any]:
+    """Return the options of a chain's links so that those of HTTP, which fsspec opens, are held to ``judge`` too."""
+    from refshard_fs.targets.connections import Guard, open_guarded
+
+    client = partial(open_guarded, Guard(access is Access.OWN), judge)
+    return options | {name: {"get_client": client, **options.get(name, {})} for name in WEB.intersection(protocols)}
 
 
 def _followed(url: str, rules: Rules) -> str:
@@ -339,9 +398,7 @@ def _check_ambient(protocol: str, url: str) -> None:
     found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
     if found:
         rule = f"it is to be read without credentials, and its filesystem takes those of {found[0]} all the same"
-        head, sep, rest = url.partition("://")
-        remedy = f"Add {head + sep + rest.partition('/')[0] + '/'!r} to allow= to have it read with them"
-        raise TargetNotAllowed(url, rule, remedy)
+        raise TargetNotAllowed(url, rule, remedy(url, "to have it read with them"))
 
 
 def _made(

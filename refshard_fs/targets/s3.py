@@ -21,8 +21,10 @@ from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
+from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.security.admission import remedy
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
-from refshard_fs.targets.connections import in_context, open_session
+from refshard_fs.targets.connections import Guard, in_context, open_session
 from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
 
@@ -99,12 +101,17 @@ class _Ready(NamedTuple):
 
 
 class S3Target(Target):
-    """The objects of one `S3FileSystem`, by ``bucket/key``; all requests are s3fs's unless they are to be ``fast``."""
+    """The objects of one `S3FileSystem`, by ``bucket/key``; all requests are s3fs's unless they are to be ``fast``.
+
+    ``guard`` judges the endpoint, which the environment or a profile may name (None: it may be anywhere).
+    """
 
     patience = 60.0
 
-    def __init__(self, fs: AbstractFileSystem, *, fast: bool = True) -> None:
+    def __init__(self, fs: AbstractFileSystem, *, fast: bool = True, guard: Guard | None = None) -> None:
         self.fs = fs
+        self._guard = guard
+        self._judged: set[str] = set()  # endpoints
         self._fast = fast
         self._theirs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
@@ -174,7 +181,7 @@ class S3Target(Target):
     async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
         headers = {**ready.headers, **ranged(start, stop, etag)}
         if self._session is None:
-            self._session = open_session(self, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+            self._session = open_session(self, self._guard, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
         session, loop = self._session, asyncio.get_running_loop()
         began = loop.time()
         async with session.get(ready.url, headers=headers, allow_redirects=False, ssl=ready.ssl) as response:
@@ -238,6 +245,14 @@ class S3Target(Target):
         """Return s3fs's client for a bucket. What it signs goes to no other host, wherever a server redirects it."""
         await self.fs.set_session()
         client = await self.fs.get_s3(bucket)
+        endpoint = str(client.meta.endpoint_url)
+        if self._guard is not None and endpoint not in self._judged:
+            try:
+                await self._guard.judge_server(endpoint)
+            except TargetNotAllowed as e:
+                url = f"s3://{bucket}/"
+                raise TargetNotAllowed(url, f"{e.rule}, where its endpoint {endpoint} is", remedy(url)) from None
+            self._judged.add(endpoint)
         http: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
         opened = getattr(http, "_get_session", None)
         if opened is not None and getattr(opened, "func", None) is not _staying:

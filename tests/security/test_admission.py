@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -99,11 +100,28 @@ def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://pub.exаmple/x", "https://pub.example.evil.example/x", "https://pub-example/x"]
+    "url", ["https://pub.exаmple/x", "https://pub.example.evil.example/x", "https://pub-example.net/x"]
 )
 def test_a_host_that_looks_like_home_is_not_home(url: str) -> None:
     """The first has a Cyrillic letter."""
     assert REMOTE.admit(url)[1] is Access.NONE
+
+
+@pytest.mark.parametrize("protocol", ["http", "https", "ftp", "sftp", "smb"])
+@pytest.mark.parametrize(
+    "host", ["10.0.0.5", "printer", "nas.local", "db.internal", "x.corp", "router.lan", "x.home.arpa", "168.63.129.16",
+             "192.0.0.192", "192.0.0.8"]
+)  # fmt: skip
+def test_protocol_named_opens_no_private_network(protocol: str, host: str) -> None:
+    url = f"{protocol}://{host}/x"
+    named = Admission.of("https://pub.example/refs.json", None, [protocol], ())
+    with pytest.raises(TargetNotAllowed, match="private networks") as caught:
+        named.admit(url)
+    prefix = re.search(r"options=\{'(.*?)': \{\}\}", str(caught.value))
+    assert prefix is not None
+    assert Admission.of(named.source, None, [protocol], [prefix[1]]).admit(url)[1] is Access.OWN
+    assert named.admit(f"{protocol}://data.example/x")[1] is Access.LENT
+    assert Admission.of("refs.json", None, [protocol], ()).admit(url)[1] is Access.OWN
 
 
 def test_a_set_on_a_private_host_may_point_to_that_host_only() -> None:
@@ -132,7 +150,7 @@ def test_what_an_option_names_is_the_users_word() -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["file", "S3"], ["http://10.0.0.7/data/"])
     assert rule.admit("file:///data/x.nc")[1] is Access.OWN
     assert rule.admit("/data/x.nc")[1] is Access.OWN
-    assert rule.admit("s3://any/x")[1] is Access.OWN
+    assert rule.admit("s3://any/x")[1] is Access.LENT
     assert rule.admit("http://10.0.0.7/data/x")[1] is Access.OWN
     with pytest.raises(TargetNotAllowed):
         rule.admit("memory://x")
@@ -205,7 +223,7 @@ def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["zip", "https"], ["s3://pub/"])
     with pytest.raises(TargetNotAllowed):
         rule.admit(url)
-    assert rule.admit("zip://x::https://other.example/a.zip")[1] is Access.OWN
+    assert rule.admit("zip://x::https://other.example/a.zip")[1] is Access.LENT
     assert rule.admit("zip://x::s3://pub/a.zip")[1] is Access.OWN
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from aiohttp import DefaultResolver
 from hypothesis import given
@@ -267,3 +270,57 @@ def test_plain_arguments_of_the_sources_filesystem_go_to_its_server_alone(
             assert SECRET in repr([request.headers for request in http_server.requests(path)])
         with pytest.warns(UserWarning, match="no argument endpoint_url="):
             RefShardFileSystem(manifest(http_server, refs), endpoint_url="x")
+
+
+# ------------------------------------------------------------------------------- what a protocol opens, and a prefix
+
+
+@pytest.mark.parametrize("given", ["protocol", "instance"])
+def test_protocol_named_lends_no_private_network(given: str, http_server: RangeServer, names: dict[str, str]) -> None:
+    """Credentials go to public servers of the protocol; the hint of the refusal opens the server that it names."""
+    with RangeServer() as inside:
+        refs = {"address": [inside.put("/x", b"inside")], "own": [http_server.put("/own", b"own")]}
+        refs["name"] = [inside.url.replace("127.0.0.1", "intranet.test") + "/x"]
+        headers = {"headers": {"Authorization": SECRET}}
+        named: dict[str, Any] = {"remote_protocol": "http", "remote_options": headers}
+        if given == "instance":
+            named = {"fs": fsspec.filesystem("http", **headers)}
+        fs = RefShardFileSystem(manifest(http_server, refs), retries=0, **named)
+        hints = []
+        for key in ("address", "name"):
+            with pytest.raises(TargetNotAllowed, match="private networks") as caught:
+                fs.cat_file(key)
+            hints += re.findall(r"options=\{('.*?'): \{\}\}", str(caught.value))
+        assert inside.requests() == []
+        assert fs.cat_file("own") == b"own"
+        fs = RefShardFileSystem(
+            manifest(http_server, refs), retries=0, options={ast.literal_eval(hint): {} for hint in hints}, **named
+        )
+        assert set(fs.cat([*refs]).values()) == {b"own", b"inside"}
+
+
+@pytest.mark.parametrize("prefix", ["S3://bucket/", "s3://bucket", "s3://bucket/"])
+@pytest.mark.parametrize("spelling", ["s3://bucket/x", "S3://bucket/x"])
+def test_prefix_serves_every_spelling(prefix: str, spelling: str, http_server: RangeServer) -> None:
+    http_server.put("/bucket/x", b"0123")
+    given = {"key": "AKIAOWN", "secret": "x", "token": SECRET, "endpoint_url": http_server.url}
+    fs = RefShardFileSystem({"k": [spelling, 0, 4]}, options={prefix: given}, retries=0)
+    assert fs.cat_file("k") == b"0123"
+    assert SECRET in repr([request.headers for request in http_server.requests()])
+
+
+def test_ftp_name_that_moves_inside_is_not_logged_in_to(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address that was judged is the one that is connected to, at each connection."""
+    from refshard_fs.targets.generic import GuardedFtp
+
+    now = "127.0.0.9"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (now, 21))])
+    asked = []
+    theirs = "fsspec.implementations.ftp.FTPFileSystem"
+    monkeypatch.setattr(f"{theirs}._connect", lambda self: asked.append(self.host))
+    monkeypatch.setattr(f"{theirs}.__del__", lambda self: None)
+    fs = GuardedFtp("stranger.test", guard=OWN)
+    now = "127.0.0.2"
+    with pytest.raises(TargetNotAllowed, match="not when it was first asked"):
+        fs._connect()
+    assert (asked, fs.host) == (["127.0.0.9"], "stranger.test")

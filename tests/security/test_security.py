@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import logging
+import math
 import os
 import pickle
 import pickletools
@@ -153,6 +155,14 @@ def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch:
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
         source = manifest(http_server, {"k": ["s3://bucket/x", 0, 6]})
+        for options in ({}, {"remote_protocol": "s3"}):
+            with pytest.raises(TargetNotAllowed, match=rf"private networks, where its endpoint {store.url} is"):
+                RefShardFileSystem(fo=source, **options).cat_file("k")
+        assert store.requests() == []
+        assert RefShardFileSystem(fo=source, options={"s3://bucket/": {}}).cat_file("k") == b"public"
+        store.clear()
+        for module in (admission, guarded):
+            monkeypatch.setattr(module, "network_of", lambda host: admission.Network.PUBLIC)
         assert RefShardFileSystem(fo=source).cat_file("k") == b"public"
         assert not any("AKIDAMBIENT" in repr(r) for r in store.requests())
         store.fault(403, "/bucket/x", times=1)
@@ -546,3 +556,40 @@ def test_nothing_secret_is_printed_by_commands(tmp_path: Path, capsys: pytest.Ca
             pass
         out = capsys.readouterr()
         assert "HUSH" not in out.out + out.err, command
+
+
+PICKLED = {
+    "filter": {"filters": [{"id": "pickle"}]},
+    "compressor": {"compressor": {"id": "pickle"}},
+    "nested": {"filters": [{"id": "x", "codecs": [{"name": "numcodecs.pickle"}]}], "fill_value": math.nan},
+}
+
+
+@pytest.mark.parametrize("member", PICKLED)
+@pytest.mark.parametrize("document", [".zarray", ".zmetadata"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "escaped"])
+def test_pickle_codec_of_remote_set_reaches_no_reader(
+    member: str, document: str, encoding: str, http_server: RangeServer
+) -> None:
+    """Whatever the versions of zarr and numcodecs are: old ones unpickle chunks, and fill values when they open."""
+    array: dict[str, Any] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O", "order": "C"}
+    array |= {"fill_value": None, "compressor": None, "filters": None, **PICKLED[member]}
+    made: Any = array if document == ".zarray" else {"zarr_consolidated_format": 1, "metadata": {"t/.zarray": array}}
+    text = json.dumps(made)
+    stored = text.replace("pickle", r"\u0070ickle").encode() if encoding == "escaped" else text.encode(encoding)
+    key = "t/.zarray" if document == ".zarray" else document
+    source = manifest(
+        http_server, {key: "base64:" + base64.b64encode(stored).decode(), "u/.zattrs": '{"id": "pickle"}'}
+    )
+    fs = RefShardFileSystem(source)
+    reads = (fs.cat_file, fs.cat, lambda key: fs.cat([key, "u/.zattrs"]), lambda key: fs.open(key).read())
+    for read in (
+        *reads,
+        lambda key: fs.cat_file(key, start=0, end=9),
+        lambda key: fs.cat_ranges([key], [0], [9], on_error="raise"),
+    ):
+        with pytest.raises(ManifestError, match="are pickles, which may run code"):
+            read(key)
+    assert fs.cat_file("u/.zattrs")
+    assert RefShardFileSystem(source, allow=[source]).cat_file(key) == stored
+    assert RefShardFileSystem({key: stored}).cat_file(key) == stored
