@@ -60,14 +60,15 @@ class _Telling:
 
     def __init__(self, request: Any, url: URL) -> None:
         self._request = request
-        self._url = str(url)
+        self._url = url
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
             response: aiohttp.ClientResponse = await self._request.__aenter__()
         except aiohttp.ClientConnectorError as e:
             if isinstance(e.os_error, TargetNotAllowed):
-                raise TargetNotAllowed(self._url, e.os_error.rule, remedy(self._url)) from None
+                url = str(self._url)
+                raise TargetNotAllowed(url, e.os_error.rule, remedy(url)) from None
             raise
         return response
 
