@@ -333,8 +333,17 @@ def test_texts_lose_their_padding_and_have_fill_values() -> None:
     for fill in ("aa", "é"):
         files, keys = opened(texts.format(chunk.format(f"fillValue='{fill}'", ""), "null_term"))
         assert np.frombuffer(files.read(keys, "t/0") or b"", "S3").tolist() == [fill.encode()] * 2
-    _, keys = opened(texts.format(chunk.format("fillValue='long'", ""), "null_term"))
-    assert "longer than its texts of 3 bytes" in keys.reports["t"]
+    written = chunk.format("fillValue='unsupported-string'", stored.format(6))
+    files, keys = opened(texts.format(written, "null_pad"), data=b"abcdef")
+    assert files.read(keys, "t/0") == b"abcdef"
+    files, keys = opened(texts.format(chunk.format("fillValue='unsupported-string'", ""), "null_term"))
+    with pytest.raises(ManifestError, match="never written, and its fillValue 'unsupported-string'"):
+        files.read(keys, "t/0")
+
+
+def test_references_to_texts_are_not_shown_as_texts() -> None:
+    _, keys = opened('<String name="t"><Dim size="2"/><dmrpp:chunk offset="0" nBytes="32"/></String>', data=bytes(32))
+    assert "references to texts" in keys.reports["t"]
 
 
 def test_a_document_cut_short_or_with_flipped_bits_ends_in_errors_of_ours(tmp_path: Path) -> None:

@@ -277,6 +277,11 @@ def test_a_header_that_cannot_be_true_is_refused_by_its_field(
     assert ROOT in str(caught.value)
 
 
+def test_names_end_at_a_nul() -> None:
+    files = Files({ROOT: put(10, 4, 0x76770000)})  # "vw" and two zeros
+    assert list(files.open().grids) == ["vw"]
+
+
 def test_variables_that_contradict_themselves_are_left_out() -> None:
     def variable(name: bytes, dimensions: list[int], begin: int) -> list[int]:
         spelled = int.from_bytes(name.ljust(4, b"\0"), "big")

@@ -55,6 +55,7 @@ SUFFIX: Final = ".dmrpp"
 LARGEST: Final = 1 << 31  # bytes of a chunk, decoded
 INLINE: Final = 1 << 26  # bytes that values in any document may have together,
 TIMES_INLINE: Final = 100  # and in times its size: compressed ones are made when it is opened
+REFERENCE: Final = 16  # bytes by which HDF5 refers to a text of variable length
 MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
 
 PADDINGS: Final[Mapping[str, Padding]] = {"null_term": "null-terminated", "space_pad": "space-padded"}
@@ -208,6 +209,10 @@ class _Array:
         count = math.prod(self.shape)
         if length is None and not variable.chunk_sizes and count and stored % count == 0:
             length = stored // count
+            if length == REFERENCE and variable.inline is None:
+                raise ValueError(
+                    f"its texts have {length} bytes, and nothing says that they are no references to texts"
+                )
         if not length or length > 1 << 20:
             raise ValueError("it is text, and nothing says how long")
         return np.dtype(f"S{length}")
@@ -273,14 +278,13 @@ class _Array:
             raise ValueError(f"it has {len(texts)} texts, and the shape {self.shape}")
         return encoded(np.array(texts, object), [{"id": "vlen-utf8"}])
 
-    def _stored_fill(self) -> bytes:
-        """Return an element of chunks that were never written."""
+    def _stored_fill(self) -> bytes | None:
+        """Return an element of chunks that were never written; None where that is not told."""
         text, size = self.variable.fill, self.dtype.itemsize
         if self.dtype.kind == "S" and text is not None:
             data = text.encode()
-            if len(data) > size:
-                raise ValueError(f"its fillValue {text!r} is longer than its texts of {size} bytes")
-            return data.ljust(size, b"\0")
+            # Hyrax writes "unsupported-string" where it does not know a fill value, which few files need.
+            return data.ljust(size, b"\0") if len(data) <= size else None
         if text is None or self.dtype.kind not in "iuf":
             return bytes(size)
         try:
@@ -342,7 +346,8 @@ class StoredChunks(FilledChunks):
 
     def __init__(self, found: _Array, targets: _Targets) -> None:
         variable, shown = found.variable, found.shown_fill
-        fills_itself = shown is not None and shown == spelled_fill(found.stored_fill, found.dtype)
+        stored = found.stored_fill
+        fills_itself = shown is not None and stored is not None and shown == spelled_fill(stored, found.dtype)
         super().__init__(found.where, found.description(2).grid(2), found.size, fills_itself=fills_itself)
         self._array = found
         places = _places(variable.positions, found)
@@ -363,7 +368,11 @@ class StoredChunks(FilledChunks):
         self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
 
     def filled(self) -> bytes:
-        return encoded(self._array.stored_fill * math.prod(self._array.chunk), self._array.shown_codecs)
+        array = self._array
+        if array.stored_fill is None:
+            what = f"its fillValue {array.variable.fill!r} is no text of {array.dtype.itemsize} bytes"
+            raise ValueError(f"a chunk was never written, and {what}")
+        return encoded(array.stored_fill * math.prod(array.chunk), array.shown_codecs)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()

@@ -404,7 +404,7 @@ def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
 
 
 def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap) -> Any:
-    """Return an attribute's value: an array, a str, or a list of str.
+    """Return an attribute's value: an array, a str, or lists of str.
 
     Fixed strings of more than one byte are text, as in h5netcdf, and single ones are bytes: those are characters. An
     attribute without a dataspace (``shape`` None) is an empty array.
@@ -425,5 +425,7 @@ def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: 
         if datatype.kind != "string" or datatype.size == 1:
             return elements
         found = elements.ravel().tolist()
-    texts = [text.decode("utf-8", "surrogateescape") for text in found]
+    texts: list[Any] = [text.decode("utf-8", "surrogateescape") for text in found]
+    for extent in reversed(shape[1:] if all(shape) else ()):  # one list in the other
+        texts = [texts[at : at + extent] for at in range(0, len(texts), extent)]
     return texts[0] if not shape else texts

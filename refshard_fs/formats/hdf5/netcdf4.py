@@ -192,6 +192,11 @@ class _Dimensions:
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
         labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]] or [None] * ndim
+        for axis, scale in enumerate(self._axes[path]):  # one of another length is no dimension of the dataset
+            of = known.get(labels[axis] or "")
+            extent = (found.shape or ())[axis]
+            if of is not None and not of.is_unlimited and scale in self._objects and of.size != extent:
+                labels[axis] = self._new_phony(parent(path)[0], extent)
         group, name = parent(path)
         if ndim == 1 and name in known and None in labels:
             return (name,)

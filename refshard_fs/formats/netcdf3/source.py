@@ -143,7 +143,7 @@ class _Cursor:
     def name(self) -> str:
         data = self.take(self.number())
         try:
-            return data.decode()
+            return data.decode().partition("\0")[0]  # some are longer than they say: netCDF-C ends them there
         except UnicodeDecodeError:
             raise self.error(f"a name is no UTF-8: {data[:80]!r}") from None
 

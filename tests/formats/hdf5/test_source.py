@@ -408,3 +408,28 @@ def test_attributes_of_one_element_are_as_stored_and_single_to_xarray(tmp_path: 
         file["d"].make_scale("d")
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     assert json.loads(fs.cat_file("d/.zattrs"))["n"] == 1.5
+
+
+def test_a_scale_of_another_length_is_no_dimension(tmp_path: Path) -> None:
+    path = tmp_path / "odd.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(8.0)
+        file["x"].make_scale("x")
+        for name, size in (("good", 8), ("odd", 4)):
+            file[name] = np.arange(size)
+            file[name].dims[0].attach_scale(file["x"])
+    with xr.open_dataset(path, engine="refshard") as ds:
+        assert ds["good"].dims == ("x",)
+        assert ds["odd"].dims == ("phony_dim_0",)
+        assert ds["odd"].values.tolist() == [0, 1, 2, 3]
+
+
+def test_texts_of_attributes_keep_their_shape(tmp_path: Path) -> None:
+    path = tmp_path / "texts.h5"
+    texts = np.array([["a", "bc"], ["d", ""], ["e", "f"]], object)
+    with h5py.File(path, "w") as file:
+        file.attrs.create("texts", texts, dtype=h5py.string_dtype())
+        file.attrs["fixed"] = np.array([[b"ab", b"c"]])
+        file["d"] = 1
+    attributes = json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs"))
+    assert attributes == {"texts": texts.tolist(), "fixed": [["ab", "c"]]}
