@@ -343,7 +343,7 @@ class Objects:
         except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
             if not when or _status(e) not in (404, 409, 412):
                 raise as_os_error(e) from e
-            there = self.fetch(name)
+            there = self.fetch(name) if _was_repeated(e) else None  # else others wrote it, though it be the same
             if there is None or sum_of([there.data]) != sum_of(parts):
                 conflict = self._conflict(name, condition)
                 conflict.is_certain = not _was_repeated(e)

@@ -22,13 +22,13 @@ from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import Hierarchy, check_name
 from refshard_fs.core.keys import is_within, join, parent, splits
 from refshard_fs.core.model import ABSENT, Span, Version
-from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, dumps, is_metadata
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, dumps, grid_of, is_array_document, is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
-from refshard_fs.targets.objects import Condition, Objects, is_version, sum_of
+from refshard_fs.targets.objects import Condition, Fetched, Objects, is_version, sum_of
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
@@ -106,18 +106,18 @@ class HierarchyCommit:
         leftovers = self._leftovers(plan)
         self._objects.check_places([*plan.names(), *removed, *leftovers, *self._empty_shards])
         conditions = self._checked(plan, removed, leftovers)
+        changes = dict.fromkeys(filter(is_metadata, plan.removed), None) | dict(plan.documents)
+        outdated = self._outdated(changes, plan)
         self._objects.sweep(plan.names())
         blocking = _blocking(removed, plan.names())
         self._remove(blocking)
         self._objects.tidy(blocking, with_root=False)
         self._put_data(plan, conditions)
         self._remove(name for name, found in leftovers.items() if found is not ABSENT and name not in self._put)
-        changes = dict.fromkeys(filter(is_metadata, plan.removed), None) | dict(plan.documents)
         for name, data in plan.documents:
             self._put_object(name, (self._in_step(name, data, changes, plan),), conditions.get(name))
-        for name in consolidating([*changes, *plan.prefixes]):
-            if name not in changes:
-                self._reconsolidate(name, changes, plan)
+        for name, there in outdated.items():
+            self._reconsolidate(name, there, changes, plan)
         self._remove(name for name in removed if name not in blocking)
         for name, condition in self._empty_shards.items():
             with self._shard(name):
@@ -174,13 +174,15 @@ class HierarchyCommit:
     def _compare(self, name: str, found: Version, data: bytes | None = None) -> None:
         """Raise ConflictError if the object, which is now ``found``, was replaced by others since it was read.
 
-        One that is ``data`` already, which is to be put, is in no conflict.
+        A group that others have made just as ``data`` says, which is to be put, is in no conflict. An array is: both
+        have its chunks. So is a document that was there before: both may have counted it up.
         """
         url = self._objects.url_of(name)
         known = [version for version in (self._overlay.seen(url), self._overlay.written.get(url)) if version]
         if not known or any(is_version(found, version) for version in known):
             return
-        sums = self._overlay.sent | ({sum_of([data])} if data is not None else set())
+        is_made = data is not None and self._overlay.seen(url) is ABSENT and not _describes_array(name, data)
+        sums = self._overlay.sent | ({sum_of([data])} if data is not None and is_made else set())
         if not (found is not ABSENT and self._is_one_of(name, sums)):
             raise ConflictError(f"{url} {_SINCE}")
 
@@ -248,24 +250,31 @@ class HierarchyCommit:
         )
         return data if after is before else dumps(after)
 
-    def _reconsolidate(self, name: str, changes: Mapping[str, bytes | None], plan: Plan) -> None:
-        """Put the document ``name``, which was not written itself, as its consolidated metadata are after the commit.
+    def _outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, Fetched]:
+        """Return the documents that are not written themselves, and whose consolidated metadata change."""
+        names = [name for name in consolidating([*changes, *plan.prefixes]) if name not in changes]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            fetched = zip(names, pool.map(self._objects.fetch, names), strict=True)
+            found = {name: there for name, there in fetched if there is not None}
+        return {
+            name: there
+            for name, there in found.items()
+            if self._in_step(name, bytes(there.data), changes, plan) != there.data
+        }
 
-        What another commit has put there meanwhile stays in it.
+    def _reconsolidate(self, name: str, there: Fetched, changes: Mapping[str, bytes | None], plan: Plan) -> None:
+        """Put the document ``name`` as its consolidated metadata are after the commit.
+
+        What another commit has put ``there`` meanwhile stays in it.
         """
-        for last in (False,) * TRIES + (True,):
-            there = self._objects.fetch(name)
-            if there is None:
-                return
-            old = bytes(there.data)
-            new = self._in_step(name, old, changes, plan)
-            if new is old:
-                return
+        for tries in range(TRIES, 0, -1):
             try:
-                self._put_object(name, (new,), there.facts)
+                self._put_object(name, (self._in_step(name, bytes(there.data), changes, plan),), there.facts)
             except ConflictError:
-                if last:
+                again = self._objects.fetch(name)
+                if again is None or tries == 1:
                     raise
+                there = again
             else:
                 return
 
@@ -290,7 +299,11 @@ class HierarchyCommit:
         self._touched[name] = None
         try:
             found = self._objects.put(name, parts, condition)
-        except OSError:
+        except ConflictError:
+            if not self._is_one_of(name, self._overlay.sent & {sum_of(parts)}):
+                raise
+            found = None  # an earlier try put it, and heard no answer
+        except BaseException:  # it may have been put: Ctrl-C, too, comes at any moment
             self._overlay.sent.add(sum_of(parts))
             raise
         self._put[name] = None
@@ -338,6 +351,10 @@ def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
     put = set(put) if removed else set()
     in_the_way = {above for name in put for above, _ in splits(name) if above in removed}
     return in_the_way | {name for name in removed if any(above in put for above, _ in splits(name))}
+
+
+def _describes_array(name: str, data: bytes) -> bool:
+    return is_array_document(name) and grid_of(data) is not None
 
 
 def _weight(shard: ShardPlan) -> int:

@@ -275,6 +275,32 @@ def test_an_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
     second.discard()
 
 
+@pytest.mark.parametrize("change", ["grown", "counted", "made"])
+def test_the_same_document_of_two_writers_is_a_conflict(opened: Open, change: str) -> None:
+    """Each makes an array longer by what it appends, counts up by one, or makes an array for its own chunks."""
+    first, second = opened(), opened()
+    first.pipe_file("plain/.zattrs", b'{"count": 1}')
+    first.commit()
+    for number, fs in enumerate((first, second)):
+        match change:
+            case "grown":
+                grown = array(fs, "plain")
+                grown.resize((10,))
+                grown[8:] = number + 1
+            case "counted":
+                assert fs.cat_file("plain/.zattrs") == b'{"count": 1}'
+                fs.pipe_file("plain/.zattrs", b'{"count": 2}')
+            case _:
+                assert not fs.exists("new/.zarray")
+                fs.pipe({"new/.zarray": plain(2), "new/0": chunk(number + 1)})
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+    second.discard()
+    key = {"grown": "plain/4", "made": "new/0"}.get(change)
+    assert key is None or opened("r").cat_file(key) == chunk(1)
+
+
 def test_two_writers_may_make_the_same_group(opened: Open) -> None:
     first, second = opened(), opened()
     for number, fs in enumerate((first, second)):
