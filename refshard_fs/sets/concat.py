@@ -326,8 +326,9 @@ def concat(
 ) -> MadeSet | LazySet:
     """Return one set of references: arrays along ``dim`` joined in the order of ``sets``, all others merged.
 
-    ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments), or such filesystems: sets of
-    references, files, hierarchies. A pattern (``"s3://bucket/2024/*.nc"``) stands for all that it matches, in natural
+    ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments, or what the filesystem of the
+    sets takes, as ``storage_options=`` too), or such filesystems: sets of references, files, hierarchies.
+    A pattern (``"s3://bucket/2024/*.nc"``) stands for all that it matches, in natural
     order (``day2`` before ``day10``). One with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``)
     says where a file lies along the dimensions of these names, which sets need not have themselves. With
     ``dims=("time", "x")`` they are nested lists, a list for each place along ``time`` of those along ``x``; a dimension
