@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
 
@@ -18,19 +19,27 @@ E = TypeVar("E", bound=BaseException)
 
 LONGEST: Final = 20_000  # characters of a text that are shown: longer ones are clipped before anything looks at them
 
-# What moves a cursor, rings, starts an escape sequence, or turns the direction of writing.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What moves a cursor, rings, starts an escape sequence, or turns the direction of writing; and what nobody sees, or
+# each font shows in its own way: joiners, fillers, selectors, tags, private letters.
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ud800-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U0010ffff]"
+)
 # None of these looks at a character more than some hundred times, however long a text is and whatever it holds.
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD: Final = re.compile(
     r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
 )  # where another's text left the scheme out
-_PARAMETER: Final = re.compile(r"([?&;]([\w-]++)=)(?:[^?&;#\s\])'\"]|\?(?![\w-]{1,64}=))++")
+_PARAMETER: Final = re.compile(r"([?&;#]([\w.\-\[\]%]++)=)(?:[^?&;#\s\])'\"]|\?(?![\w-]{1,64}=))++")
 _SECRET: Final = re.compile(
-    r"^x-(?:amz|goog)-|^(?:api|access|subscription)?[-_]?key$|^sid$|auth(?!or)|credential|jwt|accesskeyid|passw|pwd|secret"
+    r"^x-(?:amz|goog)-|^(?:api|access|account|subscription)?[-_]?key$|^sid$|auth(?!or)|credential|jwt|accesskeyid|passw|pwd|secret"
     r"|session[-_]?id|(?:^|[-_])sig$|signature|token",
     re.IGNORECASE,
 )
+
+
+_ENCODED: Final = 4  # times that a name may be percent-encoded
+_NAME: Final = 256  # characters of a name that are looked at
 
 
 def redacted(text: str) -> str:
@@ -42,10 +51,10 @@ def redacted(text: str) -> str:
 
 def gives_access(urls: bytes) -> bool:
     """Whether there is something in ``urls``, many in a row, that `redacted` would leave out."""
-    if not any(mark in urls for mark in (b"?", b"&", b";", b"@")):
+    if not any(mark in urls for mark in (b"?", b"&", b";", b"#", b"@")):
         return False
     text = urls.decode("latin-1")
-    named = any(_SECRET.search(found[2]) for found in _PARAMETER.finditer(text))
+    named = any(is_secret(found[2]) for found in _PARAMETER.finditer(text))
     return named or _USERINFO.search(text) is not None
 
 
@@ -72,7 +81,16 @@ def told_cause(error: E) -> E | OSError:
 
 
 def _unsigned(match: re.Match[str]) -> str:
-    return f"{match[1]}..." if _SECRET.search(match[2]) else match[0]
+    return f"{match[1]}..." if is_secret(match[2]) else match[0]
+
+
+def is_secret(name: str) -> bool:
+    """Whether a parameter or an option of this name gives access: ``token``, ``auth[key]``, ``to%6ben``."""
+    for _ in range(_ENCODED):
+        before, name = name, unquote(name[:_NAME], errors="replace")
+        if name == before:
+            break
+    return any(_SECRET.search(part) for part in (name, *re.split(r"[\[\].]", name)))
 
 
 class RefShardError(Exception):

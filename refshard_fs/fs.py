@@ -28,7 +28,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
-from refshard_fs.errors import ReadOnlyError, told
+from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.selection import Take
@@ -274,7 +274,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return a JSON form of the arguments, as fsspec's.
+        """Return a JSON form of the arguments, as fsspec's; without what gives access, unless ``include_password``.
+
+        That are headers, cookies, and all options and parameters of URLs that are named as keys, tokens and the like.
 
         A source held in memory is spelled out up to 1 MiB. A larger one is only named, so that this takes no time,
         and the form is of use while this process holds it; elsewhere it is a ManifestError, and a pickle is not.
@@ -285,7 +287,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         given = {name: value for name, value in (self.storage_options | named).items() if value is not None}
         stand_in.storage_options = {name: _spelled(value) for name, value in given.items()}  # fsspec spells no None
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
-        return out
+        return out if include_password else _unlocked(out)
 
     def __reduce__(self) -> Any:
         make, (cls, args, options) = super().__reduce__()
@@ -1046,6 +1048,19 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         from refshard_fs.writing.save import respelling  # as in `save`
 
         return respelling(self._session.options.open, self.fo)
+
+
+def _unlocked(value: Any) -> Any:
+    """Return ``value``, of JSON, without what gives access anywhere in it."""
+    if isinstance(value, str):
+        return value if len(value) > LONGEST else redacted(value)
+    if isinstance(value, dict):
+        return {name: _unlocked(inner) for name, inner in value.items() if not _gives_access(str(name))}
+    return [_unlocked(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _gives_access(name: str) -> bool:
+    return is_secret(name) or name.lower().endswith(("headers", "cookies"))
 
 
 def _spelled(argument: Any) -> Any:

@@ -14,13 +14,16 @@ import os
 import socket
 import ssl
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from http.cookies import BaseCookie
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.typedefs import LooseCookies
+from yarl import URL
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.errors import TargetNotAllowed
@@ -44,6 +47,8 @@ def most_open() -> int:
 CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
 _BUFFER = 1 << 18  # bytes of a body that are received before they are taken; fewer would stop long bodies often
 ENDING = 1.0  # seconds that closing connections may take when the process ends
+_NO_URL = URL()
+_COOKIES = 1024  # servers whose cookies a session keeps
 KEPT = 15.0  # seconds that a connection is kept which nobody uses: servers close theirs
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
@@ -231,7 +236,54 @@ def _default_context() -> ssl.SSLContext | bool:
     return in_context(certifi.where())
 
 
+@functools.lru_cache(maxsize=64)
+def without_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Return a context that trusts the same authorities and shows no certificate of the client's own."""
+    plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    plain.check_hostname = context.check_hostname
+    plain.verify_mode = context.verify_mode
+    plain.minimum_version, plain.maximum_version = context.minimum_version, context.maximum_version
+    authorities = context.get_ca_certs(binary_form=True)
+    if authorities:
+        plain.load_verify_locations(cadata=b"".join(authorities))
+    else:  # they are in a directory, which is looked into when a server is verified
+        plain.load_default_certs()
+    return plain
+
+
 # ---------------------------------------------------------------------------------------- sessions
+
+
+class OriginCookies(aiohttp.CookieJar):
+    """Cookies that go back to the scheme, host and port that set them, whatever domain they name; the user's, to all.
+
+    Those of aiohttp go to every port of a host, and to all hosts of a domain, of which it knows no public ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_origin: dict[URL, aiohttp.CookieJar] = {}
+
+    def update_cookies(self, cookies: LooseCookies, response_url: URL = _NO_URL) -> None:
+        if response_url.host:
+            self._jar(response_url).update_cookies(cookies, response_url)
+        else:
+            super().update_cookies(cookies)
+
+    def update_cookies_from_headers(self, headers: Sequence[str], response_url: URL) -> None:
+        self._jar(response_url).update_cookies_from_headers(headers, response_url)
+
+    def _jar(self, url: URL) -> aiohttp.CookieJar:
+        if len(self._of_origin) >= _COOKIES:
+            self._of_origin.clear()
+        return self._of_origin.setdefault(url.origin(), aiohttp.CookieJar())
+
+    def filter_cookies(self, request_url: URL = _NO_URL) -> BaseCookie[str]:
+        found = super().filter_cookies(request_url)
+        own = self._of_origin.get(request_url.origin()) if request_url.host else None
+        if own is not None:
+            found.update(own.filter_cookies(request_url))
+        return found
 
 
 def open_session(owner: object, guard: Guard | None = None, **options: Any) -> aiohttp.ClientSession:
@@ -243,6 +295,8 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
     if shared:
         options["connector"] = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
         options["connector_owner"] = False
+    if options.get("cookie_jar") is None:
+        options["cookie_jar"] = OriginCookies()
     session = aiohttp.ClientSession(**{"timeout": CONNECTING, "read_bufsize": _BUFFER, **options})
     if shared:
         weakref.finalize(owner, session.detach)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from fsspec.implementations.http import HTTPFileSystem
@@ -23,7 +24,7 @@ from refshard_fs.core.model import Facts
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, remedy
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
-from refshard_fs.targets.connections import Guard, Judge, close_with, open_session
+from refshard_fs.targets.connections import Guard, Judge, close_with, open_session, without_certificate
 from refshard_fs.targets.failures import Unreadable
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class HttpTarget(Target):
         self._home_headers.update(options.pop("headers", None) or {})
         self._home_options: dict[str, Any] = {"allow_redirects": False, **options}
         self._away_options = {k: v for k, v in self._home_options.items() if k in _HARMLESS or k == "allow_redirects"}
+        # What aiohttp does with trust_env= is more: it sends logins of ~/.netrc, too.
+        self._asks_environment = fs.get_client is plain_client and not {"proxy", "trust_env"} & fs.client_kwargs.keys()
         self._sessions: dict[tuple[bool, Access], aiohttp.ClientSession] = {}  # by whether it is away
         self._opening = asyncio.Lock()
         self._locations: dict[str, _Location] = {}
@@ -163,6 +166,10 @@ class HttpTarget(Target):
                 if session is None:
                     session = self._sessions[which] = await self._open(*which)
         options = self._away_options if location.away else self._home_options
+        if location.away:
+            options = options | _bare_tls(options, session)
+        if self._asks_environment and "proxy" not in options and (proxy := _proxy_of(location.url)) is not None:
+            options = {**options, "proxy": proxy}
         every = (self._headers if location.away else self._home_headers).copy()
         every.update(headers)
         return session.request(method, location.url, headers=every, **options)
@@ -204,7 +211,7 @@ class HttpTarget(Target):
         """Return the proxies, with their ports, that the user or, where they said so, their environment names."""
         client = self.fs.client_kwargs
         named = [self._home_options.get("proxy"), client.get("proxy")]
-        if client.get("trust_env"):
+        if client.get("trust_env") or self._asks_environment:
             named += getproxies().values()
         parts = [urlsplit(str(proxy)) for proxy in named if proxy is not None]
         return frozenset(f"{part.hostname}:{part.port or 80}" for part in parts)
@@ -231,6 +238,20 @@ class HttpTarget(Target):
         if guard is not None and (away or not guard.own):  # the user's connector is for what the user named
             given = {name: value for name, value in given.items() if not name.startswith("connector")}
         return open_session(self, guard, **given)
+
+
+def _bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
+    """Return the option by which a server that another one redirects to is shown no certificate of the client's."""
+    context = options.get("ssl", getattr(session.connector, "_ssl", None))
+    return {"ssl": without_certificate(context)} if isinstance(context, ssl.SSLContext) else {}
+
+
+def _proxy_of(url: URL) -> str | None:
+    """Return the proxy that the environment (on some systems, their settings) names for ``url``, if it is HTTP's."""
+    proxy = getproxies().get(url.scheme)
+    if proxy is None or not proxy.startswith(("http://", "https://")) or proxy_bypass(url.host or ""):
+        return None
+    return proxy
 
 
 async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:

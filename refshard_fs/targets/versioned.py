@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import logging
 import math
 import re
 import threading
@@ -28,6 +29,8 @@ from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, Target, check
 from refshard_fs.targets.failures import ABSENT as MISSING
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
+
+logger = logging.getLogger("refshard_fs")
 
 T = TypeVar("T")
 
@@ -284,6 +287,7 @@ class VersionedObject:
     async def facts(self, path: str) -> Facts:
         """Return what is known of the object without its bytes."""
         facts = await self._asked(0, self.target.facts, path)
+        self._tell("asked about", path)
         self._version.observe(facts, None)
         return facts
 
@@ -296,11 +300,17 @@ class VersionedObject:
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return what lies directly below ``path``, or None if the target cannot list."""
+        self._tell("listed", path)
         return await self._persist(math.inf, self.target.names, path)
 
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
         """Return all that lies below ``path``, or None if the target lists one directory at a time."""
+        self._tell("listed with all below", path)
         return await self._persist(math.inf, self.target.tree, path)
+
+    def _tell(self, what: str, path: str) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s %s", told(f"{server_of(self._version.url)}: {path}"), what)
 
     def read_now(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None

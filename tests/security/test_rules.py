@@ -8,18 +8,22 @@ import contextlib
 import json
 import re
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+import trustme
 from aiohttp import DefaultResolver
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 import refshard_fs
 from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs.errors import gives_access, told
 from refshard_fs.security import admission
 from refshard_fs.security.admission import Access, Admission, Network, network_of
 from refshard_fs.security.policy import climbs, longest_prefix, server_of
@@ -268,7 +272,7 @@ def test_plain_arguments_of_the_sources_filesystem_go_to_its_server_alone(
         assert SECRET not in repr([request.headers for request in other.requests()])
         for path in ("/own", "/set/refs.json"):
             assert SECRET in repr([request.headers for request in http_server.requests(path)])
-        with pytest.warns(UserWarning, match="no argument endpoint_url="):
+        with pytest.raises(TypeError, match="no argument endpoint_url="):
             RefShardFileSystem(manifest(http_server, refs), endpoint_url="x")
 
 
@@ -324,3 +328,98 @@ def test_ftp_name_that_moves_inside_is_not_logged_in_to(names: dict[str, str], m
     with pytest.raises(TargetNotAllowed, match="not when it was first asked"):
         fs._connect()
     assert (asked, fs.host) == (["127.0.0.9"], "stranger.test")
+
+
+# ------------------------------------------------------------------------------- what stays with its server
+
+
+@pytest.mark.parametrize("domain", ["", "; Domain=co.test", "; Domain=test"])
+def test_cookie_goes_to_no_other_port_or_host(domain: str) -> None:
+    async def go() -> list[int]:
+        jar = connections.OriginCookies()
+        jar.update_cookies({"given": "1"})
+        jar.update_cookies_from_headers([f"set=2{domain}; Path=/"], URL("http://a.co.test:81/x"))
+        asked = ("http://a.co.test:81/y", "http://a.co.test:82/y", "https://a.co.test:81/", "http://b.co.test:81/")
+        return [len(jar.filter_cookies(URL(url))) for url in asked]
+
+    assert asyncio.run(go()) == [2, 1, 1, 1]
+
+
+def test_client_certificate_is_for_no_redirected_server() -> None:
+    """What a context trusts is kept; what it shows is not."""
+    authority = trustme.CA()
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    authority.issue_cert("me@example.test").configure_cert(context)
+    plain = connections.without_certificate(context)
+    assert plain.get_ca_certs(binary_form=True) == context.get_ca_certs(binary_form=True)
+    assert (plain.verify_mode, plain.check_hostname) == (ssl.CERT_REQUIRED, True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.verify_mode = ssl.CERT_OPTIONAL
+    authority.configure_trust(server)
+    authority.issue_cert("h.test").configure_cert(server)
+    assert [_shown(client, server) for client in (context, plain)] == [True, False]
+
+
+def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
+    """Whether the client shows a certificate to the server."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(down, up, server_hostname="h.test"), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(4):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return bool(ends[1].getpeercert())
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    ["?auth.token=", "?auth[token]=", "?user%5Btoken%5D=", "?to%6ben=", "?to%256ben=", "#access_token=", "?x#token=",
+     "?user[sid]=", "?account_key="],
+)  # fmt: skip
+def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> None:
+    url = f"https://h.example/x{parameter}{SECRET}"
+    assert SECRET not in told(f"no {url}: failed")
+    assert told(url).startswith("https://h.example/x")
+    assert gives_access(url.encode())
+    assert told("https://h.example/x?page=7#part=2") == "https://h.example/x?page=7#part=2"
+
+
+def test_json_without_passwords_has_none_anywhere() -> None:
+    nested = {"s3://b/": {"key": SECRET, "client_kwargs": {"headers": {"X": SECRET}, "aws_secret_access_key": SECRET}}}
+    fs = RefShardFileSystem(
+        {"k": ["https://h.example/x"]},
+        options=nested,
+        target_options={"token": SECRET},
+        retries=1,
+        skip_instance_cache=True,
+    )
+    for text in (fs.to_json(include_password=False), repr(fs.to_dict(include_password=False))):
+        assert SECRET not in text
+        assert "s3://b/" in text
+    assert SECRET in fs.to_json()
+
+
+@pytest.mark.parametrize("letter", "\xad\u115f\u180e\u200b\u200d\u2060\u2062\u3164\ue000\ufe0f\ufeff\ufff9\U000e0041")
+def test_invisible_letter_is_spelled_out(letter: str) -> None:
+    assert letter not in told(f"temp{letter}erature")
+    assert told("Größe 東京 ₂ é") == "Größe 東京 ₂ é"
+
+
+# ------------------------------------------------------------------------------- proxies of the environment
+
+
+def test_environment_names_proxy_for_http(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's set is no way to a name that only the proxy knows; no_proxy= counts."""
+    for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", http_server.url)
+    with contextlib.suppress(RefShardError):
+        RefShardFileSystem({"k": ["http://data.invalid/x", 0, 4]}, retries=0).cat_file("k")
+    assert [request.path for request in http_server.requests()]
+    http_server.clear()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for url in ("http://intranet/x", "http://db.internal/x"):
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            RefShardFileSystem(manifest(http_server, {"k": [url]}), retries=0).cat_file("k")
+    assert {request.path for request in http_server.requests()} == {"/set/refs.json"}
