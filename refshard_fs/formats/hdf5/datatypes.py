@@ -426,6 +426,7 @@ def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: 
             return elements
         found = elements.ravel().tolist()
     texts: list[Any] = [text.decode("utf-8", "surrogateescape") for text in found]
-    for extent in reversed(shape[1:] if all(shape) else ()):  # one list in the other
+    is_nested = datatype.kind == "vlen-string" and all(shape)  # h5netcdf makes one list of fixed strings
+    for extent in reversed(shape[1:] if is_nested else ()):
         texts = [texts[at : at + extent] for at in range(0, len(texts), extent)]
     return texts[0] if not shape else texts

@@ -432,4 +432,9 @@ def test_texts_of_attributes_keep_their_shape(tmp_path: Path) -> None:
         file.attrs["fixed"] = np.array([[b"ab", b"c"]])
         file["d"] = 1
     attributes = json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs"))
-    assert attributes == {"texts": texts.tolist(), "fixed": [["ab", "c"]]}
+    assert attributes == {"texts": texts.tolist(), "fixed": ["ab", "c"]}
+    with (
+        xr.open_dataset(path, engine="refshard") as got,
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as want,
+    ):
+        assert {name: np.asarray(value).tolist() for name, value in want.attrs.items()} == got.attrs
