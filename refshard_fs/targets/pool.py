@@ -157,10 +157,18 @@ class Pool:
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
         hint = _ANONYMOUSLY if _is_anonymous(portable(given)) else ""
-        hint = _NOBODY if access is Access.NONE else hint
+        hint = self._hint_of_nobody(admitted) if access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint), path
+
+    def _hint_of_nobody(self, url: str) -> str:
+        protocol = policy.protocol_of(url)
+        for prefix, given in self._options.by_prefix.items():
+            if policy.protocol_of(prefix) == protocol and _names_endpoint(portable(given)):
+                other = f"options={{{policy.server_of(url) + '/'!r}: {{...}}}}"
+                return f"{_NOBODY}. The endpoint_url= for {prefix} serves no other bucket: give it in {other}, too"
+        return _NOBODY
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -276,8 +284,8 @@ class Pool:
             place = getattr(fs, "_location", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
             if judge is not None and access is not Access.OWN and place and is_private(origin_of(str(place))[1]):
                 raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", remedy(url))
-            named = "endpoint_url" in {**options, **(options.get("client_kwargs") or {})}
-            return self._target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=named)
+            is_named = _names_endpoint(options)
+            return self._target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=is_named)
 
         return self._kept(identity, opened, cls._strip_protocol(url))
 
@@ -428,6 +436,11 @@ def _made(
     fs.storage_args, fs.storage_options = (), options
     fs._fs_token_ = f"{id(fs):x}"
     return fs
+
+
+def _names_endpoint(options: Mapping[str, Any]) -> bool:
+    """Whether ``options``, of an object store, say at which server it is."""
+    return "endpoint_url" in {**options, **(options.get("client_kwargs") or {})}
 
 
 def _is_anonymous(options: Mapping[str, Any]) -> bool:

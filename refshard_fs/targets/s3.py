@@ -8,6 +8,7 @@ of the user's) is left to s3fs, for that bucket or altogether.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -21,12 +22,14 @@ from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.errors import TargetNotAllowed, told
 from refshard_fs.security.admission import remedy
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
 from refshard_fs.targets.connections import Guard, in_context, open_session
 from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
+
+logger = logging.getLogger("refshard_fs")
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
@@ -273,6 +276,8 @@ class _Staying(NamedTuple):
     session: aiohttp.ClientSession
 
     def request(self, *arguments: Any, **options: Any) -> Any:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s by s3fs", told(" ".join(map(str, [*arguments, options.get("url", "")])).strip()))
         return self.session.request(*arguments, **{**options, "allow_redirects": False})
 
 

@@ -179,3 +179,11 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
     assert [n.name for n in Reader().names("memory://pool") or ()] == sorted(
         name.removeprefix("/pool/") for name in fs.store if name.startswith("/pool/")
     )
+
+
+def test_anonymous_failure_names_option_for_endpoint() -> None:
+    """The endpoint of the source's bucket is for that bucket alone: whose objects lie in another one is told."""
+    given = {"s3://a/": {"client_kwargs": {"endpoint_url": "https://store.example"}}}
+    hint = Pool(PoolOptions(by_prefix=given), None)._hint_of_nobody("s3://b/x")
+    assert "options={'s3://b/': {...}}" in hint
+    assert "endpoint_url" not in Pool(PoolOptions(by_prefix=given), None)._hint_of_nobody("https://h.example/x")
