@@ -109,7 +109,16 @@ def test_members_are_a_dimension_and_fields_that_are_not_there_are_missing(tmp_p
 
 
 @pytest.mark.parametrize(
-    "packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds", "grid_jpeg"]
+    "packing",
+    [
+        "grid_simple",
+        "grid_complex",
+        "grid_complex_spatial_differencing",
+        "grid_ccsds",
+        "grid_jpeg",
+        "grid_png",
+        "grid_simple_log_preprocessing",
+    ],
 )
 @pytest.mark.parametrize("bits", [8, 11, 16, 24])
 def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
@@ -121,6 +130,34 @@ def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
     want = eccodes.codes_get_values(handle).astype("f4")
     eccodes.codes_release(handle)
     np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", [1, 2])
+def test_ieee_numbers_are_as_they_are_stored(precision: int) -> None:
+    data = message(packingType="grid_ieee", precision=precision)
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle).astype("f4")
+    eccodes.codes_release(handle)
+    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+
+
+def test_run_lengths_give_levels_and_missing_values() -> None:
+    levels = [0, 15, 25]  # of tenths, and number 0 stands for a missing value
+    runs = [(1, 1), (2, 300), (0, 5), (2, 1), (1, 189)]
+    highest, digits = 2, []
+    for level, length in runs:
+        digits.append(level)
+        more, base = length - 1, (1 << 4) - 1 - highest
+        while more:
+            digits.append(more % base + highest + 1)
+            more //= base
+    packed = "".join(f"{digit:04b}" for digit in digits)
+    section_7 = int(packed.ljust(-(-len(packed) // 8) * 8, "1"), 2).to_bytes(-(-len(packed) // 8))
+    section_5 = struct.pack(">IBIHBHHB", 17 + 2 * 2, 5, 496, 200, 4, highest, 2, 1) + struct.pack(">HH", *levels[1:])
+    sections = section_5, b"\0\0\0\6\6\xff", struct.pack(">IB", 5 + len(section_7), 7) + section_7
+    found = np.frombuffer(Values(496, tuple(map(len, sections))).make(b"".join(sections)), "f4")
+    want = np.repeat([1.5, 2.5, np.nan, 2.5, 1.5], [length for _, length in runs]).astype("f4")
+    np.testing.assert_array_equal(found, want)
 
 
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds"])
@@ -216,6 +253,22 @@ def test_a_grid_that_is_scanned_in_other_directions_has_each_value_at_its_place(
         found = np.meshgrid(array(data, "latitude")[...], array(data, "longitude")[...], indexing="ij")
         for one, other in zip(found, want, strict=True):
             np.testing.assert_allclose(one.ravel(), other, atol=1e-6)
+
+
+@pytest.mark.parametrize("sample", ["regular_ll_sfc_grib2", "regular_gg_ml_grib2", "polar_stereographic_pl_grib2"])
+@pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
+def test_scans_by_columns_and_to_and_fro_become_rows(sample: str, flags: int) -> None:
+    plain = message(sample=sample)
+    keys = [f"{key}itude" for key in ("lat", "long")]
+    name, *want = (array(plain, key)[...] for key in ("t", *keys))
+    scanned = name.T.copy() if flags & 0x20 else name.copy()
+    if flags & 0x10:
+        scanned[1::2] = scanned[1::2, ::-1].copy()
+    is_so = {"jPointsAreConsecutive": flags >> 5, "alternativeRowScanning": flags >> 4 & 1}
+    data = message(scanned.ravel(), sample=sample, **is_so, bitsPerValue=24)
+    np.testing.assert_allclose(array(data, "t")[...], name, rtol=1e-5)
+    for key, one in zip(keys, want, strict=True):
+        np.testing.assert_array_equal(array(data, key)[...], one)
 
 
 def test_levels_of_potential_vorticity_are_counted_as_cfgrib_counts_them(tmp_path: Path) -> None:
@@ -349,7 +402,7 @@ def test_unstructured_grids_lie_along_values() -> None:
 
 
 def test_grids_of_refused_fields_take_no_numbers() -> None:
-    refused = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, jPointsAreConsecutive=1)
+    refused = message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
     grids = Files({ROOT: refused + on_level(500, shortName="t")}).open().grids
     assert {"latitude", "longitude"} <= grids.keys()
     assert not {name for name in grids if name.endswith("_1")}
@@ -467,6 +520,13 @@ def test_commands_take_a_grib2_and_what_they_convert_has_its_values(
     path.write_bytes(cube())
     refs = check_commands(path, tmp_path, capsys, "t")
     np.testing.assert_array_equal(array(refs, "t")[...], array(path, "t")[...])
+
+
+@pytest.mark.parametrize("left", [1, 3, 4, 7, 15])
+def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int) -> None:
+    whole = on_level(500, shortName="t")
+    with pytest.raises(ManifestError, match="cut short"):
+        Files({ROOT: whole + whole[:left]}).open()
 
 
 def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:

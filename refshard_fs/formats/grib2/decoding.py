@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import by_imagecodecs, unpacked
-from refshard_fs.formats.grib2.messages import MISSING, Parameter, integer, signed
+from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, PACKINGS, TO_AND_FRO, Parameter, integer, signed
 
 PIECE: Final = 1 << 16  # values that are scaled at a time, as 64-bit floats
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
@@ -32,11 +32,14 @@ class Values(msgspec.Struct, frozen=True):
     """The values of a field's ``count`` points as 32-bit floats, NaN where there are none.
 
     They are made from sections 5, 6 and 7, which are ``sizes`` long, and say how values are packed, where there are
-    some, and which. Whatever other sections hold is not seen by any library.
+    some, and which. Whatever other sections hold is not seen by any library. Values that the file has by columns, or
+    to and fro (``flags``, those of section 3), are put into ``across`` columns of rows that all run one way.
     """
 
     count: int
     sizes: tuple[int, ...]
+    across: int = 0
+    flags: int = 0
 
     @property
     def size(self) -> int:
@@ -54,11 +57,15 @@ class Values(msgspec.Struct, frozen=True):
         template, stored, where = integer(packing, 10, 2), integer(packing, 6, 4), integer(bitmap, 6)
         if where not in (0, 255) or stored > self.count or (where == 255 and stored != self.count):
             raise ValueError(f"{stored} of its {self.count} values are stored, with bitmap number {where}")
-        if template not in _PACKINGS:
+        if template not in PACKINGS:
             raise ValueError(f"its values are packed by template {template}, for which there is no decoder here")
-        bits = integer(packing, 20)
-        if not stored or (not bits and template not in (2, 3)):  # the reference is the value, which nothing scales
-            values = np.broadcast_to(_reference(packing), stored)
+        bits = 0 if template in _UNSCALED else integer(packing, 20)
+        values: npt.NDArray[Any]
+        if stored and template in _UNSCALED:
+            values = _UNSCALED[template](data[5:], packing, stored)
+        elif not stored or (not bits and template not in (2, 3)):  # the reference is the value, which nothing scales
+            values = np.broadcast_to(_reference(packing) if stored else np.nan, stored)
+            values = _without_logarithm(values, packing) if template == _LOGARITHM and stored else values
         else:
             numbers = _PACKINGS[template](data[5:], packing, bits, stored)
             if numbers.size != stored:
@@ -71,7 +78,17 @@ class Values(msgspec.Struct, frozen=True):
             if np.count_nonzero(places) != stored:
                 raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {stored} are stored")
         out[places] = values
-        return out.tobytes()
+        return _in_rows(out, self.across, self.flags).tobytes()
+
+
+def _in_rows(values: npt.NDArray[Any], across: int, flags: int) -> npt.NDArray[Any]:
+    """Return scanned values in rows that all run one way."""
+    if not flags & (BY_COLUMNS | TO_AND_FRO):
+        return values
+    lines = values.reshape((across, -1) if flags & BY_COLUMNS else (-1, across))
+    if flags & TO_AND_FRO:
+        lines[1::2] = lines[1::2, ::-1].copy()
+    return lines.T if flags & BY_COLUMNS else lines
 
 
 def _reference(packing: bytes) -> float:
@@ -85,8 +102,43 @@ def _scaled(numbers: npt.NDArray[Any], packing: bytes) -> npt.NDArray[np.float32
     values = np.empty(numbers.size, "f4")
     for first in range(0, numbers.size, PIECE):
         piece = slice(first, first + PIECE)
-        values[piece] = (numbers[piece].astype("f8") * factor + reference) * decimal
+        scaled = (numbers[piece].astype("f8") * factor + reference) * decimal
+        values[piece] = _without_logarithm(scaled, packing) if integer(packing, 10, 2) == _LOGARITHM else scaled
     return values
+
+
+def _without_logarithm(values: npt.NDArray[Any], packing: bytes) -> npt.NDArray[Any]:
+    """Return what was packed after an addition (octet 21) and a logarithm."""
+    added: float = struct.unpack(">f", integer(packing, 21, 4).to_bytes(4))[0]
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(values) - added)
+
+
+def _ieee(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
+    size = {1: 4, 2: 8}.get(integer(packing, 12), 0)
+    if not size or len(data) != stored * size:
+        raise ValueError(f"expected {stored} IEEE numbers of 4 or 8 bytes, found {len(data)} bytes")
+    return np.frombuffer(data, f">f{size}")
+
+
+def _run_length(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
+    """Return values of levels, each of which is followed by digits that say how often it comes again."""
+    bits, highest, levels = integer(packing, 12), integer(packing, 13, 2), integer(packing, 15, 2)
+    base = (1 << bits) - 1 - highest  # of the digits, the least significant of which is first
+    if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
+        raise ValueError(f"its runs have {bits} bits, and {highest} of {levels} levels: expected others")
+    numbers = unpacked(data, bits, len(data) * 8 // bits).astype("i8")
+    begins = np.flatnonzero(numbers <= highest)
+    if not begins.size or begins[0]:
+        raise ValueError("its first run has no level")
+    rank = np.arange(numbers.size) - np.repeat(begins, np.diff(begins, append=numbers.size)) - 1
+    digits = np.where(rank < 0, 1.0, (numbers - highest - 1) * float(base) ** np.clip(rank, 0, 16))
+    lengths = np.add.reduceat(digits, begins)
+    if lengths.sum() != stored:
+        raise ValueError(f"its runs have {lengths.sum():.0f} values, where {stored} are due")
+    scale = 10.0 ** -signed(packing, 17, 1)
+    table = np.frombuffer(packing[17 : 17 + 2 * levels], ">u2") * scale
+    return np.repeat(np.concatenate([[np.nan], table])[numbers[begins]], lengths.astype("i8"))
 
 
 def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
@@ -102,6 +154,20 @@ def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArr
     out = np.zeros(shape, f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
+
+
+def _png(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    """Return numbers whose bytes are the channels of an image."""
+    points, depth = integer(data, 17, 4) * integer(data, 21, 4), integer(data, 25)
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(integer(data, 26), 0)
+    if points != stored or depth * channels not in (8, 16, 24, 32):
+        raise ValueError(f"its PNG image has {points} points of {channels} x {depth} bits, where {stored} are due")
+    image = by_imagecodecs("png_decode", data, "grib")
+    parts = np.asarray(image).reshape(stored, channels).astype("u4")
+    numbers = np.zeros(stored, "u4")
+    for channel in range(channels):
+        numbers = numbers << depth | parts[:, channel]
+    return numbers
 
 
 def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
@@ -169,18 +235,23 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
 
 
 # What turns a section 7 into numbers, by the template of section 5.
-_PACKINGS: Final = {0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 42: _ccsds}
+_LOGARITHM: Final = 61
+_PACKINGS: Final = {
+    0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
+}  # fmt: skip
+_UNSCALED: Final = {4: _ieee, 200: _run_length}  # or into values
 
 
 class Points(msgspec.Struct, frozen=True):
     """The latitudes or longitudes of a grid's first ``count`` points, or of each ``every``-th one.
 
-    They are those of eccodes, made from section 3.
+    They are those of eccodes, made from section 3; in rows that run one way, whatever the flags at ``scanned`` say.
     """
 
     key: str
     count: int
     every: int = 1
+    scanned: int = 0
 
     @property
     def size(self) -> int:
@@ -189,6 +260,9 @@ class Points(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         library = eccodes()
+        if self.scanned:
+            flags = integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
+            raw = raw[: self.scanned - 1] + bytes([flags]) + raw[self.scanned :]
         with _LOCK:
             handle = library.codes_grib_new_from_samples("GRIB2")
             whole = library.codes_get_message(handle)

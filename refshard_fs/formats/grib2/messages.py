@@ -34,7 +34,8 @@ SECTION: Final = 1 << 22  # bytes of a section that is read when the file is ope
 # Templates of products (section 4) that are shown: at which octets their member and their end of time stand, or 0.
 TEMPLATES: Final = {0: (0, 0), 1: (36, 0), 2: (0, 0), 8: (0, 35), 11: (36, 38), 12: (0, 37)}
 MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
-PACKINGS: Final = (0, 2, 3, 40, 42)  # templates of data (section 5) that are decoded
+PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 61, 200)  # templates of data (section 5) that are decoded
+BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # flags of how a grid is scanned
 _UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
 
 
@@ -231,6 +232,11 @@ class Grib(FileBytes):
             start += len(data) - (SIGN - 1)  # the sign may lie across the end
             size = min(4 * len(data), BLOCK, self.size - start)
             data = yield Load(self.part(start, size), Raw())
+        head = self._begins[due]
+        if at < 0 and len(head) < SIGN and MAGIC.startswith(head[: len(MAGIC)]):
+            raise ManifestError(
+                f"{self.url}: the message at byte {due} has only {len(head)} bytes: the file is cut short"
+            )
         begin = start + at
         gap = self._begins[due][: begin - due] if at >= 0 else self._begins[due]
         if gap.translate(None, FILLING):
@@ -248,7 +254,11 @@ class Grib(FileBytes):
     def _length(self, at: int) -> tuple[int, int]:
         """Return edition and length of the message that begins at ``at``, of which a window is known."""
         data = self._begins[at]
-        if find_message(data[:SIGN]) or len(data) < 16:
+        if len(data) < 16:
+            raise ManifestError(
+                f"{self.url}: the message at byte {at} has only {len(data)} bytes: the file is cut short"
+            )
+        if find_message(data[:SIGN]):
             raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
         edition, length = data[7], integer(data, 9, 8) if data[7] == 2 else integer(data, 5, 3)
         if edition == 1 and length & 0x800000:  # ECMWF's way to say more than 23 bits: in units of 120 bytes

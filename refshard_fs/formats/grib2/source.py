@@ -159,6 +159,8 @@ class _Group(ArrayGroupBuilder):
             f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"),
             [*dimensions.values(), *within], attributes, fill_value="NaN", is_masked=True,
         )  # fmt: skip
+        template = integer(fields[0].grid, 13, 2)
+        flags = integer(fields[0].grid, _SCANNED[template]) if len(inner) > 1 else 0
         chunks: dict[int, Made] = {}
         ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
         for place, field in enumerate(fields):
@@ -168,7 +170,10 @@ class _Group(ArrayGroupBuilder):
             if number in chunks:
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
-                chunks[number] = field.parts, Values(field.count, tuple(size for _, size in field.parts))
+                chunks[number] = (
+                    field.parts,
+                    Values(field.count, tuple(size for _, size in field.parts), inner[-1], flags),
+                )
         self.add(name, described, MadeChunks(self._source, described.grid(self._zarr_format), chunks))
 
     def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
@@ -217,8 +222,6 @@ class _Group(ArrayGroupBuilder):
         is_flat = across * down != field.count
         if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
             raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
-        if not is_flat and integer(grid, _SCANNED[template]) & 0x30:
-            raise ValueError("its grid is scanned by columns, or to and fro, which is not shown")
         if template in range(40, 44) and integer(grid, 68, 4) > _FINEST:
             raise ValueError(f"its Gaussian grid has N={integer(grid, 68, 4)}, and {_FINEST} is the limit")
         number = self._number("grid", grid)
@@ -235,7 +238,8 @@ class _Group(ArrayGroupBuilder):
                 data = _axis(grid, axis, inner[axis])
             else:
                 every = across if is_regular and not axis else 1  # rows have a latitude each, and longitudes come again
-                data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every)
+                scanned = 0 if is_flat else _SCANNED[template]
+                data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every, scanned)
             self._add(names[axis], name, inner[own], (names if is_regular else plain)[own], data)
         return (names, [], inner) if is_regular else (plain, names, inner)
 
