@@ -163,9 +163,9 @@ def test_a_group_without_variables_names_those_that_have_some(here: Path) -> Non
 
 
 def test_options_of_targets_given_for_a_local_set_are_told_where_they_belong(here: Path) -> None:
-    with pytest.warns(UserWarning, match=r"remote_options=\{'anon': \.\.\.\}"):
+    with pytest.raises(TypeError, match=r"remote_options=\{'anon': \.\.\.\}"):
         opened("refs.json", storage_options={"anon": True})
-    with pytest.warns(UserWarning, match="did you mean remote_options=?"):
+    with pytest.raises(TypeError, match="did you mean remote_options=?"):
         opened("refs.json", storage_options={"remote_opts": {}})
 
 

@@ -73,11 +73,11 @@ def test_no_pickle_is_read_whatever_numcodecs_permits(tmp_path: Path, monkeypatc
     data = pickle.dumps(MakesDirectory(tmp_path / "made"))
     doc = V2 | {"filters": [PICKLE]}
     assert decode_chunk(meta_of(doc), data) is None
-    fs = RefShardFileSystem({"a/.zarray": dumps(doc), "a/0": data})
+    fs = RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "a/.zarray": dumps(doc), "a/0": data})
     assert fs.cat_file("a/0") == data
     report = check(fs, "full")
-    assert [(finding.kind, finding.key) for finding in report.findings] == [("not-decoded", "a")]
-    assert "pickles" in report.findings[0].text
+    assert [(finding.kind, finding.key) for finding in report.findings] == [("not-decoded", "a/.zarray"), ("not-decoded", "a")]
+    assert "pickle" in report.findings[0].text
     assert not (tmp_path / "made").exists()
 
 
@@ -96,7 +96,8 @@ def test_a_full_check_tells_of_frames_that_are_cut_short() -> None:
     pytest.importorskip("zarr")
     frame = bytes(blosc.compress(np.arange(2, dtype="<i8"), b"lz4", 5, 1))
     doc = V2 | {"shape": [4], "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}}
-    report = check(RefShardFileSystem({"a/.zarray": dumps(doc), "a/0": frame, "a/1": frame[:-1]}), "full")
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": dumps(doc), "a/0": frame, "a/1": frame[:-1]}
+    report = check(RefShardFileSystem(refs), "full")
     assert [(finding.kind, finding.key) for finding in report.findings] == [("undecodable", "a/1")]
     assert report.decoded == 1
 

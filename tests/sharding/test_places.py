@@ -322,7 +322,8 @@ def two_nested() -> tuple[dict[str, Any], bytes]:
 
 def test_a_damaged_shard_in_a_shard_damages_none_beside_it(http_server: RangeServer) -> None:
     meta, shard = two_nested()
-    refs = {"a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}
+    group = json.dumps({"zarr_format": 3, "node_type": "group"})
+    refs = {"zarr.json": group, "a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}
     fs = opened(refs)
     keys = [f"a/c/{number}" for number in range(4)]
     assert [fs.cat_file(key) for key in keys[:2]] == [PAYLOAD[:10], PAYLOAD[10:20]]

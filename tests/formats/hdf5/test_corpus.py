@@ -147,7 +147,8 @@ def test_a_converted_set_is_the_file(name: str, tmp_path: Path) -> None:
     assert sorted(found.find("")) == sorted(direct.find(""))
     for key in direct.find(""):
         if not key.endswith(".zmetadata"):
-            assert found.cat(key) == direct.cat(key), key
+            # The type of a packing, which is an attribute in sets; in a file, it is that of scale_factor.
+            assert found.cat(key).replace(b',"_refshard_packing":"float32"', b"") == direct.cat(key), key
     pytest.importorskip("kerchunk")
     with xr.open_dataset(str(tmp_path / "refs.json"), engine="kerchunk") as theirs:
         ours = xr.open_dataset(str(path), engine="refshard")
