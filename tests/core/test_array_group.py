@@ -167,6 +167,9 @@ def test_what_can_have_no_key_is_reported_and_not_shown(path: str) -> None:
     group = ArrayGroup(arrays, {name: Given(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})
     assert set(group.grids) == {"a"}
     assert {listed.name for listed in result(group.children(""))} >= {"a", "g"}
-    with pytest.raises(ManifestError, match="its path can be no key"):
-        result(group.lookup(f"{path}/0"))
+    if len(path) > 100:  # it is reported by its beginning
+        assert result(group.lookup(f"{path}/0")) is None
+    else:
+        with pytest.raises(ManifestError, match="its path can be no key"):
+            result(group.lookup(f"{path}/0"))
     assert list(group.reports) == [path[:100]]
