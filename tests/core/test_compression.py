@@ -114,7 +114,8 @@ def test_checks_and_concatenation_take_no_more_memory_than_a_chunk() -> None:
 
 def test_a_check_says_what_it_left_out() -> None:
     meta = json.dumps(dict(meta_of(chunks=[2 * MOST], shape=[2 * MOST]).raw))
-    report = refshard_fs.check(refshard_fs.RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/0": "x"}), "full")
+    refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/0": "x"}
+    report = refshard_fs.check(refshard_fs.RefShardFileSystem(refs), "full")
     assert [(finding.severity, finding.kind) for finding in report.findings] == [("warning", "not-decoded")]
 
 
