@@ -127,10 +127,10 @@ def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, mo
     paths = [written(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
     taken = appending.read_sets
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given: Any, **named: Any) -> Any:
         monkeypatch.setattr(appending, "read_sets", taken)
         refshard_fs.append(url, paths[0], "time")
-        return taken(*given)
+        return taken(*given, **named)
 
     monkeypatch.setattr(appending, "read_sets", slowly)
     with pytest.raises(ConflictError, match="Nothing was appended: append again"):
