@@ -1,7 +1,7 @@
 """zlib and gzip streams decompressed by libdeflate, twice as fast as by zlib, where the package ``deflate`` is there.
 
-libdeflate needs the size of the result beforehand, which the metadata of an array tell. Whatever it does not decompress
-goes to zlib, so that results and errors are zlib's in every case.
+libdeflate needs the size of the result beforehand, which the metadata of an array tell. A stream that it does not
+decompress goes to zlib, so that results and errors are zlib's in every case.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ HEADER: Final = 300  # and of these that are worth another read where they lie a
 AT_ONCE: Final = 64  # messages of equal length that are looked for in one round
 PADDING: Final = 120  # bytes before a message that an index names, which are not looked at
 GAP: Final = 1 << 22  # bytes between messages that are searched for the next one,
-BLOCK: Final = 1 << 20  # of which so many are read at a time, at most
-FILLING: Final = bytes(range(127))  # what lies between messages: ASCII text and zeros
+BLOCK: Final = 1 << 20  # and the most of them that are read at a time
+FILLING: Final = bytes(range(127))  # ASCII text and zeros lie between messages
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # in a message
 SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
@@ -166,7 +166,7 @@ def find_message(data: bytes, start: int = 0) -> int:
 class Grib(FileBytes):
     """The messages of a file: a window of each is read.
 
-    ``unshown`` names what lies in the file and is not read.
+    ``unshown`` names the messages, and other bytes, that are not read.
     """
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
@@ -252,7 +252,7 @@ class Grib(FileBytes):
         return begin
 
     def _length(self, at: int) -> tuple[int, int]:
-        """Return edition and length of the message that begins at ``at``, of which a window is known."""
+        """Return edition and length of the message at ``at``, whose window is known."""
         data = self._begins[at]
         if len(data) < 16:
             raise ManifestError(
