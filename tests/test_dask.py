@@ -103,6 +103,11 @@ def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
 
 def _counting(dask_worker: Any) -> None:
     """Have the worker count how often it unpacks references, and opens a source."""
+    import zarr  # noqa: F401  # the first filesystem beside it tries zarr's pipeline on a source of its own
+
+    from refshard_fs import RefShardFileSystem
+
+    RefShardFileSystem({}, skip_instance_cache=True)
     dask_worker.counts = {"unpacked": 0, "opened": 0}
 
     def counted(name: str, function: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numcodecs import blosc
 
-from refshard_fs import RefShardError
+from refshard_fs import ManifestError, RefShardError
 from tests.formats.test_bcolz import carray_of, table_of
 from tests.formats.test_bloscpack import numpy_metadata, superchunk
 from tests.sharding.in_memory import ROOT, Files
@@ -91,6 +91,8 @@ def arrays_in(files: Mapping[str, bytes], **options: Any) -> dict[str, np.ndarra
             room = out[at]
             out[at] = chunk[tuple(slice(0, n) for n in room.shape)]
         found[path] = out
+    if keyspace.reports:  # an array is left out by name: reading it is an error
+        raise ManifestError(str(keyspace.reports))
     return found
 
 
