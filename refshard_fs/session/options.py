@@ -231,7 +231,8 @@ def _by_protocol(
 
 
 SESSION: Final = "session"  # the argument that names the session which copies of a filesystem share
-_WITHOUT_EFFECT: Final = frozenset(["lazy"])  # kerchunk's guides give it to fsspec's class, which passes over it
+# Arguments that have no effect: kerchunk's guides give ``lazy`` to fsspec's class, and zarr 2 ``auto_mkdir`` to all.
+_WITHOUT_EFFECT: Final = frozenset(["lazy", "auto_mkdir"])
 _PLAIN: Final = {"int": int, "float": float, "bool": bool}  # annotations of arguments that text can spell
 
 

@@ -21,6 +21,7 @@ from refshard_fs.tools.survey import Extents, Survey
 
 LONGEST: Final = 1 << 20  # bytes of an element, values of a coordinate, edges of a grid: more are not tried
 MANY: Final = 1000  # chunks of a coordinate: more are not looked for
+_NUMERIC: Final = tuple("iufmM")  # kinds of numbers and times in dtypes
 _NUMBERS: Final = re.compile(r"\d+")
 
 
@@ -119,7 +120,9 @@ class _Trial:
         if self._left_out:  # consolidated metadata would have them, too
             known = {key: data for key, data in known.items() if not _is_consolidation(key, data)}
         self._documents = known
-        self._consolidated = [key for key, data in known.items() if _is_consolidation(key, data)]
+        # zarr 2 reads consolidated metadata that name their format. The document of a parquet set names none.
+        named = b'"zarr_consolidated_format"' if self._is_zarr_2 else b""
+        self._consolidated = [key for key, data in known.items() if _is_consolidation(key, data) and named in data]
 
     def refused_nodes(self, groups: Sequence[str]) -> Iterator[Refusal]:
         """Yield the arrays and groups that zarr does not open."""
@@ -252,9 +255,11 @@ def _zeroed(document: Any) -> Any:
     match document:
         case {**members}:
             shown = {name: value if name == "attributes" else _zeroed(value) for name, value in members.items()}
-            match shown.get("fill_value"):
+            match shown.get("fill_value", ""):
                 case bool():
                     pass
+                case None if str(shown.get("dtype"))[1:2] in _NUMERIC:  # zarr 2 then shows memory as it finds it
+                    shown["fill_value"] = 0
                 case int() | float() | "NaN" | "Infinity" | "-Infinity":
                     shown["fill_value"] = 0
             return shown

@@ -228,7 +228,13 @@ def test_what_fsspec_gives_every_filesystem_is_taken(tmp_path: Path) -> None:
     of_all = {"skip_instance_cache": True, "use_listings_cache": False, "listings_expiry_time": 1, "max_paths": 9}
     of_all |= {"asynchronous": False, "loop": None, "batch_size": 8}
     of_references = {"target_protocol": "file", "target_options": {}, "remote_protocol": "file", "remote_options": {}}
-    of_references |= {"lazy": True, "simple_templates": True, "template_overrides": None, "target": None}
+    of_references |= {
+        "lazy": True,
+        "auto_mkdir": True,
+        "simple_templates": True,
+        "template_overrides": None,
+        "target": None,
+    }
     fs = fsspec.filesystem("refshard", fo=file, **of_all, **of_references)
     assert fs.exists("t/.zarray")
     cached = fsspec.filesystem("simplecache", target_protocol="refshard", target_options={"fo": file, **of_all})
