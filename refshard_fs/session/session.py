@@ -240,6 +240,7 @@ class Session(Engines):
         self._arguments: object = None  # of the filesystems that share it
         self._opening: weakref.WeakKeyDictionary[Loop, asyncio.Task[KeySpace]] = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None
+        self._opening_now = fork_safe(threading.Lock())
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
         # Metadata of arrays that selections were made of, by path, and the number of the last edit by then.
         self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
@@ -289,9 +290,11 @@ class Session(Engines):
         elif isinstance(self.options.source, InMemorySource):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                found = self.look_now("", catalog.open_references(content, self._how()))
-                if found is not None:
-                    self._adopt(Base(found.value, found.value.urls, None), opening)
+                with self._opening_now:  # of several threads one opens it, and the others find it open
+                    if self._keyspace is None:
+                        found = self.look_now("", catalog.open_references(content, self._how()))
+                        if found is not None:
+                            self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
 
     def open(self) -> KeySpace:
