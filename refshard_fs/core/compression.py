@@ -200,7 +200,7 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
     count, most = promised(meta)
     codecs = _codecs(meta)
     for place, (name, codec) in enumerate(codecs):
-        is_last = _COUNTED.isdisjoint(later for later, _ in codecs[place + 1 :])
+        is_last = all(later in _SAME_SIZE or later in _CHECKSUMS for later, _ in codecs[place + 1 :])
         if name in _COUNTED:
             _check(int.from_bytes(data[:4], "little"), count, "texts")
         elif name in _CHECKSUMS:

@@ -14,7 +14,9 @@ import pytest
 
 from refshard_fs.core import libdeflate
 from refshard_fs.core.libdeflate import fast_codec, fast_gzip, fast_zlib
+from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.formats.hdf5 import filters
+from refshard_fs.formats.virtual_concat.recoding import decode_chunk
 from tests.sharding.writers import IS_ZARR_2
 
 pytest.importorskip("deflate")
@@ -113,3 +115,13 @@ def test_zarr_decodes_by_libdeflate(
         again = pickle.loads(pickle.dumps(array))
     assert sizes == [2048] * 4
     np.testing.assert_array_equal(again[...], values)
+
+
+def test_a_bomb_behind_deflate_is_refused() -> None:
+    document = {"zarr_format": 2, "shape": [4], "chunks": [1 << 16], "dtype": "|u1", "order": "C", "fill_value": 0}
+    document |= {"filters": [{"id": "zlib", "level": 9}], "compressor": {"id": "zlib", "level": 9}}
+    meta = array_meta(document, "a")
+    assert meta is not None
+    bomb = zlib.compress(zlib.compress(bytes(1 << 22)))  # the inner stream has fewer bytes than a chunk, and makes more
+    with pytest.raises(ValueError, match="make more than"):
+        decode_chunk(meta, bomb)

@@ -27,6 +27,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta, undecodable, unsafe
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, are_alike, is_time
 
+_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that make no more bytes than they get
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
 # Codecs that make objects, as many as four bytes say, and no numbers.
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
@@ -71,6 +72,8 @@ def _inflated(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int
     Other chunks have to be checked before they are decoded.
     """
     count, most = promised(meta)
+    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` bounds them
+        return None
     kind = codecs[0].codec_id if codecs else ""
     expected = min(count * itemsize, most)
     return fast_zlib(data, expected) if kind == "zlib" else fast_gzip(data, expected) if kind == "gzip" else None
