@@ -1,13 +1,13 @@
 """Which chunks will be read next, guessed from those that were: a pure policy, fed with chunk numbers. No I/O here.
 
-It is for callers who ask for one chunk after the other: a selection is read as a whole, and nothing is guessed.
+It is for callers who ask for one chunk after the other, or for one box of chunks that are read together.
 
 The differences between the numbers of successive chunks (*steps*) are expected to repeat. In a line or a stride they
 are all the same; in a box those of a row come again after a larger step. Several threads, and dask, which sorts numbers
 as texts, read neighbours in no such order: once `RUN` of them were read, those beyond are expected, and a single chunk
 elsewhere changes nothing. Where the bytes lie does not matter. A window in bytes says how far ahead to fetch: it begins
 at what the link carries in a round trip, doubles when a chunk that was foreseen had to be waited for, and halves when
-chunks were fetched in vain. What is called a chunk here may be a box of chunks that are read together.
+chunks were fetched in vain.
 """
 
 from __future__ import annotations
