@@ -19,6 +19,8 @@ import refshard_fs
 __all__: list[str] = []
 
 with contextlib.suppress(ImportError):
+    import distributed  # noqa: F401  # which dask imports at its first computation
+with contextlib.suppress(ImportError):
     import rasterio  # noqa: F401  # before eccodes, which xarray imports: it crashes after it
 
 for module in pkgutil.walk_packages(refshard_fs.__path__, "refshard_fs."):
