@@ -46,7 +46,9 @@ def main() -> int:
     failed = 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        Runner.started(Path(folder), options.size, with_s3=any(job.store == "s3" for job in jobs)) as runner,
+        Runner.started(
+            Path(folder), options.size, with_s3=any(job.store == "s3" and not job.missing() for job in jobs)
+        ) as runner,
     ):
         for job, link in planned(jobs, links):
             title = f"{titled(job, options.size)}, {link} ms"

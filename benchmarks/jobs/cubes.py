@@ -28,11 +28,11 @@ def open_cube(site: Site, chunks: Any) -> xr.Dataset:
     )
 
 
-def open_files(sources: list[Any], chunks: Any) -> xr.Dataset:
+def open_files(site: Site, chunks: Any) -> xr.Dataset:
     """Open all files as xarray's documentation advises where they are known to be alike."""
     found: xr.Dataset = xr.open_mfdataset(
-        sources, engine="h5netcdf", chunks=chunks, combine="nested", concat_dim="time", data_vars="minimal",
-        coords="minimal", compat="override", join="override",
+        site.urls("*.nc"), engine="h5netcdf", chunks=chunks, combine="nested", concat_dim="time", data_vars="minimal",
+        coords="minimal", compat="override", join="override", storage_options=site.options,
     )  # fmt: skip
     return found
 
@@ -48,7 +48,7 @@ class _Cube(Job):
             return self.result(ds)
 
     def theirs(self, site: Site) -> Any:
-        with open_files(site.urls("*.nc"), {} if self.chunks is None else self.chunks) as ds:
+        with open_files(site, {} if self.chunks is None else self.chunks) as ds:
             return self.result(ds)
 
     def result(self, ds: xr.Dataset) -> Any:
@@ -148,13 +148,6 @@ class _OnS3(_Months):
     store = "s3"
     link = "30"
 
-    def theirs(self, site: Site) -> Any:
-        s3 = fsspec.filesystem("s3", **site.options)
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(s3.open(url)) for url in site.urls("*.nc")]
-            with open_files(files, self.chunks) as ds:
-                return self.result(ds)
-
 
 class PointOnS3(_OnS3):
     """Read a point through all steps."""
@@ -193,7 +186,9 @@ def cluster() -> Iterator[None]:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as workers,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as workers,
         Client(workers) as client,
     ):
         client.run(warm_up)
@@ -226,7 +221,7 @@ class _Opening(Job):
             return self.result(ds)
 
     def theirs(self, site: Site) -> Any:
-        with open_files(site.urls("*.nc"), {}) as ds:
+        with open_files(site, {}) as ds:
             return self.result(ds)
 
     def result(self, ds: xr.Dataset) -> Any:

@@ -1,4 +1,4 @@
-"""One file, as it is: beside h5netcdf with xarray's default block cache, and rasterio."""
+"""One file, as it is: beside h5netcdf with xarray's default block cache, and rasterio, as rioxarray reads."""
 
 from __future__ import annotations
 

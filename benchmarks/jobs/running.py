@@ -33,7 +33,7 @@ LINKS = {
     "50": Link(0.05, None),
     "20+60": Link(0.02, 60e6),
 }
-LONG = 60.0  # seconds: a side that takes longer is not repeated
+LONG = 30.0  # seconds: a side that takes longer is not repeated
 STUCK = 1800  # seconds: a side that takes longer has failed
 
 
@@ -101,7 +101,7 @@ class Runner:
     def _site(self, job: Job) -> tuple[Site, Server]:
         """Return the site of a job's data, which are written first if no other job had the same, and its server."""
         data = job.sizes.of(self.size)
-        name = sha256(repr(data).encode()).hexdigest()[:8]
+        name = f"{job.store}-{sha256(repr(data).encode()).hexdigest()[:8]}"
         folder = self.folder / name
         site, server = Site(folder, f"{self._server.url}/{name}", {}), self._server
         if job.store == "s3":
@@ -112,7 +112,7 @@ class Runner:
         if (job.store, data) not in self._prepared:
             if not folder.exists():
                 folder.mkdir()
-                data.write(folder)
+                in_process(data.write, folder)
             if job.store == "s3":
                 for path in sorted(folder.rglob("*")):
                     if path.is_file():

@@ -65,7 +65,7 @@ def test_a_job_says_what_users_do(job: Job) -> None:
 
 
 def test_a_job_names_the_packages_it_lacks() -> None:
-    job = SimpleNamespace(needs=("json", "no_such_package"))
+    job = SimpleNamespace(needs=("json", "no_such_package"), store="http")
     assert Job.missing(job) == ["no_such_package"]  # type: ignore[arg-type]
 
 
