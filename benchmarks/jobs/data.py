@@ -118,7 +118,7 @@ class Steps:
             from kerchunk.hdf import SingleHdf5ToZarr
         except ImportError:
             return
-        sets = [SingleHdf5ToZarr(url, inline_threshold=300).translate() for url in site.urls("*.nc")]
+        sets = [SingleHdf5ToZarr(url, inline_threshold=2000).translate() for url in site.urls("*.nc")]
         joined = MultiZarrToZarr(sets, concat_dims=["time"], identical_dims=["latitude", "longitude"])
         (site.folder / "refs.json").write_text(json.dumps(joined.translate()))
 
