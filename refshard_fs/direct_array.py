@@ -20,7 +20,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.keys import join
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta, array_meta, loads
-from refshard_fs.formats.virtual_concat.recoding import decode_chunk
+from refshard_fs.formats.virtual_concat.recoding import ChunkDecoder
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.engine import Unmade
 from refshard_fs.reading.plan import MIB
@@ -44,13 +44,17 @@ class DirectArray(ZarrArrayWrapper):
     All else goes zarr's way: other selections, codecs and types, and what is read while a source is opened.
     """
 
-    __slots__ = ("_fs", "_is_open", "_meta")
+    __slots__ = ("_decoder", "_fs", "_is_open", "_meta")
 
     def __init__(self, array: Any, fs: RefShardFileSystem) -> None:
         super().__init__(array)
         self._fs = fs
         self._is_open = self.dtype.kind in "iuf" and array.ndim > 0
         self._meta: ArrayMeta | None = None
+        self._decoder: ChunkDecoder | None = None
+
+    def __reduce__(self) -> Any:
+        return DirectArray, (self._array, self._fs)
 
     def _getitem(self, key: Any) -> Any:
         meta = self._known()
@@ -66,9 +70,11 @@ class DirectArray(ZarrArrayWrapper):
             return None
         if self._meta is None:
             with contextlib.suppress(Exception):  # zarr meets it again, and says what is wrong
-                self._meta = array_meta(loads(document_of(self._array)), self._array.path)
-            self._is_open = self._meta is not None
-        return self._meta
+                meta = array_meta(loads(document_of(self._array)), self._array.path)
+                self._decoder = None if meta is None else ChunkDecoder.of(meta)
+                self._meta = meta
+            self._is_open = self._decoder is not None
+        return self._meta if self._is_open else None
 
     def _values(self, meta: ArrayMeta, pieces: Sequence[Sequence[_Piece]]) -> npt.NDArray[Any] | None:
         """Return the values of a selection; None where its chunks cannot be read or decoded here."""
@@ -78,8 +84,8 @@ class DirectArray(ZarrArrayWrapper):
         if size > min(most, self._fs._session.memory // 8):
             return None
         chunks = list(product(*pieces))
-        encode = meta.grid.encoding.encode
-        keys = [join(self._array.path, encode([piece.chunk for piece in chunk])) for chunk in chunks]
+        encode, path = meta.grid.encoding.encode, self._array.path
+        keys = [join(path, encode([piece.chunk for piece in chunk])) for chunk in chunks]
         read = self._fs._session.read_chunks(keys, run_by_zarr())
         shape = tuple(last.target.stop for along in pieces if (last := along[-1]).target is not None)
         out: npt.NDArray[Any] = np.empty(shape, self.dtype)
@@ -88,7 +94,10 @@ class DirectArray(ZarrArrayWrapper):
             values = self._decoded(meta, data)
             if values is None:
                 return None
-            out[target] = values[tuple(piece.within for piece in chunk)] if values.ndim else values
+            part = values[tuple(piece.within for piece in chunk)] if values.ndim else values
+            if len(chunks) == 1 and part.shape == shape and part.size == values.size and values.flags.writeable:
+                return part
+            out[target] = part
         return out
 
     def _decoded(self, meta: ArrayMeta, data: bytes | Unmade | None) -> npt.NDArray[Any] | None:
@@ -99,10 +108,11 @@ class DirectArray(ZarrArrayWrapper):
                     data = data.make()
             if data is None or isinstance(data, Unmade):
                 return None if meta.raw.get("fill_value") is None else np.asarray(fill_of(meta, self.dtype))
-            values = decode_chunk(meta, data)
+            assert self._decoder is not None, "`_known` returns no metadata without one"
+            values = self._decoder.decode(data)
         except ValueError:  # zarr meets it again, and names the chunk
             return None
-        return values if values is not None and values.dtype == self.dtype else None
+        return values if values.dtype == self.dtype else None
 
 
 def _pieces(meta: ArrayMeta, key: Any) -> list[list[_Piece]] | None:
