@@ -356,6 +356,7 @@ _guard: ContextVar[OpeningGuard | None] = ContextVar("_guard", default=None)
 @contextlib.contextmanager
 def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
     """Bound what chunks take that are decoded in this block, if the set is not the user's own."""
+    fs._session.open()  # which tells whose the set is
     guard = None if fs._session.is_own else OpeningGuard()
     tokens = _guard.set(guard), GUARD.set(None if guard is None else guard.check)
     try:

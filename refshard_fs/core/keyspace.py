@@ -70,6 +70,11 @@ class KeySpace(ABC):
     # Whether the chunk manifests of its arrays are resolved already.
     resolves_manifests = False
 
+    @property
+    def strangers(self) -> frozenset[str]:
+        """The URLs of sets of others that this one was made of, or whose metadata it shows, as far as it says."""
+        return frozenset()
+
     @abstractmethod
     def lookup(self, key: str) -> Steps[Entry | None]:
         """Return the entry of ``key``, or None if there is no such key; directories are no keys."""
@@ -195,6 +200,10 @@ class View(KeySpace):
             setattr(self, name, getattr(base, name))
         self.attribute_dtypes = base.attribute_dtypes
         self.unlimited_dimensions = base.unlimited_dimensions
+
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self.base.strangers
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))

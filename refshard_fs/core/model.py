@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 import msgspec
 
 T = TypeVar("T")
+Origin: TypeAlias = tuple[str, ...]  # URLs of sets
 
 OWN = "refshard-"  # begins the ETags that we make ourselves; no manifest can name one
 
@@ -58,8 +59,9 @@ class Span(msgspec.Struct, frozen=True):
     - ``dense``: one of many ranges that lie together and tend to be read together, as the chunks of a shard do. Larger
       gaps between them are worth fetching.
     - ``apart``: fetched together with other ranges only where they touch or overlap. No byte between them is read.
-    - ``origin``: the server of the set that has this reference, if that set is somebody else's part of a set of the
-      user's. What it may reach is decided when the target is opened.
+    - ``origin``: the sets of others that named the object, if this reference is one of theirs in a set of the user's:
+      the one that has it as a part, and those that a saved set records. Each of them must be allowed to reach it, which
+      is decided when the target is opened.
     """
 
     url: str
@@ -70,7 +72,7 @@ class Span(msgspec.Struct, frozen=True):
     pin: Pin | None = None
     dense: bool = False
     apart: bool = False
-    origin: str | None = None
+    origin: Origin = ()
 
     @property
     def size(self) -> int | None:
@@ -327,7 +329,7 @@ class Stat(msgspec.Struct, frozen=True):
 
     url: str
     fresh: bool = False
-    origin: str | None = None
+    origin: Origin = ()
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -338,7 +340,7 @@ class Head(msgspec.Struct, frozen=True):
 
     url: str
     length: int
-    origin: str | None = None
+    origin: Origin = ()
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
@@ -358,7 +360,7 @@ class Names(msgspec.Struct, frozen=True):
     """Needed: the names directly below ``url``. Answer: a tuple of `Listed`; None if the target cannot list."""
 
     url: str
-    origin: str | None = None
+    origin: Origin = ()
 
 
 class Tree(msgspec.Struct, frozen=True):
@@ -368,17 +370,19 @@ class Tree(msgspec.Struct, frozen=True):
     """
 
     url: str
-    origin: str | None = None
+    origin: Origin = ()
 
 
 Need = Load | Stat | Head | Names | Tree
 
 
-def of_origin(what: T, origin: str) -> T:
-    """Return a need, several of them, or an entry, as one of the set at ``origin``; anything else as it is."""
+def of_origin(what: T, origin: Origin) -> T:
+    """Return a need, several of them, or an entry, as one of the sets at ``origin``, too; anything else as it is."""
     match what:
         case Span() | Stat() | Head() | Names() | Tree():
-            return msgspec.structs.replace(what, origin=origin)
+            if what.origin[: len(origin)] == origin:
+                return what
+            return msgspec.structs.replace(what, origin=(*origin, *what.origin))
         case Packed(source, parts=parts):
             theirs = tuple(of_origin(part, origin) for part in parts)
             return msgspec.structs.replace(what, source=of_origin(source, origin), parts=theirs)

@@ -428,7 +428,7 @@ def pickled(document: bytes) -> bool:
 
     Some readers do so even to decode the fill value, when they open the array.
     """
-    if not any(mark in document for mark in (b"pickle", b"\\u", b"\0")):  # escaped, or in UTF-16, as json takes it
+    if not may_be_pickled(document):
         return False
     try:
         pending: list[Any] = [json.loads(document)]  # as zarr does: others refuse NaN
@@ -445,6 +445,11 @@ def pickled(document: bytes) -> bool:
             case [*items]:
                 pending += items
     return False
+
+
+def may_be_pickled(document: bytes) -> bool:
+    """Whether it takes parsing to tell that a document is not `pickled`."""
+    return any(mark in document for mark in (b"pickle", b"\\u", b"\0"))  # escaped, or in UTF-16, as json takes it
 
 
 def _is_attributes(member: str) -> bool:

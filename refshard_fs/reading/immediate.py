@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Load, Need, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.engine import DOCUMENTS, Request
@@ -78,7 +78,7 @@ class Immediate:
 
     def together(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Return the places of ``jobs`` by what one read serves: small ranges that lie together, or one alone."""
-        small: dict[tuple[str, Pin | None, str | None], list[int]] = {}
+        small: dict[tuple[str, Pin | None, Origin], list[int]] = {}
         found: list[list[int]] = []
         for place, (request, entry) in enumerate(jobs):
             if type(entry) is Span and entry.exact and request.is_whole and (entry.size or SMALL + 1) <= SMALL:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from refshard_fs.core.model import OWN, Entry, Facts, Index, Inline, Load, Need, Packed, Pin, Span, Stat, Steps
+from refshard_fs.core.model import OWN, Entry, Facts, Index, Inline, Load, Need, Origin, Packed, Pin, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.cache import Cache, IndexCache
 from refshard_fs.reading.failures import describe, too_large
@@ -215,7 +215,7 @@ class _Bound(NamedTuple):
 
     value: Any
     url: str
-    origin: str | None
+    origin: Origin
     seen: Facts
 
 
@@ -250,7 +250,7 @@ class Answers:
             return found.value if version.seen is not None and version.is_like(found.seen) else None
         return found.value if place[0].is_still(place[1], found.seen) else None
 
-    def doubtful(self, need: Need, pool: Pool) -> tuple[str, str | None] | None:
+    def doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
         """Return URL and origin of a document, or an object, that this session has to ask about first."""
         found = self.cache.get((self.token, need))
         return (found.url, found.origin) if type(found) is _Bound and self._is_doubtful(need, found, pool) else None
@@ -272,7 +272,7 @@ class Answers:
         self.cache.put((self.token, need), kept, weight, quota)
 
 
-def _source(need: Need) -> tuple[str | None, str | None]:
+def _source(need: Need) -> tuple[str | None, Origin]:
     """Return the URL whose version decides (None where what is asked for names the version itself), and its origin."""
     match need:
         case Load((Span(pin=None) as span) | Packed(source=Span(pin=None) as span), index):
@@ -280,7 +280,7 @@ def _source(need: Need) -> tuple[str | None, str | None]:
         case Stat(url, origin=origin):
             return url, origin
         case _:
-            return None, None
+            return None, ()
 
 
 class Found(NamedTuple):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Head, Load, Names, Need, Packed, Span, Stat, Steps, Tree
+from refshard_fs.core.model import Entry, Head, Load, Names, Need, Origin, Packed, Span, Stat, Steps, Tree
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, note
@@ -222,9 +222,7 @@ class Lookups:
         readers, self._soon = self._soon, []
         self.fetcher.read(readers)
 
-    async def _asked(
-        self, url: str, origin: str | None, ask: Callable[[VersionedObject, str], Awaitable[T]]
-    ) -> T | None:
+    async def _asked(self, url: str, origin: Origin, ask: Callable[[VersionedObject, str], Awaitable[T]]) -> T | None:
         """Return what an object's server answers to ``ask``; None if there is no such object."""
         place = self.pool.place(url, origin)
         if place is None:

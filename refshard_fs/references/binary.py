@@ -25,11 +25,12 @@ from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pieces import Buffer
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.origins import Origins
 
 Bytes: TypeAlias = bytes | memoryview
 Column: TypeAlias = npt.NDArray[Any]
 
-VERSION: Final = 6
+VERSION: Final = 7
 _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64  # bytes
@@ -78,6 +79,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     version: int | None
     has_pins: bool
     where: bytes
+    origins: dict[str, tuple[str, ...]]
 
 
 def pack(refs: ReferenceSet) -> list[Bytes]:
@@ -130,6 +132,7 @@ def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
         refs.version,
         pins is not None,
         refs.where.encode("utf-8", "surrogatepass"),
+        dict(refs.origins.by_prefix),
     )
     try:
         head = msgspec.msgpack.encode(header)
@@ -208,7 +211,8 @@ def _built(header: _Header, view: memoryview) -> ReferenceSet:
         etags, times = (Texts(columns[f"{name}s"], columns[f"{name}_ends"]) for name in ("etag", "time"))
         pins = Pins(etags, times, columns["sizes"])
     urls = Texts(columns["urls"], columns["url_ends"])
-    return ReferenceSet(urls, chunks, keys, header.version, pins, header.where.decode("utf-8", "surrogatepass"))
+    where = header.where.decode("utf-8", "surrogatepass")
+    return ReferenceSet(urls, chunks, keys, header.version, pins, where, Origins(header.origins))
 
 
 def _columns(header: _Header, view: memoryview) -> list[Column]:

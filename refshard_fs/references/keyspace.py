@@ -10,7 +10,7 @@ from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.keys import add_to_tree, join, splits
 from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged, place
-from refshard_fs.core.model import Entry, Inline, Listed, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Origin, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
@@ -33,6 +33,8 @@ class FlatKeySpace(KeySpace):
         self._resolve = resolve
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
+        self._origins: dict[int, Origin] = {}
+        self._says_nothing = refs.pins is None and not refs.origins  # of targets
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of ``key``, or None; no further reads are ever needed."""
@@ -103,15 +105,28 @@ class FlatKeySpace(KeySpace):
     def _span(self, row: Row) -> Span:
         url = self._urls[row.target] or self.url(row.target)
         stop = None if row.length is None else row.offset + row.length
-        if self.refs.pins is None:
+        if self._says_nothing:
             return Span(url, row.offset, stop)
-        return Span(url, row.offset, stop, pin=self.pin(row.target))
+        return Span(url, row.offset, stop, pin=self.pin(row.target), origin=self.origin(row.target))
 
     def pin(self, target: int) -> Pin | None:
         """Return what a row's ``target`` must be, if the set says so."""
         if self.refs.pins is not None and target not in self._pins:
             self._pins[target] = self.refs.pins.pin(target)
         return self._pins.get(target)
+
+    def origin(self, target: int) -> Origin:
+        """Return the sets of others that named a row's ``target``."""
+        if not self.refs.origins:
+            return ()
+        found = self._origins.get(target)
+        if found is None:
+            found = self._origins[target] = self.refs.origins.of(self.url(target))
+        return found
+
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self.refs.origins.sets
 
     def _files(self, prefix: str, stem: str) -> Sequence[Listed]:
         """Return what lies directly below ``prefix`` and is not in columns."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, renum
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
 from refshard_fs.core.keyspace import Grids, chunk_names, place
-from refshard_fs.core.model import Inline, Pin, Span
+from refshard_fs.core.model import Inline, Origin, Pin, Span
 from refshard_fs.core.zarrmeta import is_array_document
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.chunk_keys import place_chunks
@@ -22,6 +22,8 @@ from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pieces import Booleans
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.values import METADATA, GridReader, grid_of, spelled
+from refshard_fs.security.admission import Admission
+from refshard_fs.security.origins import MEMBER, NOTHING, Adoption, Origins
 
 KNOWN: Final = 4096  # arrays of which the grid is remembered
 
@@ -33,7 +35,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     references to chunks of large arrays in ``chunks``, all else among ``members``, also the chunks of small arrays.
     These are a `KeyTable`, or as they were made, with the chunks of all arrays in ``chunks``.
     ``version`` is that of the document it was read from, if it was one. ``pins[row.target]`` says what a target was.
-    ``where`` names the set in errors.
+    ``origins`` say which of its URLs, made absolute, sets of others named. ``where`` names the set in errors.
     """
 
     urls: Texts
@@ -42,6 +44,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     version: int | None = None
     pins: Pins | None = None
     where: str = "the references"
+    origins: Origins = NOTHING
 
     @cached_property
     def keys(self) -> KeyTable:
@@ -52,6 +55,11 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     def __len__(self) -> int:
         """Number of keys."""
         return len(self.keys) + sum(map(len, self.chunks.values()))
+
+    def said(self, urls: Iterable[str | None]) -> dict[str, Any]:
+        """Return the member of JSON documents that tells of targets, whose ``urls`` are spelled so there."""
+        pins = {} if self.pins is None else {"pins": self.pins.spelled(urls)}
+        return pins | ({MEMBER: self.origins.spelled()} if self.origins else {})
 
     @property
     def nbytes(self) -> int:
@@ -162,6 +170,17 @@ class _Grids(Grids):
         return len(self._refs.tables)
 
 
+def adopted(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
+    """Return ``refs``, URLs absolute, as a part of a set of the user's, with the origins that this takes.
+
+    ``rule`` is that for their targets: TargetNotAllowed where it forbids one.
+    """
+    adoption = Adoption(rule)
+    for url in refs.urls if not rule.admits_all else ():
+        adoption.add(url)
+    return msgspec.structs.replace(refs, origins=adoption.origins(refs.origins))
+
+
 class References(Mapping[str, Any]):
     """A reference set as the mapping that its expanded (version 0) JSON would be."""
 
@@ -187,14 +206,19 @@ class References(Mapping[str, Any]):
         return dict(self)
 
     def to_json(self) -> bytes:
-        """Return the set as a document of version 0, or 1 where it has pins; bytes that are no text become base64."""
+        """Return the set as a document; bytes that are no text become base64.
+
+        It is of version 0, or of 1 where something is said of targets: their pins, or their origins.
+        """
         members = {key: spelled(value) if isinstance(value, bytes) else value for key, value in self.items()}
-        pins = self._refs.pins
-        if pins is None:
+        said = self._refs.said(self._refs.urls)
+        if not said:
             return zarrmeta.dumps(members)
         if any("{{" in (url or "") for url in self._refs.urls):
-            raise ManifestError("a pinned set has URLs with {{, which JSON of version 1 cannot hold: pickle it")
-        return zarrmeta.dumps({"version": 1, "refs": members, "refshard": {"pins": pins.spelled(self._refs.urls)}})
+            raise ManifestError(
+                "a set with pins or origins has URLs with {{, which JSON of version 1 cannot hold: pickle it"
+            )
+        return zarrmeta.dumps({"version": 1, "refs": members, "refshard": said})
 
     def __repr__(self) -> str:
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
@@ -237,6 +261,8 @@ class _Editing:
         self._old = refs.urls
         self._pins = refs.pins
         self._new_pins: dict[str, Pin] = {}
+        self._origins = refs.origins
+        self._named: dict[str, Origin] = {}  # by the sets that named new URLs
         self._new: dict[str, int] = {}  # URLs, and their numbers
 
     def remove_below(self, prefix: str) -> None:
@@ -261,9 +287,10 @@ class _Editing:
         match edit:
             case Inline(data):
                 self._side[key] = data
-            case Span(url, start, stop, pin=pin):
+            case Span(url, start, stop, pin=pin, origin=origin):
                 if pin is not None and pin.exact:
                     self._new_pins[url] = pin
+                self._named[url] = self._named.get(url, origin) and origin
                 number = self._new.setdefault(url, len(self._old) + len(self._new))
                 row = self._side[key] = Row(number, start, None if stop is None else stop - start)
                 return row
@@ -319,7 +346,8 @@ class _Editing:
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
         mine = Pins.of(self._new_pins.get(url) for url in new) if self._new_pins else None
         pins = Pins.joined([(self._pins, len(self._old)), (mine, len(new))])
-        return ReferenceSet(urls, self._tables, self._side, pins=pins)
+        origins = self._origins.with_urls(self._named.items())
+        return ReferenceSet(urls, self._tables, self._side, pins=pins, origins=origins)
 
 
 def _of_chunks(table: ChunkTable, chosen: Booleans) -> ChunkTable:

@@ -20,6 +20,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
+from refshard_fs.security.origins import Origins
 
 # ----------------------------------------------------------------------------------------------------
 # References of consecutive chunks of one array: what a parquet file holds, and what writers take at a time. No I/O.
@@ -113,6 +114,7 @@ class ReferenceStream(ABC):
 
     grids: Mapping[str, ChunkGrid]  # of all arrays, by path
     in_memory: bool  # whether no reads are needed to go through it
+    origins: Origins  # which URLs sets of others named, as far as the set itself records it
     tell: Callable[[int], object] | None = None  # called with how many rows more were gone through
 
     @abstractmethod
@@ -161,6 +163,7 @@ class FlatStream(ReferenceStream):
     ) -> None:
         """Take a set, and what only chunk manifests can say of its chunks: with ``pins_as_extras``, pins too."""
         self.grids = refs.grids
+        self.origins = refs.origins
         self._extras = extras or {}
         self._tables = refs.tables
         self._urls = [respell(url) for url in refs.urls]

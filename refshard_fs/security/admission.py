@@ -227,11 +227,16 @@ class Admission(msgspec.Struct, frozen=True):
         """Whether the manifest is the user's own, or one that ``allow=`` names."""
         if self.source is None or is_trusted(self.source):
             return True
-        named = dict.fromkeys(self.allow or (), True)
+        allowed = dict.fromkeys(self.allow or (), True)
         try:
-            return all(longest_prefix(named, canonical(link)) is not None for link in links(self.source))
+            return all(longest_prefix(allowed, canonical(link)) is not None for link in links(self.source))
         except ValueError:
             return False
+
+    @property
+    def named(self) -> dict[str, bool]:
+        """The prefixes that the user named."""
+        return dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
 
     def admit(self, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
         """Return the spelling of ``url`` that is to be opened, and with whose credentials; else TargetNotAllowed.
@@ -261,20 +266,6 @@ class Admission(msgspec.Struct, frozen=True):
             raise TargetNotAllowed(url, f"it lies outside allow={list(self.allow)}", remedy(url))
         return url, self._admit_by_default(url, redirected_by)
 
-    def adopt(self, urls: Iterable[str | None]) -> str:
-        """Return what the user is to know who makes a set of these URLs, all admitted, which is then the user's own.
-
-        Nothing where all of them are read with the user's credentials already.
-        """
-        anonymous = [url for url in urls if url is not None and self.admit(url)[1] is not Access.OWN]
-        if not anonymous:
-            return ""
-        return (
-            f"what is made of {self.source} is your own set, and points to servers of its author's choice, such as "
-            f"{anonymous[0]}: it will be read with your credentials, wherever those servers lead. To hold it to some "
-            "of them, open it with allow=[...]"
-        )
-
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path``, without symbolic links, is where it may be.
 
@@ -287,6 +278,10 @@ class Admission(msgspec.Struct, frozen=True):
         if longest_prefix(roots, path) is None:
             rule = "a symbolic link leads there from a directory that is allowed"
             raise TargetNotAllowed(path, rule, remedy(path))
+
+    @property
+    def _stranger(self) -> str:
+        return f"a manifest from elsewhere ({self.source})"
 
     def _is_source(self, url: str) -> bool:
         """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
@@ -323,7 +318,7 @@ class Admission(msgspec.Struct, frozen=True):
 
     def _is_named(self, url: str, *, by_protocol: bool) -> bool:
         """Whether the user named a prefix of ``url``, or its protocol; of a chain, every link: each opens something."""
-        named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
+        named = self.named
         *firsts, last = links(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
         return all(
@@ -336,7 +331,7 @@ class Admission(msgspec.Struct, frozen=True):
         if self.source is None or is_trusted(self.source):
             return Access.OWN
         own = origin_of(self.source)
-        named = dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
+        named = self.named
         elsewhere = [
             link
             for link in links(url)
@@ -351,14 +346,14 @@ class Admission(msgspec.Struct, frozen=True):
         if protocol == "data":
             return Access.NONE
         if len(links(url)) > 1:
-            raise TargetNotAllowed(url, "a manifest from elsewhere may not chain filesystems", remedy(url))
+            raise TargetNotAllowed(url, f"{self._stranger} may not chain filesystems", remedy(url))
         if protocol is None or protocol in LOCAL or protocol == "memory":
-            rule = "a manifest from elsewhere may not point to this machine's files and memory"
+            rule = f"{self._stranger} may not point to this machine's files and memory"
             raise TargetNotAllowed(url, rule, remedy(url))
         if origin_of(url) == origin_of(self.source or ""):
             return Access.OWN
         if protocol not in ANONYMOUS:
-            rule = f"a manifest from elsewhere may point to web servers and object stores, not to {protocol}://"
+            rule = f"{self._stranger} may point to web servers and object stores, not to {protocol}://"
             raise TargetNotAllowed(url, rule, remedy(url))
         return self._at_public_server(url, redirected_by, Access.NONE)
 
@@ -369,7 +364,7 @@ class Admission(msgspec.Struct, frozen=True):
             return access
         if redirected_by is not None and self._is_own_host(url, redirected_by):
             return Access.OWN  # of the way there alone: no credentials go along to another port
-        raise TargetNotAllowed(url, INSIDE, remedy(url))
+        raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", remedy(url))
 
 
 def _prefix(prefix: str) -> str:

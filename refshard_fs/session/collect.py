@@ -19,7 +19,20 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join, parent, relative
 from refshard_fs.core.keyspace import KeySpace, tails
-from refshard_fs.core.model import Entry, Inline, Load, Packed, Pin, Raw, Span, Steps, answered, batches, together
+from refshard_fs.core.model import (
+    Entry,
+    Inline,
+    Load,
+    Origin,
+    Packed,
+    Pin,
+    Raw,
+    Span,
+    Steps,
+    answered,
+    batches,
+    together,
+)
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.formats.kerchunk_json.source import parse_document
@@ -32,6 +45,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import References, ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell, Run
 from refshard_fs.references.values import METADATA, grid_of
+from refshard_fs.security.origins import Origins
 from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.sharding.view import ShardView
 
@@ -120,6 +134,7 @@ class Walk:
     def __init__(self, keyspace: KeySpace) -> None:
         self.urls: dict[str, int] = {}
         self.pins: dict[str, Pin] = {}
+        self.named: dict[str, Origin] = {}  # by the sets that named the URLs
         self.side: dict[str, Value] = {}
         self.arrays: dict[str, _Array] = {}
         self._keyspace = keyspace
@@ -230,6 +245,7 @@ class Walk:
             spans = made.entry.spans
             if spans and made.number is not None and left.get(id(made.array)):
                 target = self.urls.setdefault(spans[0].url, len(self.urls))
+                self.named.setdefault(spans[0].url, spans[0].origin)
                 self.keep(made, Row(target, max(spans[0].start, 0), made.size))
             else:
                 self.made.append(made)
@@ -238,7 +254,8 @@ class Walk:
         """Return all that was kept."""
         tables = {path: array.table() for path, array in self.arrays.items()}
         urls = Texts.of(self.urls)
-        refs = ReferenceSet(urls, tables, self.side, pins=Pins.matched(self.pins, urls))
+        origins = Origins.made([*self.named.items()], self._keyspace.strangers)
+        refs = ReferenceSet(urls, tables, self.side, pins=Pins.matched(self.pins, urls), origins=origins)
         return refs, {path: array.extras for path, array in self.arrays.items() if array.extras}
 
     def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
@@ -249,7 +266,8 @@ class Walk:
         match entry:
             case Inline(data):
                 return data, extras
-            case Span(url, start, stop, pin=pin) if start >= 0:
+            case Span(url, start, stop, pin=pin, origin=origin) if start >= 0:
+                self.named[url] = self.named.get(url, origin) and origin
                 if pin is not None and pin.exact:
                     self.pins[url] = pin
                 elif with_pins and pin is not None:
@@ -380,9 +398,8 @@ def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
         if data is not None:
             found[key] = data
     inline = parse_document(dict(References(refs)) | found, keyspace.where, {})
-    if refs.pins is None:
-        return inline
-    return msgspec.structs.replace(inline, pins=Pins.matched(refs.pins.by_url(refs.urls), inline.urls))
+    pins = None if refs.pins is None else Pins.matched(refs.pins.by_url(refs.urls), inline.urls)
+    return msgspec.structs.replace(inline, pins=pins, origins=refs.origins)
 
 
 def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str | None = None) -> ReferenceSet:
@@ -403,4 +420,4 @@ def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str
             parts.append(Part((rows + numbers.start).astype(np.uint64), ranges))
             side.update((join(path, grid.tail(numbers.start + row)), data) for row, data in partition.inline.items())
         tables[path] = ChunkTable.from_parts(grid, parts)
-    return ReferenceSet(Texts.of(urls), tables, side)
+    return ReferenceSet(Texts.of(urls), tables, side, origins=keyspace.layout.origins)

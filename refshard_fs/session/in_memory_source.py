@@ -170,7 +170,7 @@ def digest_of(refs: ReferenceSet) -> str:
     columns += [] if pins is None else [pins.sizes]
     columns += [column for table in tables.values() for column in (*table.ranges, table.numbers) if column is not None]
     grids, lengths = [(path, table.grid) for path, table in tables.items()], list(map(len, columns))
-    state = hashlib.sha256(repr((grids, lengths)).encode())
+    state = hashlib.sha256(repr((grids, lengths, refs.origins.by_prefix or None)).encode("utf-8", "surrogatepass"))
     try:
         state.update(msgspec.msgpack.encode(keys.objects))
     except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell

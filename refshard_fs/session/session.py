@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,7 +42,7 @@ from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.security.admission import is_trusted
+from refshard_fs.security.admission import Admission, is_trusted
 from refshard_fs.security.policy import LOCAL, protocol_of, server_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.in_memory_source import InMemorySource
@@ -150,15 +150,10 @@ class Engines:
 
     # ------------------------------------------------------------------ targets
 
-    def adopt(self, urls: Iterable[str | None]) -> str:
-        """Return a warning for the user who makes a set of ``urls``, if any; TargetNotAllowed where one is refused."""
-        rule = self._pool_options.admission
-        return "" if rule.admits_all else rule.adopt(urls)
-
     @property
-    def is_own(self) -> bool:
-        """Whether the set is the user's own, or one that ``allow=`` names."""
-        return self._pool_options.admission.trusts_source
+    def admission(self) -> Admission:
+        """The rule for the targets that the source names."""
+        return self._pool_options.admission
 
     def given(self, url: str) -> Given:
         """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
@@ -428,6 +423,15 @@ class Session(Engines):
             given[None] = given.get(bare, {})
         return {name: instance(name or (bare if bare in given else None) or "file", fs) for name, fs in given.items()}
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the source is known to be the user's own, and made of no others but those that ``allow=`` names."""
+        pool, keyspace = self._pool_options, self._keyspace or self.opened()
+        if keyspace is None or not pool.admission.trusts_source:
+            return False
+        rule_of, strangers = pool.rule_of, keyspace.strangers
+        return not strangers or (rule_of is not None and all(rule_of(one).trusts_source for one in strangers))
+
     # ------------------------------------------------------------------ what is forgotten
 
     def invalidate(self, path: str = "") -> None:
@@ -479,9 +483,9 @@ class Session(Engines):
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # also where inline metadata is read: chunks will be read there
+        keyspace = self._keyspace or self.opened() or await self.keyspace()
         if self._is_part_of_metadata(request):
             await self.read(Request(request.key))
-        keyspace = self._keyspace or self.opened() or await self.keyspace()
         at_once = self._immediate or self._at_once_reader()
         entry = at_once.find(keyspace, request.key)
         data = None if entry is None else await at_once.take_soon(request, entry)
@@ -658,7 +662,7 @@ class Session(Engines):
 
     def _is_part_of_metadata(self, request: Request) -> bool:
         """Whether a part of metadata of a set from elsewhere is asked for, which `_guard` judges whole."""
-        return not (request.is_whole or self.is_own) and zarrmeta.is_metadata(request.key)
+        return not request.is_whole and zarrmeta.is_metadata(request.key) and not self.is_own
 
     def _guard(self, request: Request, data: Any) -> None:
         """Raise ManifestError where ``data``, the bytes of a key if these were had, may do harm when they are decoded.
@@ -667,8 +671,8 @@ class Session(Engines):
         permits. While a set is opened, its `GUARD` judges the chunks.
         """
         names_codecs = zarrmeta.is_metadata(request.key) and not request.key.endswith(".zattrs")
-        is_bytes = isinstance(data, bytes | bytearray | memoryview)
-        if names_codecs and is_bytes and not self.is_own and zarrmeta.pickled(bytes(data)):
+        document = bytes(data) if names_codecs and isinstance(data, bytes | bytearray | memoryview) else b""
+        if zarrmeta.may_be_pickled(document) and not self.is_own and zarrmeta.pickled(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
                 "code: they are not given to anybody. Name the set's URL in allow= if you trust it"

@@ -27,6 +27,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA
+from refshard_fs.security.origins import MEMBER, Origins
 from refshard_fs.session.collect import respelled
 from refshard_fs.sets.rebase import MadeSet
 from refshard_fs.writing.save import respelling
@@ -56,6 +57,7 @@ _Values = dict[str, str | _Range | dict[str, Any]]
 
 class _Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pins: dict[str, Any] | None = None
+    origins: dict[str, tuple[str, ...]] = msgspec.field(name=MEMBER, default_factory=dict)
 
 
 class _Version1(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,10 +75,10 @@ _decoders: Final[list[Any]] = [msgspec.json.Decoder(shape) for shape in _SHAPES]
 
 
 class Members(NamedTuple):
-    """The members of a set, and its pins as JSON has them."""
+    """The members of a set, and what it says of its targets."""
 
     values: _Values
-    pins: dict[str, Any] | None = None
+    said: _Extension = _Extension()
 
 
 def members_of(document: bytes | Mapping[str, Any]) -> Members | None:
@@ -85,7 +87,7 @@ def members_of(document: bytes | Mapping[str, Any]) -> Members | None:
         try:
             match decoder.decode(document) if isinstance(document, bytes) else msgspec.convert(document, shape):
                 case _Version1(refs=values, refshard=extension):
-                    return Members(values, extension.pins)
+                    return Members(values, extension)
                 case values:
                     return None if "version" in values or "refs" in values else Members(values)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -203,8 +205,8 @@ class DocumentParser:
         if members is not None and self._template is not None:
             refs = self._template.read(members)
             if refs is not None:
-                pins = None if members.pins is None else Pins.read(members.pins, refs.urls, where)
-                return msgspec.structs.replace(refs, pins=pins)
+                pins = None if members.said.pins is None else Pins.read(members.said.pins, refs.urls, where)
+                return msgspec.structs.replace(refs, pins=pins, origins=Origins(members.said.origins))
         refs = parse(document, where, {}) if isinstance(document, bytes) else parse_document(document, where, {})
         if not _is_plain(refs):
             return None

@@ -258,7 +258,8 @@ def _span(refs: ReferenceSet, row: Row, key: str) -> Span:
     if url is None:
         raise ManifestError(f"{key!r} is a reference without a URL, which cannot be appended: give target=")
     pin = None if refs.pins is None else refs.pins.pin(row.target)
-    return Span(url, row.offset, None if row.length is None else row.offset + row.length, pin=pin)
+    stop = None if row.length is None else row.offset + row.length
+    return Span(url, row.offset, stop, pin=pin, origin=refs.origins.of(url))
 
 
 def _is_same(before: Value | None, now: Value) -> bool:

@@ -96,7 +96,8 @@ class ChangedSet:
     def result(self, *, keeps_digests: bool = False) -> NamedSet:
         """Return the changed set. Digests of arrays that were replaced are dropped, unless it ``keeps_digests``."""
         part, changed = self.part, self._changed
-        refs = ReferenceSet(part.refs.urls, self.tables, self.members, pins=part.refs.pins)
+        old = part.refs
+        refs = ReferenceSet(old.urls, self.tables, self.members, pins=old.pins, origins=old.origins)
         variables = {**part.variables, **VariableReader().read(refs, part.name, changed)}
         stale = set() if keeps_digests else changed
         digests = {path: digest for path, digest in part.digests.items() if path not in stale}

@@ -26,6 +26,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
+from refshard_fs.security.origins import NOTHING, Origins
 from refshard_fs.sets.changed_set import Move, grid_of, placed_chunks, shifted
 from refshard_fs.sets.common_units import comparable, times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, same_values
@@ -89,7 +90,13 @@ class _Concatenation:
         self._add_others()
         pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
         urls = Texts.joined([part.refs.urls for part in self.sets])
-        return ReferenceSet(urls, self.tables, self.side, pins=pins)
+        return ReferenceSet(urls, self.tables, self.side, pins=pins, origins=self._origins())
+
+    def _origins(self) -> Origins:
+        if not any(part.refs.origins for part in self.sets):
+            return NOTHING
+        named = [(url, part.refs.origins.of(url)) for part in self.sets for url in part.refs.urls if url is not None]
+        return Origins.made(named, frozenset().union(*(part.refs.origins.sets for part in self.sets)))
 
     def _check_scalars(self, dim: str) -> None:
         """Raise ManifestError where ``dim`` is a scalar that is known in some sets only, of which two are named."""

@@ -177,7 +177,8 @@ class FileGrid(NamedTuple):
 
     def coordinate(self, dim: str, number: int, like: NamedSet, name: str) -> NamedSet:
         """Return a set of nothing but one value of a coordinate that is made, in the zarr version of ``like``."""
-        empty = ChangedSet(NamedSet(name, ReferenceSet(like.refs.urls, {}, {}), {}))
+        refs = ReferenceSet(like.refs.urls, {}, {}, origins=like.refs.origins)
+        empty = ChangedSet(NamedSet(name, refs, {}))
         version = next(variable.meta.zarr_format for variable in like.variables.values())
         _put_coordinate(empty, dim, _coordinate(self.places[dim]), number, version)
         return empty.result()

@@ -9,10 +9,14 @@ from typing import Any, Literal
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
+from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import count_text
-from refshard_fs.errors import UnknownSource, redacted, told
+from refshard_fs.errors import UnknownSource, redacted
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import References, ReferenceSet, adopted
+from refshard_fs.references.stream import Respell
+from refshard_fs.security.admission import Admission
+from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
@@ -134,10 +138,10 @@ def rebase(
 
     fs = opened(fo, options)
     refs = fs._collect()
-    warn_adopted(fs._session.adopt(url for url in refs.urls if respell(url) == url))
+    origins = _origins_of_moved(refs, respell, dict.fromkeys(prefixes.values(), True), fs._session.admission)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
-    new = respelled(refs, respell)
+    new = msgspec.structs.replace(respelled(refs, respell), origins=origins)
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]
         pins = refs.pins.sizes_only(moved)
@@ -158,10 +162,21 @@ def _place(url: str) -> str:
     return "/" + url.partition("://")[2].lstrip("/") if protocol_of(url) in LOCAL and "::" not in url else url
 
 
-def warn_adopted(*said: str) -> None:
-    """Tell the user, once, what `Admission.adopt` says of the sets that another one is made of."""
-    for text in list(filter(None, said))[:1]:
-        warnings.warn(told(text), UserWarning, stacklevel=4)
+def _origins_of_moved(refs: ReferenceSet, respell: Respell, chosen: Mapping[str, bool], rule: Admission) -> Origins:
+    """Return the origins of ``refs`` respelled: what moves to one of the prefixes that the user chose is the user's."""
+    adoption = Adoption(rule)
+    for url in refs.urls:
+        if respell(url) == url:
+            adoption.add(url)
+    known = adoption.origins(refs.origins)
+    if not known:
+        return known
+    strangers = () if rule.source is None or rule.trusts_source else (rule.source,)
+    named: list[tuple[str, Origin]] = []
+    for url, new in ((url, respell(url)) for url in refs.urls if url is not None):
+        is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # what climbs out of it is not
+        named.append((new or url, () if is_chosen else known.of(url) or strangers))
+    return Origins.made(named, known.sets)
 
 
 def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
@@ -223,9 +238,14 @@ names all objects that were replaced
     flatten = shards == "inner"
     try:
         fs = opened(fo, {**options, "shards": "whole"})
-        return made(fs._pinned(inline_threshold, flatten=flatten, callback=callback))
+        return _snapshot(fs, inline_threshold, callback, flatten=flatten)
     except UnknownSource:
         if not isinstance(fo, str) or "format" in options:
             raise
     fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
-    return made(fs._pinned(inline_threshold, flatten=flatten, callback=callback))
+    return _snapshot(fs, inline_threshold, callback, flatten=flatten)
+
+
+def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
+    refs = fs._pinned(threshold, flatten=flatten, callback=callback)
+    return made(adopted(refs, fs._session.admission))

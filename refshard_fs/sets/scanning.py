@@ -31,7 +31,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.references.binary import shrink, swell
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.session.collect import collected, respelled
@@ -55,21 +55,17 @@ _UNDERSTOOD: Final = READING | {"index_cache", "max_manifest_bytes", "options", 
 
 
 class Scanned(NamedTuple):
-    """The references of a source, URLs absolute and coordinates inline; ``facts`` tell its version if it is one object.
-
-    ``adopted`` is a warning for the user, whose own set these references become.
-    """
+    """The references of a source, URLs absolute, coordinates inline; ``facts`` tell its version if it is one object."""
 
     refs: ReferenceSet
     facts: Facts | None = None
-    adopted: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:  # workers send it: in few bytes
-        return _unpickled, (shrink(self.refs), self.facts, self.adopted)
+        return _unpickled, (shrink(self.refs), self.facts)
 
 
-def _unpickled(refs: bytes, facts: Facts | None, adopted: str) -> Scanned:
-    return Scanned(swell(refs), facts, adopted)
+def _unpickled(refs: bytes, facts: Facts | None) -> Scanned:
+    return Scanned(swell(refs), facts)
 
 
 class Unchanged:
@@ -149,10 +145,10 @@ class _Scanner(Engines):
     def _scanned(self, url: str) -> Steps[Scanned | Unchanged | None]:
         origin = None if is_trusted(url) else server_of(url)
         steps = self._read(url)
-        found = yield from steps if origin is None else of_part(steps, origin)
+        found = yield from steps if origin is None else of_part(steps, (origin,))
         if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
             return found
-        return found._replace(adopted=self.options.open.rule_of(origin).adopt(found.refs.urls))
+        return found._replace(refs=adopted(found.refs, self.options.open.rule_of(origin)))
 
     def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
         most = self.options.open.max_manifest_bytes
@@ -242,7 +238,7 @@ def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known, un
 # A file of scans, so that a run that failed goes on where it ended.
 #
 # A line that names the format; then records, each the length and the CRC-32 of what follows (little-endian, four bytes
-# each), and that as msgpack: URL, size, ETag and time of the source, its warning, the packed references. Records are
+# each), and that as msgpack: URL, size, ETag and time of the source, the packed references. Records are
 # only added; the last one of a URL counts. The last record of a run that was killed may be cut short.
 
 
@@ -253,7 +249,6 @@ _HEAD: Final = struct.Struct("<II")
 class _Record(msgspec.Struct, frozen=True, array_like=True):
     url: str
     facts: Facts
-    adopted: str
     refs: bytes
 
 
@@ -308,7 +303,7 @@ class ScansFile:
         record: Any = msgspec.msgpack.decode(self._file.read(length), type=_Record)
         self._file.seek(0, os.SEEK_END)
         try:
-            return _unpickled(record.refs, facts, record.adopted)
+            return _unpickled(record.refs, facts)
         except ValueError as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
 
@@ -317,7 +312,7 @@ class ScansFile:
         facts = scanned.facts
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
-        data = msgspec.msgpack.encode(_Record(url, facts, scanned.adopted, shrink(scanned.refs)))
+        data = msgspec.msgpack.encode(_Record(url, facts, shrink(scanned.refs)))
         self._file.write(_HEAD.pack(len(data), zlib.crc32(data)) + data)
         self._file.flush()
 
@@ -358,7 +353,8 @@ def coordinate_chunks(part: NamedSet) -> tuple[dict[str, ChunkTable], dict[str, 
                 raise ManifestError(f"{part.name} has references of {path!r} without a URL: give target=")
             stop = None if row.length is None else row.offset + row.length
             pin = None if refs.pins is None else refs.pins.pin(row.target)
-            spans[join(path, grid.tail(number))] = Span(url, row.offset, stop, pin=pin)
+            origin = refs.origins.of(url)
+            spans[join(path, grid.tail(number))] = Span(url, row.offset, stop, pin=pin, origin=origin)
         tables[path] = _without_chunks(grid)
     return tables, spans
 

@@ -17,11 +17,11 @@ from typing import Any, Final, Literal, cast
 from refshard_fs.core.model import Names, Steps
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.sets.alike import DocumentParser
-from refshard_fs.sets.rebase import MadeSet, opened, warn_adopted
+from refshard_fs.sets.rebase import MadeSet, opened
 from refshard_fs.sets.scanning import (
     Known,
     Scanned,
@@ -65,7 +65,6 @@ def read_sets(
     """
     variables = VariableReader()
     found: dict[int, NamedSet] = {}
-    adopted: list[str] = []
 
     def named(number: int, refs: ReferenceSet) -> NamedSet:
         fo = sets[number]
@@ -76,8 +75,7 @@ def read_sets(
         match result:
             case None:  # to be opened by itself
                 return
-            case Scanned(refs, _, said):
-                adopted.append(said)
+            case Scanned(refs, _):
                 found[number] = named(number, refs)
             case error:
                 if failed is None or isinstance(error, TargetNotAllowed) or not isinstance(error, RefShardError):
@@ -108,8 +106,7 @@ def read_sets(
     def read(number: int) -> NamedSet | None:
         try:
             fs = opened(sets[number], options)
-            refs = fs._collect(unread)
-            adopted.append(fs._session.adopt(refs.urls))
+            refs = adopted(fs._collect(unread), fs._session.admission)
             part = named(number, refs)
             part = fs._session.run("", lambda: with_coordinates(part))
         except TargetNotAllowed:
@@ -128,7 +125,6 @@ def read_sets(
     remote = any(isinstance(sets[number], str) and not _is_local(sets[number]) for number in left)
     with ThreadPoolExecutor(TOGETHER if remote else 1) as pool:
         found.update((number, part) for number, part in zip(left, pool.map(read, left), strict=True) if part)
-    warn_adopted(*adopted)
     return [found[number] for number in sorted(found)]
 
 

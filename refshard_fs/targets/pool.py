@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security import policy
@@ -88,7 +89,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     admission: Admission = Admission()
     retry: Retry = Retry()
     fast_s3: bool = True
-    rule_of: Callable[[str], Admission] | None = None  # for what somebody else's part of the source asks for
+    rule_of: Callable[[str], Admission] | None = None  # for what somebody else's set in the source asks for
     only_sizes: tuple[str, ...] = ()  # prefixes of objects whose sizes are compared, and their versions not
 
     def given(self, url: str) -> Given:
@@ -124,13 +125,13 @@ class Pool:
         self._stats = Stats() if stats is None else stats
         self._targets: dict[object, Target] = {}
         self._inflated: InflatedMembers | None = None  # of all archives
-        self._of_origin: dict[str | None, Rules] = {}
-        self._places: dict[tuple[str, str | None], tuple[VersionedObject, str] | None] = {}
+        self._of_origin: dict[Origin, Rules] = {}
+        self._places: dict[tuple[str, Origin], tuple[VersionedObject, str] | None] = {}
 
-    def place(self, url: str, origin: str | None = None) -> tuple[VersionedObject, str] | None:
+    def place(self, url: str, origin: Origin = ()) -> tuple[VersionedObject, str] | None:
         """Return the object at ``url`` and its path there; None where that takes an event loop.
 
-        Raises TargetNotAllowed if the source, or its part from ``origin``, may not read it.
+        Raises TargetNotAllowed if the source, or one of those at ``origin``, may not read it.
         """
         which = url, origin
         if which in self._places:
@@ -141,7 +142,7 @@ class Pool:
         self._places[which] = place
         return place
 
-    def _place(self, url: str, origin: str | None) -> tuple[VersionedObject, str] | None:
+    def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         rules = self._rules(origin)
         admitted, access = _admitted(rules, url)
         token, given = self._options.named(admitted)
@@ -178,13 +179,13 @@ class Pool:
         for target in targets:
             await target.close()
 
-    def _rules(self, origin: str | None) -> Rules:
-        """Return the rules for what is asked for by the source, or by its part from ``origin``; none admits all."""
+    def _rules(self, origin: Origin) -> Rules:
+        """Return the rules for what is asked for by the source, and by those at ``origin``; none admits all."""
         known = self._of_origin.get(origin)
         if known is None:
             rules = [self._options.admission]
-            if origin is not None and self._options.rule_of is not None:
-                rules.append(self._options.rule_of(origin))
+            if self._options.rule_of is not None:
+                rules += map(self._options.rule_of, origin)
             known = self._of_origin[origin] = tuple(rule for rule in rules if not rule.admits_all)
         return known
 

@@ -373,7 +373,7 @@ class _Check:
         sizes = np.full(len(urls), WHOLE, np.uint64)
         first, uses = ranges.users()
         for some in batches(range(len(urls)), STAT_TOGETHER):
-            answers = await asyncio.gather(*(self._ask(urls[i]) for i in some))
+            answers = await asyncio.gather(*(self._ask(i) for i in some))
             for i, answer in zip(some, answers, strict=True):
                 key = ranges.key(int(first[i])) if first[i] >= 0 else ""
                 match answer:
@@ -393,11 +393,14 @@ class _Check:
         await self._check_servers(sizes)
         self._check_ranges(ranges, sizes)
 
-    async def _ask(self, url: str) -> Facts | Exception | None:
+    async def _ask(self, target: int) -> Facts | Exception | None:
+        url = self._source.urls[target]
         try:
             if not url:
                 return ValueError("a reference without a URL needs target=, the URL it stands for")
-            answer: Facts | None = await self._session.engine().need(Stat(url, fresh=True))
+            answer: Facts | None = await self._session.engine().need(
+                Stat(url, fresh=True, origin=self._source.origins[target])
+            )
             return answer
         except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
             return e
@@ -421,7 +424,7 @@ class _Check:
         largest = {server_of(urls[i]): i for i in sorted(large, key=sizes.__getitem__)}
         for server, i in largest.items():
             with contextlib.suppress(OSError, RefShardError):  # what cannot be read has been found already
-                await self._session.engine().need(Head(urls[i], 1))
+                await self._session.engine().need(Head(urls[i], 1, self._source.origins[i]))
             if self._session.stats.ignores_ranges(server):
                 text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"
                 self._found.add("warning", "no-ranges", url=urls[i], text=text)

@@ -19,7 +19,7 @@ from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Ranges, UInt64s
 from refshard_fs.core.edits import unedited
 from refshard_fs.core.keys import is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Pin, Span, Steps, answered, batches, together
+from refshard_fs.core.model import Entry, Inline, Listed, Origin, Packed, Pin, Span, Steps, answered, batches, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable, RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
@@ -237,8 +237,9 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
 
     ``inline_keys`` and ``inline_bytes`` count the keys, metadata included, whose bytes are inline in a reference set.
     ``rest`` are the keys that are neither chunks nor metadata, as if they were chunks of an array without a grid.
-    ``pins`` are the versions that the source expects of its targets; those in ``optional`` need not exist. ``blocks``
-    hold the chunks of arrays that were surveyed in blocks, in addition to those of ``arrays``.
+    ``pins`` are the versions that the source expects of its targets, ``origins`` the sets of others that named them;
+    those in ``optional`` need not exist. ``blocks`` hold the chunks of arrays that were surveyed in blocks, in addition
+    to those of ``arrays``.
     """
 
     urls: list[str]
@@ -249,6 +250,7 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
     inline_keys: int
     inline_bytes: int
     pins: dict[int, set[Pin]]
+    origins: dict[int, Origin]
     optional: frozenset[int]
     blocks: Mapping[str, Blocks] = {}
 
@@ -291,6 +293,7 @@ class _Surveying:
         self._keyspace = fs._session.open()
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
+        self._origins: dict[int, Origin] = {}
         self._optional: set[int] = set()  # targets of which keys are made that exist without them, too
         self._chunks: dict[str, list[Chunks]] = {}  # by array, as columns
         self._places: dict[str, Place] = {}  # of keys that are in no columns
@@ -337,6 +340,7 @@ class _Surveying:
             len(inline),
             sum(inline),
             self._pins,
+            self._origins,
             frozenset(self._optional),
             self._blocks,
         )
@@ -372,7 +376,8 @@ class _Surveying:
         refs = flat.refs
 
         def target(code: int) -> int:
-            return self._target(_url(flat, code), flat.pin(code))
+            url = _url(flat, code)
+            return self._target(url, flat.pin(code), refs.origins.of(url))
 
         sharded = [path for path in refs.grids if self._is_wanted(path) and self._shards(path)]
         tables = {p: t for p, t in refs.tables.items() if self._is_wanted(p) and p not in sharded}
@@ -478,13 +483,13 @@ class _Surveying:
         match entry:
             case Inline(data):
                 return Place(INLINE, 0, len(data))
-            case Packed(Span(url, start, stop, optional=is_optional, pin=pin)):
-                target = self._target(url, pin)
+            case Packed(Span(url, start, stop, optional=is_optional, pin=pin, origin=origin)):
+                target = self._target(url, pin, origin)
                 if is_optional:
                     self._optional.add(target)
                 return Place(target, max(start, 0), WHOLE if stop is None or start < 0 else stop, derived=True)
-            case Span(url, start, stop, pin=pin):
-                target = self._target(url, pin)
+            case Span(url, start, stop, pin=pin, origin=origin):
+                target = self._target(url, pin, origin)
                 if start < 0:
                     return Place(target, 0, WHOLE, derived=True)
                 is_open = stop is None or not entry.exact
@@ -492,8 +497,9 @@ class _Surveying:
                     stop = WHOLE if size is None else start + size
                 return Place(target, start, stop, is_open=is_open)
 
-    def _target(self, url: str, pin: Pin | None) -> int:
+    def _target(self, url: str, pin: Pin | None, origin: Origin) -> int:
         target = self._urls.setdefault(url, len(self._urls))
+        self._origins[target] = self._origins.get(target, origin) and origin
         if pin is not None:
             self._pins.setdefault(target, set()).add(pin)
         return target

@@ -11,7 +11,6 @@ import gzip
 import lzma
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO, Final
@@ -28,7 +27,7 @@ from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.stats import bytes_text, count_text
-from refshard_fs.errors import ManifestError, told
+from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
 from refshard_fs.formats.chunk_manifest.view import root_with
 from refshard_fs.formats.kerchunk_json import source as json_writing
@@ -42,6 +41,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import FlatStream, ReferenceStream, Respell
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
+from refshard_fs.security.origins import MEMBER, Adoption, Origins
 from refshard_fs.session.collect import Extras, collect, gather, walked
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, references_in, stored
@@ -92,10 +92,10 @@ def save(
     sink = Objects(url, options)
     spell = partial(respelling, session.options.open, session.options.source)
     whole, spelled = spell(), spell(None if format == "chunk-manifest" else url)
-    remarks: dict[str, None] = {}
+    adoption = Adoption(session.admission)  # what is written here is the user's own
 
     def respell(written: str | None) -> str | None:
-        remarks[session.adopt([whole(written)])] = None  # what is written here is the user's own, and trusted
+        adoption.add(whole(written))
         return spelled(written)
 
     found = stored(unedited(keyspace))  # shards are left whole
@@ -109,18 +109,21 @@ def save(
         times = 2 if format == "parquet" and stream.in_memory else 1  # once to see whether a parquet set can hold it
         callback.set_size(times * sum(grid.size for grid in stream.grids.values()))
         stream.tell = callback.relative_update
+
+        def origins() -> Origins:  # of all that was gone through
+            if copies is not None and copies.remark is not None:
+                adoption.add_own(copies.url)
+            return adoption.origins(stream.origins)
+
         match format:
             case "parquet":
-                _save_parquet(stream, sink, record_size, overwrite)
+                _save_parquet(stream, sink, record_size, overwrite, origins)
             case "json":
-                save_json(stream, url, sink)
+                save_json(stream, url, sink, origins)
             case "chunk-manifest":
-                _save_manifests(stream, sink, overwrite)
+                _save_manifests(stream, sink, overwrite, origins)
             case _:
                 raise ValueError(f"format={format!r} is not known: there are 'parquet', 'json' and 'chunk-manifest'")
-    for remark in filter(None, remarks):
-        warnings.warn(told(remark), UserWarning, stacklevel=3)
-        break
     return None if copies is None else copies.remark
 
 
@@ -250,7 +253,9 @@ def absolute(url: str) -> str:
     return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
 
 
-def _save_parquet(stream: ReferenceStream, sink: Objects, record_size: int, overwrite: bool) -> None:
+def _save_parquet(
+    stream: ReferenceStream, sink: Objects, record_size: int, overwrite: bool, origins: Callable[[], Origins]
+) -> None:
     if record_size < 1:
         raise ValueError(f"record_size={record_size}: a partition has at least one row")
     require_pyarrow()
@@ -259,7 +264,7 @@ def _save_parquet(stream: ReferenceStream, sink: Objects, record_size: int, over
             "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: save "
             "them as JSON or as chunk manifests, or give them up with unpinned()"
         )
-    document = parquet_writing.layout_document(stream.documents(), record_size)
+    document = parquet_writing.layout_document(stream.documents(), record_size)  # ManifestError before any is written
     if stream.in_memory:
         for array, grid in stream.grids.items():
             for numbers, partition in stream.partitions(array, record_size):
@@ -274,6 +279,7 @@ def _save_parquet(stream: ReferenceStream, sink: Objects, record_size: int, over
                     made.put_all(files)
                     files = {}
         made.put_all(files)
+        document = parquet_writing.with_origins(document, origins())
         made.put_all({PARQUET: document})  # last: without it, there is no set
 
 
@@ -293,20 +299,25 @@ def _is_to_replace(sink: Objects, overwrite: bool) -> bool:
     return True
 
 
-def save_json(stream: ReferenceStream, url: str, sink: Objects | Document) -> None:
+def save_json(
+    stream: ReferenceStream, url: str, sink: Objects | Document, origins: Callable[[], Origins] | None = None
+) -> None:
     """Write version 1, the only one that every reader takes; version 0 where a URL would be taken for a template."""
+    found = origins or (lambda: stream.origins)
     try:
-        _write_json(stream, url, sink, 1)
+        _write_json(stream, url, sink, 1, found)
     except json_writing.LooksLikeTemplate as e:
         if stream.pins() is not None:
             raise ManifestError(
                 f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, or "
                 "give the pins up with unpinned()"
             ) from e
-        _write_json(stream, url, sink, 0)
+        _write_json(stream, url, sink, 0, found)
 
 
-def _write_json(stream: ReferenceStream, url: str, sink: Objects | Document, version: int) -> None:
+def _write_json(
+    stream: ReferenceStream, url: str, sink: Objects | Document, version: int, origins: Callable[[], Origins]
+) -> None:
     start, end = json_writing.FRAMES[version]
     with sink.stream() as whole, _compressing(url, whole) as file:
         file.write(start)
@@ -322,11 +333,14 @@ def _write_json(stream: ReferenceStream, url: str, sink: Objects | Document, ver
                 if members:
                     file.write(comma + members)
                     comma = b","
-        pins = stream.pins()
-        if pins is not None:
-            file.write(b'},"refshard":{"pins":' + zarrmeta.dumps(pins) + b"}}")
-        else:
-            file.write(end)
+        pins, found = stream.pins(), origins()
+        ours = ({} if pins is None else {"pins": pins}) | ({MEMBER: found.spelled()} if found else {})
+        if ours and not version:
+            raise ManifestError(
+                "a URL looks like a template, which JSON that says where its URLs came from cannot hold: save the set "
+                "as parquet or as chunk manifests"
+            )
+        file.write(b'},"refshard":' + zarrmeta.dumps(ours) + b"}" if ours else end)
 
 
 def manifest_of(stream: ReferenceStream, array: str) -> bytes:
@@ -337,7 +351,7 @@ def manifest_of(stream: ReferenceStream, array: str) -> bytes:
     return ("{" + ",\n".join(members) + "}\n").encode()
 
 
-def _save_manifests(stream: ReferenceStream, sink: Objects, overwrite: bool) -> None:
+def _save_manifests(stream: ReferenceStream, sink: Objects, overwrite: bool, origins: Callable[[], Origins]) -> None:
     nodes = manifest_writing.hierarchy(stream.documents(), stream.grids)
     names = sink.names()
     if names and not (overwrite and _ROOT in names):
@@ -345,7 +359,8 @@ def _save_manifests(stream: ReferenceStream, sink: Objects, overwrite: bool) -> 
     written: dict[str, bytes] = {}
     for array in stream.grids:
         written[join(array, manifest_writing.MANIFEST)] = manifest_of(stream, array)
-        nodes[array] = manifest_writing.with_manifest(nodes[array])
+    found = origins()
+    nodes |= {array: manifest_writing.with_manifest(nodes[array], found) for array in stream.grids}
     with sink.directory(replaces=bool(names)) as made:
         made.put_all(written)
         made.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})

@@ -368,7 +368,7 @@ class ManifestCommit(DirectoryCommit):
         name = f"manifest.{self._token}.json"
         self._written.append(join(path, name))
         self._store.put(join(path, name), (data,))
-        return manifest_writing.with_manifest(doc, name)
+        return manifest_writing.with_manifest(doc, refs.origins, name)
 
 
 def _no_chunk(key: str) -> ManifestError:

@@ -18,7 +18,7 @@ import msgspec
 
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import is_within
-from refshard_fs.core.model import Inline, Span
+from refshard_fs.core.model import Inline, Origin, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.session.overlay import Overlay
@@ -117,6 +117,20 @@ def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
             yield _Staged(name, writer, int(seen), int(number), kind, _unquoted(quoted), facts.size or 0)
 
 
+class _Reference(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A reference as it is staged."""
+
+    url: str
+    start: int
+    stop: int | None
+    origin: Origin = ()
+
+
+def staged_reference(span: Span) -> bytes:
+    """Return the bytes of the staged object that stands for a reference."""
+    return msgspec.json.encode(_Reference(span.url, span.start, span.stop, span.origin))
+
+
 def _take(writer: _Process, staged: _Staged, store: Objects, data: bytes | None) -> None:
     edits, key = writer.edits, staged.key
     writer.seen[key] = staged.seen
@@ -126,7 +140,8 @@ def _take(writer: _Process, staged: _Staged, store: Objects, data: bytes | None)
         case "d":
             edits.put(key, REMOVED)
         case "r" if data is not None:
-            edits.put(key, Span(*msgspec.json.decode(data, type=tuple[str, int, int | None])))
+            found = msgspec.json.decode(data, type=_Reference)
+            edits.put(key, Span(found.url, found.start, found.stop, origin=found.origin))
         case _:
             edits.put(key, Span(store.url_of(staged.name), 0, staged.size) if data is None else Inline(data))
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-import msgspec
 from fsspec.transaction import Transaction
 
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
@@ -32,7 +31,7 @@ from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.targets.generic import in_thread
 from refshard_fs.targets.objects import Buffer, Objects, sum_of
-from refshard_fs.writing.staging import clear, merge, stage
+from refshard_fs.writing.staging import clear, merge, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
 MANIFESTS: Final = "chunk-manifest"
@@ -104,7 +103,7 @@ class Writer:
     async def refer(self, key: str, span: Span) -> None:
         """Let ``key`` refer to ``span``."""
         await self._opened()
-        await self._tell("r", key, msgspec.json.encode([span.url, span.start, span.stop]))
+        await self._tell("r", key, staged_reference(span))
         self.overlay.put(key, span)
 
     def refer_now(self, key: str, span: Span) -> bool:

@@ -10,7 +10,6 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -21,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-import refshard_fs
 from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.errors import gives_access, told
 from refshard_fs.security import admission
@@ -232,32 +230,6 @@ def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_serv
             fs.cat_file("k")
         assert SECRET in repr([request.headers for request in http_server.requests()])
         assert other.requests() == []
-
-
-# ------------------------------------------------------------------------------- what becomes the user's own
-
-
-@pytest.mark.parametrize("how", ["save", "concat", "rebase"])
-def test_who_makes_a_strangers_set_his_own_is_told(how: str, http_server: RangeServer, tmp_path: Path) -> None:
-    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
-    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps({**array, "filters": None, "compressor": None})}
-    refs["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["t"]}'
-    source = manifest(http_server, {**refs, "a/0": ["s3://stranger/x", 0, 1]})
-
-    def make(**options: Any) -> object:
-        match how:
-            case "save":
-                return RefShardFileSystem(source, **options).save(str(tmp_path / "out.json"))
-            case "concat":
-                return refshard_fs.concat([source, source], "t", **options)
-            case _:
-                return refshard_fs.rebase(source, {"s3://none/": "s3://other/"}, missing="ignore", **options)
-
-    with pytest.warns(UserWarning, match=r"is your own set, and points to .* s3://stranger/x: .*allow="):
-        make()
-    make(allow=["s3://stranger/"])
-    assert manifest(http_server, {**refs, "a/0": [http_server.put("/x", b"x"), 0, 1]}) == source
-    make()  # nothing but what is read with the user's credentials anyhow
 
 
 def test_plain_arguments_of_the_sources_filesystem_go_to_its_server_alone(

@@ -23,6 +23,7 @@ from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.references.values import from_base64, resolver
 from refshard_fs.security import policy
+from refshard_fs.security.origins import NOTHING, Origins, read_member
 
 PREFIX: Final = "prefix"  # the one member of a manifest that is no key
 MOST: Final = 2**63  # offsets and lengths, and their sums, are less
@@ -156,11 +157,15 @@ _ZEROS = {"bool": False, "complex64": [0, 0], "complex128": [0, 0]}
 
 
 class Declared(NamedTuple):
-    """What is known of a node: the grid of an array, its manifest (a path, or JSON) if it has one, or what is wrong."""
+    """What is known of a node: the grid of an array, its manifest (a path, or JSON) if it has one, or what is wrong.
+
+    ``origins`` say which URLs of the manifest sets of others named.
+    """
 
     grid: ChunkGrid | None
     manifest: str | bytes | None = None
     problem: str | None = None
+    origins: Origins = NOTHING
 
 
 class Unmapped(msgspec.Struct, frozen=True):
@@ -190,7 +195,8 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
         shown["codecs"] = [lost(path)]
         if doc.get("fill_value") is None:  # readers do not come to the codecs without one
             shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
-    return shown, Declared(grid, manifest)
+    origins = read_member(transformer["configuration"], f"the metadata of {path!r}")
+    return shown, Declared(grid, manifest, origins=origins)
 
 
 def declaration(transformer: Mapping[str, Any]) -> str | bytes | None:

@@ -27,6 +27,7 @@ from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
+from refshard_fs.security.origins import MEMBER, Origins
 
 _SEPARATORS = (".", "/")
 _encode = msgspec.json.Encoder().encode
@@ -219,9 +220,12 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
     return found or {"": group_3({})}
 
 
-def with_manifest(doc: Mapping[str, Any], name: str = MANIFEST) -> dict[str, Any]:
-    """Return an array's metadata that declares the manifest beside it."""
-    transformer = {"name": NAME, "configuration": {"manifest": f"./{name}"}}
+def with_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST) -> dict[str, Any]:
+    """Return an array's metadata that declares the manifest beside it, and the ``origins`` of that one's URLs."""
+    configuration: dict[str, Any] = {"manifest": f"./{name}"}
+    if origins:
+        configuration[MEMBER] = origins.spelled()
+    transformer = {"name": NAME, "configuration": configuration}
     return {**doc, "storage_transformers": [transformer]}
 
 

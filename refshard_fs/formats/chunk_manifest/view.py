@@ -19,7 +19,7 @@ from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, is_key, join
 from refshard_fs.core.keyspace import KeySpace, chunks_below, has_chunks_below
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, of_origin
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
 from refshard_fs.formats.chunk_manifest.entries import Declared, Key, Origin, Unmapped, Url, key_beside
@@ -152,6 +152,11 @@ class ManifestView(ArrayView[Declared]):
         self._documents = Documents(base, Unmapped())
         self.grids = self._documents.grids
 
+    @property
+    def strangers(self) -> frozenset[str]:
+        found = (declared.origins.sets for declared in self._documents.arrays.values() if declared.origins)
+        return self.base.strangers.union(*found)
+
     # ------------------------------------------------------------------ looking a key up
 
     def remapped(self, path: str) -> ChunkGrid | None:
@@ -164,10 +169,13 @@ class ManifestView(ArrayView[Declared]):
 
     def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
         manifest, origin, where = yield from self._manifest(path)
+        origins = self._documents.arrays[path].origins
         number = manifest.table.grid.number_of(coords)
         source = None if number is None else manifest.source(number)
         if source is not None:
             entry: Entry | None = yield from origin.entry(source, self.base, where, key)
+            if origins and entry is not None and entry.spans:
+                entry = of_origin(entry, origins.of(entry.spans[0].url))
             if isinstance(entry, Span) and (entry.size or 0) > LONG:
                 document = join(path, "zarr.json")
                 data = yield from self.base.read(document)
@@ -179,7 +187,7 @@ class ManifestView(ArrayView[Declared]):
             return None
         match origin.place(prefix.url(coords), where, key):
             case Url(url):
-                return Span(url, optional=True)
+                return Span(url, optional=True, origin=origins.of(url))
             case Key(name):
                 return (yield from self.base.lookup(name))
 

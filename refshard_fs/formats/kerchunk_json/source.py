@@ -32,6 +32,7 @@ from refshard_fs.references.stream import Partition, check_representable, open_e
 from refshard_fs.references.values import resolver, spelled
 from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
+from refshard_fs.security.origins import read_member
 
 PIECE: Final = 1 << 23  # bytes that are decoded at a time
 
@@ -127,8 +128,8 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         if reader.refs is not None:
             raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
         match header.get("refshard"):
-            case {"pins": _}:
-                raise ManifestError(f'{where} has pins and no "version": only version 1 can have them')
+            case {"pins": _} | {"from": _}:
+                raise ManifestError(f'{where} has pins, or origins, and no "version": only version 1 can have them')
         reader.top.add_members(header)
         return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces are the URL's own
     if version != 1 or isinstance(version, bool):
@@ -151,10 +152,11 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     builder.expand(known.expand)
     _generate(builder, gen, known, where)
     refs = msgspec.structs.replace(builder.finish(), version=1)
-    match header.get("refshard"):
+    ours = header.get("refshard")
+    match ours:
         case {"pins": pins}:
-            return msgspec.structs.replace(refs, pins=Pins.read(pins, refs.urls, where))
-    return refs
+            refs = msgspec.structs.replace(refs, pins=Pins.read(pins, refs.urls, where))
+    return msgspec.structs.replace(refs, origins=read_member(ours, where))
 
 
 def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templates, where: str) -> None:

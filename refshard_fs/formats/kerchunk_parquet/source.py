@@ -35,6 +35,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import resolver
+from refshard_fs.security.origins import read_member
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
 KEPT = 900  # seconds that what a commit replaced is kept for readers that have the set open
@@ -76,6 +77,7 @@ class Layout:
         self.generation = _number(ours, "generation")  # number of the last commit
         self.begun = _number(ours, "at")  # since when a commit gives partitions their usual names
         self.kept = _kept(ours)
+        self.origins = read_member(ours, where)
         if self.record_size < 1:
             raise ManifestError(f"{where}: its record_size is {self.record_size}; a partition has at least one row")
         self.grids: dict[str, ChunkGrid] = {}
@@ -120,10 +122,10 @@ def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str 
             return {}
         case {"partitions": dict(arrays)}:
             pass
-        case {"commit": str()}:
+        case {"commit": str()} | {"from": _}:
             return {}
         case _:
-            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions' or 'commit'")
+            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions', 'commit' or 'from'")
     found: dict[str, dict[int, str | None]] = {}
     for array, names in arrays.items():
         known = found[array] = {}
@@ -160,6 +162,8 @@ class ParquetKeySpace(KeySpace):
         self._found: dict[tuple[str, int], int] = {}  # the commits that wrote partitions, which were read
         self._opened = time.monotonic()
         self._absolute = lru_cache(MEMO)(resolve)
+        self._origin = lru_cache(MEMO)(lambda url: self.layout.origins.of(self._absolute(url)))
+        self._has_origins = bool(self.layout.origins)
         self.load = lru_cache(MEMO)(self._load)  # a fifth of the time of a read from a partition that is remembered
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
         if not all(key.endswith("zarr.json") for key in members):
@@ -174,11 +178,18 @@ class ParquetKeySpace(KeySpace):
             case (url, row):
                 if row.length is not None and row.length > LONG:
                     check_length(key, row.length, self._meta_above(key))
-                return Span(self._absolute(url), row.offset, None if row.length is None else row.offset + row.length)
+                stop = None if row.length is None else row.offset + row.length
+                return Span(
+                    self._absolute(url), row.offset, stop, origin=self._origin(url) if self._has_origins else ()
+                )
             case bytes():
                 return Inline(value)
             case dict():
                 return Inline(zarrmeta.dumps(value))
+
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self.layout.origins.sets
 
     def _meta_above(self, key: str) -> zarrmeta.ArrayMeta | None:
         """Return the metadata of the array that has the chunk ``key``."""

@@ -33,6 +33,7 @@ from refshard_fs.references.stream import (
     check_representable,
 )
 from refshard_fs.references.values import check_name, is_utf8, object_in
+from refshard_fs.security.origins import MEMBER, Origins
 
 
 def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
@@ -49,6 +50,13 @@ def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> b
             metadata[key] = document
     metadata |= in_step(metadata)
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
+
+
+def with_origins(document: bytes, origins: Origins) -> bytes:
+    """Return a ``.zmetadata`` that says which URLs of the set others named."""
+    if not origins:
+        return document
+    return zarrmeta.dumps({**zarrmeta.loads(document), "refshard": {MEMBER: origins.spelled()}})
 
 
 def parquet_partition(
@@ -201,6 +209,7 @@ class ParquetStream(ReferenceStream):
 
     def __init__(self, keyspace: ParquetKeySpace, respell: Respell, run: Run) -> None:
         self.grids = keyspace.grids
+        self.origins = keyspace.layout.origins
         self._keyspace = keyspace
         self._respell = respell
         self._run = run
@@ -276,7 +285,8 @@ def new_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
                 raise ManifestError(f"{key!r} is a reference, and a parquet set holds metadata as such")
             case _:
                 documents.pop(key, None)
-    document = layout_document(documents.items(), old.record_size)
+    named = [(edit.url, edit.origin) for edit in edits.changes().values() if isinstance(edit, Span)]
+    document = with_origins(layout_document(documents.items(), old.record_size), old.origins.with_urls(named))
     return Layout(document, where), document
 
 
@@ -356,7 +366,7 @@ def document_with(
     """
     spelled = zarrmeta.loads(document)
     partitions = {array: {str(n): name for n, name in names.items()} for array, names in (renamed or {}).items()}
-    ours: dict[str, Any] = {"commit": token, "generation": generation}
+    ours: dict[str, Any] = {**spelled.get("refshard", {}), "commit": token, "generation": generation}
     if kept:
         ours["kept"] = kept
     if partitions:

@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Need, Steps, driven, of_origin
+from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.virtual_concat import NAME
@@ -304,7 +304,7 @@ def _fields(array: Described) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------
 # Parts from elsewhere in a document of the user's: what they ask for has their origin, by which it is judged.
 #
-# Of a part within a part the outer one counts, which the user named.
+# What a part within a part asks for has the origins of both, and both must be allowed to reach it.
 
 
 T = TypeVar("T")
@@ -315,7 +315,11 @@ class PartView(View):
 
     def __init__(self, base: KeySpace, origin: str) -> None:
         super().__init__(base)
-        self._origin = origin
+        self._origin = (origin,)
+
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self.base.strangers.union(self._origin)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from of_part(self.base.lookup(key), self._origin))
@@ -333,7 +337,7 @@ class PartView(View):
         return (yield from of_part(self.base.is_directory(prefix), self._origin))
 
 
-def of_part(steps: Steps[T], origin: str) -> Steps[T]:
+def of_part(steps: Steps[T], origin: Origin) -> Steps[T]:
     """Return what ``steps`` return; it and all that they need get the ``origin``."""
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:

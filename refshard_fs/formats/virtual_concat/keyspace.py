@@ -220,6 +220,10 @@ class ConcatKeySpace(KeySpace):
         # with the same need none.
         self._plain: dict[str, tuple[tuple[Any, ...], ChunkKeyEncoding | None]] = {}
 
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self.first.strangers  # whose metadata are shown
+
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
         for path in self.document.axes:
@@ -670,7 +674,7 @@ def _opened(
         if is_trusted(url):
             return (yield from open_other(url, theirs))
         origin = server_of(url)
-        return PartView((yield from of_part(open_other(url, theirs), origin)), origin)
+        return PartView((yield from of_part(open_other(url, theirs), (origin,))), origin)
 
     first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)

@@ -20,6 +20,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, grid_of
+from refshard_fs.security.origins import NOTHING, Origins
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -86,7 +87,7 @@ def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
     urls = list(refs.urls)
     pins: list[Pin | None] = []
     for part in batches(urls, TOGETHER):
-        found = iter((yield from _facts([url for url in part if url is not None])))
+        found = iter((yield from _facts([url for url in part if url is not None], refs.origins)))
         pins += [None if url is None else _pin(next(found)) for url in part]
         tell(len(part))
     return msgspec.structs.replace(refs, pins=Pins.of(pins))
@@ -122,10 +123,10 @@ def _requested(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[d
     return found
 
 
-def _facts(urls: Sequence[str]) -> Steps[Sequence[Facts | None]]:
+def _facts(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
     """Return what is known now of the objects at ``urls``; None for those that are not there."""
     try:
-        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True) for url in urls)
+        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
     except OSError as e:
         where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
         raise SourceNotReachable(f"{where} cannot be asked what it is now: {e}") from told_cause(e)

@@ -1,0 +1,363 @@
+"""What a stranger's set named stays a stranger's choice in a set that the user makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem, SourceNotReachable, TargetNotAllowed
+from refshard_fs.cli import main
+from refshard_fs.core.model import Span, of_origin
+from refshard_fs.formats.kerchunk_json.source import parse
+from refshard_fs.references.reference_set import References
+from refshard_fs.security import admission
+from refshard_fs.security.admission import Access, Admission
+from refshard_fs.security.origins import NOTHING, Adoption, Origins
+from tests.servers.http import RangeServer
+
+SECRET = "HUSHHUSH"
+FORMATS = {"json": "out.json", "parquet": "out.parquet", "chunk-manifest": "out.zarr"}
+ARRAY = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [1],
+    "data_type": "uint8",
+    "fill_value": 0,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    "codecs": [{"name": "bytes"}],
+    "attributes": {},
+    "dimension_names": ["t"],
+}
+GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Whether this machine counts as a public server: a name may lead elsewhere by the time a saved set is read."""
+    state = SimpleNamespace(is_public=True)
+    monkeypatch.setattr(admission, "_is_public", lambda address: state.is_public)
+    return state
+
+
+def refs_of(url: str, **metadata: Any) -> dict[str, Any]:
+    documents = {"zarr.json": json.dumps(GROUP), "a/zarr.json": json.dumps(ARRAY | metadata)}
+    return {**documents, "a/c/0": [url, 0, 1]}
+
+
+def put(server: RangeServer, refs: dict[str, Any], name: str = "refs", **more: Any) -> str:
+    return server.put(f"/set/{name}.json", json.dumps({"version": 1, "refs": refs, **more}).encode())
+
+
+def own(folder: Path, format: str = "json") -> str:
+    """Save a set of the user's, of one file of this machine; return where."""
+    (folder / "own").write_bytes(b"o")
+    out = str(folder / FORMATS[format])
+    RefShardFileSystem(refs_of(str(folder / "own"))).save(out, format=format)
+    return out
+
+
+def convert(source: str, out: str, *_: Any) -> None:
+    assert main(["convert", source, out]) == 0
+
+
+def edit(source: str, out: str, format: str) -> None:
+    """Save a set, and commit to it."""
+    RefShardFileSystem(source).save(out, format=format)
+    fs = RefShardFileSystem(out, mode="a")
+    fs.pipe_file("b/zarr.json", json.dumps(ARRAY).encode())
+    fs.pipe_file("b/c/0", b"b")
+    fs.commit()
+    assert RefShardFileSystem(out).cat_file("b/c/0") == b"b"
+
+
+WAYS: dict[str, Callable[[str, str, str], Any]] = {
+    "save": lambda source, out, format: RefShardFileSystem(source).save(out, format=format),
+    "convert": convert,
+    "edit": edit,
+    "concat": lambda source, out, format: refshard_fs.concat([source, source], "t").save(out, format=format),
+    "rebase": lambda source, out, format: refshard_fs.rebase(source, {"s3://none/": "s3://b/"}, missing="ignore").save(
+        out, format=format
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_made_of_a_strangers_set_keeps_its_limits(
+    how: str, format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    with RangeServer() as other:
+        source = put(http_server, refs_of(other.put("/x", b"x")))
+        out = str(tmp_path / FORMATS[format])
+        WAYS[how](source, out, format)
+        again = str(tmp_path / "again.json")
+        RefShardFileSystem(out).save(again)  # a set of that set, by the same rule
+        assert RefShardFileSystem(out).cat_file("a/c/0") == b"x"
+        net.is_public = False
+        for made in (out, again):
+            other.clear()
+            fs = RefShardFileSystem(made, skip_instance_cache=True)
+            with pytest.raises(TargetNotAllowed, match=r"elsewhere \(http.* may not point into private") as caught:
+                fs.cat_file("a/c/0")
+            assert caught.value.key == "a/c/0"
+            assert "not-allowed" in {finding.kind for finding in refshard_fs.check(fs).findings}
+            with pytest.raises((SourceNotReachable, TargetNotAllowed), match="may not point into private"):
+                RefShardFileSystem(refshard_fs.snapshot(fs)).cat_file("a/c/0")
+            assert other.requests() == []
+            assert RefShardFileSystem(made, allow="any").cat_file("a/c/0") == b"x"
+            assert RefShardFileSystem(made, options={other.url: {}}).cat_file("a/c/0") == b"x"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_append_tells_ones_own_parts_from_a_strangers(
+    format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    out = own(tmp_path, format)
+    with RangeServer() as other:
+        source = put(http_server, refs_of(other.put("/x", b"x")))
+        refshard_fs.append(out, source, "t")
+        together = str(tmp_path / "together.json")
+        refshard_fs.concat([refs_of(str(tmp_path / "own")), source], "t").save(together)
+        net.is_public = False
+        other.clear()
+        for made in (out, together):
+            fs = RefShardFileSystem(made)
+            assert fs.cat_file("a/c/0") == b"o"
+            with pytest.raises(TargetNotAllowed):
+                fs.cat_file("a/c/1")
+        assert other.requests() == []
+
+
+def test_saved_set_is_limited_as_a_part_of_a_document(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    with RangeServer() as other:
+        saved = str(tmp_path / "saved.json")
+        RefShardFileSystem(put(http_server, refs_of(other.put("/x", b"x")))).save(saved)
+        document = str(tmp_path / "joined.json")
+        refshard_fs.concat([own(tmp_path), saved], "t", lazy=True).save(document)
+        eager = str(tmp_path / "eager.json")
+        RefShardFileSystem(document).save(eager)
+        net.is_public = False
+        other.clear()
+        for made in (document, eager):
+            fs = RefShardFileSystem(made)
+            assert fs.cat_file("a/c/0") == b"o"
+            with pytest.raises(TargetNotAllowed):
+                fs.cat_file("a/c/1")
+            refshard_fs.check(fs)
+        assert other.requests() == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_credentials_go_to_no_server_that_a_stranger_named(
+    format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": SECRET}})
+    with RangeServer() as other:
+        source = put(http_server, _two(other.put("/x", b"x"), http_server.put("/y", b"y")))
+        out = str(tmp_path / FORMATS[format])
+        RefShardFileSystem(source).save(out, format=format)
+        http_server.clear()
+        fs = RefShardFileSystem(out)
+        assert fs.cat(["a/c/0", "b/c/0"]) == {"a/c/0": b"x", "b/c/0": b"y"}
+        assert SECRET not in repr(other.requests())
+        assert SECRET in repr(http_server.requests("/y"))  # which the user opened the set at
+
+
+def _two(a: str, b: str) -> dict[str, Any]:
+    return {**refs_of(a), "b/zarr.json": json.dumps(ARRAY), "b/c/0": [b, 0, 1]}
+
+
+def test_redirects_of_what_a_stranger_named_are_judged(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Those of the server that the set lay at, too."""
+    with RangeServer() as inside:
+        out = str(tmp_path / "out.json")
+        RefShardFileSystem(put(http_server, refs_of(http_server.put("/x", b"x")))).save(out)
+        http_server.fault("redirect", "/x", to=inside.put("/x", b"s"))
+        net.is_public = False
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            RefShardFileSystem(out).cat_file("a/c/0")
+        assert inside.requests() == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_saved_set_of_ones_server_reads_as_before(
+    format: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same requests, with the user's configuration, on a private server too; no warning and no option."""
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": SECRET}})
+    source = put(http_server, refs_of(http_server.put("/x", b"x")))
+    out = str(tmp_path / FORMATS[format])
+    RefShardFileSystem(source).save(out, format=format)
+    made = refshard_fs.concat([source, source], "t")
+    assert parse(References(made.columns).to_json(), "", {}).origins == made.columns.origins
+    http_server.clear()
+    assert RefShardFileSystem(out).cat_file("a/c/0") == b"x"
+    (request,) = http_server.requests()
+    assert SECRET in repr(request.headers)
+
+
+@pytest.mark.parametrize("made", ["save", "parquet", "chunk-manifest", "document"])
+def test_pickle_codec_of_a_saved_set_reaches_no_reader(made: str, http_server: RangeServer, tmp_path: Path) -> None:
+    old = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O", "order": "C", "fill_value": None}
+    pickled = json.dumps({**old, "compressor": None, "filters": [{"id": "pickle"}]})
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a/.zarray": pickled, "a/0": "base64:AAAA"}
+    key = "a/.zarray"
+    if made == "chunk-manifest":
+        codecs = [{"name": "bytes"}, {"name": "numcodecs.pickle"}]
+        refs, key = {**refs_of("", codecs=codecs), "a/c/0": "base64:AAAA"}, "a/zarr.json"
+    source = put(http_server, refs)
+    out = str(tmp_path / "out")
+    if made == "document":
+        Path(out).write_text(json.dumps({"refshard": "concat", "dim": "t", "axes": {}, "sets": [[source, 1]]}))
+    else:
+        RefShardFileSystem(source).save(out, format="json" if made == "save" else made)
+    with pytest.raises(ManifestError, match="are pickles, which may run code"):
+        RefShardFileSystem(out).cat_file(key)
+    with pytest.raises(ManifestError, match="are pickles, which may run code"):
+        RefShardFileSystem(out).cat_file(key, start=0, end=9)
+    assert RefShardFileSystem(out, allow="any").cat_file(key)
+
+
+def test_record_gives_no_rights(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
+    """One that a stranger wrote, to have a private server or the user's bucket taken for what the set lies at."""
+    with RangeServer() as inside:
+        url = inside.put("/x", b"x")
+        for forged in ({inside.url: [inside.url]}, {inside.url: []}, {inside.url: ["file:///etc/passwd"]}):
+            net.is_public = True
+            source = put(http_server, refs_of(url), refshard={"from": forged})
+            out = str(tmp_path / "out.json")
+            RefShardFileSystem(source).save(out)
+            net.is_public = False
+            for made in (source, out):
+                with pytest.raises(TargetNotAllowed, match="private"):
+                    RefShardFileSystem(made, skip_instance_cache=True).cat_file("a/c/0")
+            with pytest.raises(TargetNotAllowed, match="private"):
+                RefShardFileSystem(source).save(out)
+        assert inside.requests() == []
+
+
+@pytest.mark.parametrize("forged", [[], {"https://a": "https://b"}, {"https://a": [1]}])
+def test_record_that_is_malformed_is_refused(forged: Any, tmp_path: Path) -> None:
+    document = json.dumps({"version": 1, "refs": refs_of("x"), "refshard": {"from": forged}})
+    with pytest.raises(ManifestError, match="'from' of .* is malformed"):
+        RefShardFileSystem(document.encode()).find("")
+
+
+def test_rebased_targets_are_where_the_user_says(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Below the prefix that the user chose; what climbs out of it is still the stranger's choice."""
+    with RangeServer() as other:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "x").write_bytes(b"m")
+        (tmp_path / "x").write_bytes(b"s")
+        source = put(http_server, _two(f"{other.url}/x", f"{other.url}/%2e%2e/x"))
+        for stem in ("", "file://"):
+            mirror = refshard_fs.rebase(source, {other.url: f"{stem}{tmp_path}/data"})
+            fs = RefShardFileSystem(mirror)
+            assert fs.cat_file("a/c/0") == b"m"
+            with pytest.raises((TargetNotAllowed, refshard_fs.ReferenceNotReachable)):
+                fs.cat_file("b/c/0")
+
+
+@pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
+def test_other_readers_open_sets_with_a_record(http_server: RangeServer, tmp_path: Path) -> None:
+    old = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps({**old, "compressor": None, "filters": None})}
+    source = put(http_server, {**refs, "a/0": [http_server.put("/x", b"x"), 0, 1]})
+    for format in ("json", "parquet"):
+        out = str(tmp_path / FORMATS[format])
+        RefShardFileSystem(source).save(out, format=format)
+        fs = fsspec.filesystem("reference", fo=out, remote_protocol="http", skip_instance_cache=True)
+        assert fs.cat_file("a/0") == b"x"
+        assert sorted(fs.ls("a", detail=False)) == ["a/.zarray", "a/0"]
+
+
+# ------------------------------------------------------------------------------- what is recorded
+
+
+def origins(source: str, urls: list[str], known: Origins = NOTHING, **options: Any) -> dict[str, list[str]]:
+    given = {"allow": None, "protocols": (), "prefixes": ()} | options
+    adoption = Adoption(Admission.of(source, **given))
+    for url in urls:
+        adoption.add(url)
+    return adoption.origins(known).spelled()
+
+
+def test_record_names_servers_and_the_set(net: SimpleNamespace) -> None:
+    source = "https://u:pw@home.org/set.json?token=x#y"
+    plain = "https://home.org/set.json"
+    recorded = origins(source, ["https://home.org/a", "https://data.org/a", "s3://bucket/x", "data:,x"])
+    assert recorded == {"https://home.org": [plain], "https://data.org": [plain], "s3://bucket": [plain]}
+    assert origins(source, []) == {plain: [plain]}
+    with_login = "https://u:pw@home.org/set.json"
+    assert origins(source, ["https://u:pw@home.org/a"])["https://u:pw@home.org"] == [with_login]
+    assert origins("/home/set.json", ["https://home.org/a"]) == {}
+    assert origins(source, ["https://data.org/a"], allow="any") == {}
+
+
+def test_record_has_nothing_of_what_the_user_named() -> None:
+    source = "https://home.org/set.json"
+    urls = ["s3://bucket/mine/x", "s3://bucket/other/x"]
+    recorded = origins(source, urls, prefixes=["s3://bucket/mine/"])
+    assert recorded["s3://bucket/mine"] == []
+    assert Origins.read(recorded, "").of("s3://bucket/mine/x") == ()
+    assert Origins.read(recorded, "").of("s3://bucket/mine/../other/x") == (source,)
+    assert origins(source, urls[:1], prefixes=["s3://bucket/"]) == {source: [source]}
+
+
+def test_record_of_a_record_has_both() -> None:
+    assert of_origin(Span("u", origin=("b",)), ("a",)).origin == ("a", "b")  # a saved set as a part of a document
+    known = Origins({"https://a.org": ("https://b.org",), "https://a.org/x": ()})
+    source = "s3://bucket/set.json"
+    recorded = Origins.read(origins(source, ["https://a.org/y", "https://c.org/y"], known), "")
+    assert recorded.of("https://a.org/y") == ("https://b.org", source)
+    assert recorded.of("https://a.org/x") == recorded.of("https://c.org/y") == (source,)
+
+
+@pytest.mark.parametrize(
+    "url", ["HTTPS://A.org./x", "https://a.org:443/x", "https://a.org?x", "zip://m::https://a.org/x"]
+)
+def test_record_is_found_by_every_spelling(url: str) -> None:
+    assert Origins({"https://a.org": ("https://b.org",)}).of(url) == ("https://b.org",)
+
+
+def test_members_of_archives_may_be_read_by_their_records() -> None:
+    named = []
+    for archive in ("zip://s.json::https://a.org/1.zip", "zip://s.json::https://a.org/2.zip"):
+        member = archive.replace("s.json", "x")
+        recorded = Origins.read(origins(archive, ["https://a.org/x", member]), "")
+        named += [(url, recorded.of(url)) for url in ("https://a.org/x", member)]
+    made = Origins.made(named, ())
+    for url, _ in named:
+        for origin in made.of(url):
+            assert Admission.of(origin, None, (), ()).admit(url)[1] is Access.OWN
+
+
+def test_records_of_parts_are_joined_by_their_urls() -> None:
+    theirs, home = ("https://b.org/set.json",), ("https://a.org",)
+    named = [
+        ("https://a.org/x", ()),
+        ("https://a.org/y", theirs),
+        ("https://c.org/y", theirs),
+        ("https://a.org/x", theirs),
+    ]
+    made = Origins.made(named, theirs)
+    assert made.spelled() == {"https://a.org/y": [*theirs], "https://c.org": [*theirs]}
+    grown = made.with_urls([("https://c.org/mine", ()), ("https://d.org/z", home), ("https://a.org/z", home)])
+    assert grown.of("https://c.org/mine") == grown.of("https://e.org/") == ()
+    assert grown.of("https://c.org/x") == grown.of("https://a.org/y") == theirs
+    assert grown.of("https://a.org/any") == home  # which may read all of its own server, as the user may
+    assert Origins.made([("https://a.org/x", ())], theirs).sets == {*theirs}
