@@ -176,7 +176,7 @@ async def read_answer(
     """
     headers, status = response.headers, response.status
     encoding = headers.get("content-encoding", "")
-    content_range = ", ".join(dict.fromkeys(headers.getall("content-range", ())))
+    content_range = ", ".join(dict.fromkeys(map(str.strip, headers.getall("content-range", ()))))
     unasked = 0
     is_part = content_range and not _is_whole(content_range, response.content_length)
     if status == 206 or (status == 200 and is_part):

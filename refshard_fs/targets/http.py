@@ -67,9 +67,10 @@ class _Telling:
         try:
             response: aiohttp.ClientResponse = await self._request.__aenter__()
         except aiohttp.ClientConnectorError as e:
-            if isinstance(e.os_error, TargetNotAllowed):
+            cause = getattr(e, "os_error", None)  # errors of certificates have none before aiohttp 3.13
+            if isinstance(cause, TargetNotAllowed):
                 url = str(self._url)
-                raise TargetNotAllowed(url, e.os_error.rule, remedy(url)) from None
+                raise TargetNotAllowed(url, cause.rule, remedy(url)) from None
             raise
         return response
 

@@ -32,7 +32,7 @@ from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, SourceNotReachable
 from refshard_fs.security.policy import locator, protocol_of
 from refshard_fs.targets.failures import as_os_error, os_errors
-from refshard_fs.targets.generic import is_s3fs, protocols_of, version_in
+from refshard_fs.targets.generic import has_coroutines, is_s3fs, protocols_of, version_in
 from refshard_fs.targets.local import (
     draft_of,
     facts_of,
@@ -216,7 +216,11 @@ class Objects:
         """Return the objects ``names``, all requested at once."""
         paths = {self.path(name): name for name in names}
         if any(map(has_magic, paths)):  # `cat` would take such a name for a pattern
-            found = dict(zip(paths, self.fs.cat_ranges(list(paths), None, None, on_error="raise"), strict=True))
+            if has_coroutines(self.fs):
+                data = self.fs.cat_ranges(list(paths), None, None, on_error="raise")
+            else:
+                data = [self.fs.cat_file(path) for path in paths]  # the others' `cat_ranges` may return errors
+            found = dict(zip(paths, data, strict=True))
         else:
             found = self.fs.cat(list(paths)) if paths else {}
         return {paths[path]: data for path, data in found.items()}
@@ -575,7 +579,8 @@ async def _fetch_s3(fs: Any, path: str) -> Fetched:
     bucket, key, _ = fs.split_path(path)
     answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
     with tempfile.SpooledTemporaryFile(LARGE) as copy:
-        async with answer["Body"] as body:
+        body = answer["Body"]
+        async with body:  # which gives the response beneath it before aiobotocore 3
             while piece := await body.read(PIECE):
                 copy.write(piece)
         return Fetched(_content(copy), Facts(answer["ContentLength"], answer.get("ETag")))

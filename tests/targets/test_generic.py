@@ -327,8 +327,12 @@ def test_a_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> 
 
 
 def test_a_missing_member_is_absent_and_a_missing_archive_is_too(http_server: RangeServer, archive: str) -> None:
-    for url in (f"tar://none::{archive}", f"tar://d/1::{http_server.url}/none.tar"):
-        with pytest.raises(FileNotFoundError):
+    of_member = FileNotFoundError if fsspec.__version__ >= "2026" else Unreadable  # a KeyError of older tarfiles
+    for url, error in (
+        (f"tar://none::{archive}", of_member),
+        (f"tar://d/1::{http_server.url}/none.tar", FileNotFoundError),
+    ):
+        with pytest.raises(error):
             Reader().read(url, 0, 5)
     assert Reader().names(f"tar://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
 
