@@ -232,7 +232,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         arguments = dict(locals())
         super().__init__(**kwargs)
-        hook_zarr()
+        hook_zarr(wait=False)
         self.fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
         session_options, writes = settings_of(arguments, kwargs, RefShardFileSystem.__init__)
         self.mode = mode or ("r" if writes is None else "a")

@@ -18,9 +18,9 @@ import asyncio
 import importlib
 import json
 import math
+import threading
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
@@ -36,12 +36,15 @@ from zarr.core.config import config
 from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, StorePath
 
+from refshard_fs.core.columns import Texts
 from refshard_fs.core.keys import join
 from refshard_fs.core.libdeflate import fast_codec
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.selection import ANSWER, TOGETHER
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.session.in_memory_source import InMemorySource, digest_of
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -66,7 +69,7 @@ class RefShardCodecPipeline(CodecPipeline):
         """Return the pipeline of one array."""
         made = (
             _of_zarr().from_codecs
-            if _filesystem(store) is None
+            if _filesystem(store) is None or problem() is not None
             else partial(_make_selection_pipeline, _chunk_size(array_metadata))
         )
         token = _to_make.set(made)
@@ -273,29 +276,55 @@ def setting(ours: bool) -> dict[str, str]:
 
 def is_set() -> bool:
     """Whether zarr makes our pipeline for our arrays."""
+    problem()
     return bool(config.get(SETTING) == OURS)
 
 
 def install() -> None:
     """Have zarr make our pipeline for our arrays, unless it is set to make another than its own.
 
-    Before it stays so, two chunks are read, which takes 3 ms: of a zarr that has changed, users shall see no error.
+    Before it makes one, two chunks are read: of a zarr that has changed, users shall see no error. That takes some
+    milliseconds, in which the first request for a source is under way: see `problem`.
     """
+    global _trial
     if config.get(SETTING) != _default():
         return
     config.set(setting(True))
-    try:
-        with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
-            thread.submit(lambda: asyncio.run(_try())).result()
-    except BaseException:
-        config.set(setting(False))
-        raise
+    _trial = _Trial(name="refshard-trial")
+    _trial.start()
+
+
+def problem() -> Exception | None:
+    """Return why our pipeline cannot be used, once that is known; then zarr makes its own."""
+    trial = _trial
+    if trial is None or trial is threading.current_thread():
+        return None
+    trial.join()
+    return trial.error
+
+
+class _Trial(threading.Thread):
+    """Reads two chunks, on an event loop of its own: one may be running where the trial begins."""
+
+    error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            asyncio.run(_try())
+        except Exception as e:  # noqa: BLE001  # whatever a later zarr has changed
+            self.error = e
+            config.set(setting(False))
+
+
+_trial: _Trial | None = None
 
 
 async def _try() -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
-    document = json.dumps({**meta, "filters": None, "compressor": None})
-    fs = RefShardFileSystem({".zarray": document, "0": "a", "1": "b"}, asynchronous=True, skip_instance_cache=True)
+    document = json.dumps({**meta, "filters": None, "compressor": None}).encode()
+    # Not of a dict: what parses those is slow to import.
+    refs = ReferenceSet(Texts.of(()), {}, {".zarray": document, "0": b"a", "1": b"b"})
+    fs = RefShardFileSystem(InMemorySource(refs, digest_of(refs)), asynchronous=True, skip_instance_cache=True)
     array = await AsyncArray.open(StorePath(FsspecStore(fs, read_only=True, path="")), zarr_format=2)
     if type(array.codec_pipeline) is not SelectionPipeline:
         raise NotImplementedError("it makes a pipeline of its own for arrays in our stores")

@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from refshard_fs.targets import versioned
 from tests.fault_matrix import MATRIX, summary
 from tests.forked import ForkServer
 from tests.servers.http import RangeServer
@@ -38,6 +39,12 @@ def http_server() -> Iterator[RangeServer]:
     """An empty HTTP server: fill it with ``put``, harm it with ``fault``, read its log."""
     with RangeServer() as server:
         yield server
+
+
+@pytest.fixture
+def large_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the small files of tests be read in ranges, as large ones are."""
+    monkeypatch.setattr(versioned, "SMALL_FILE", 0)
 
 
 @pytest.fixture(scope="session")

@@ -82,6 +82,7 @@ def test_a_manifest_of_ranges_in_an_archive_with_a_nested_sharded_array(folder: 
     check(opened(refs))
 
 
+@pytest.mark.usefixtures("large_files")
 def test_each_index_on_the_way_is_read_once(folder: Path, http_server: RangeServer) -> None:
     data = zipped(folder)
     fs = RefShardFileSystem(http_server.put("/image.zip", data), max_gap=0, skip_instance_cache=True)

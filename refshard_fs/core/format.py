@@ -14,14 +14,16 @@ it yields what it needs to have read (`core.model.Load` and others), is sent the
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, distribution, distributions
 from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
@@ -173,12 +175,34 @@ def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
 
 def plugins(group: str) -> Iterator[Any]:
     """Yield what other packages have registered in a group of entry points."""
-    for entry in _entry_points().select(group=group):
-        yield entry.load()
+    for entry in _entry_points():
+        if entry.group == group:
+            yield entry.load()
 
 
-# Finding them reads a file of every installed package, which takes milliseconds: so it is done once for all groups.
-_entry_points = cache(entry_points)
+def find_plugins() -> None:
+    """Find the plug-ins of other packages in a thread, while the first bytes of a source are on their way."""
+    if not _found.cache_info().currsize:
+        threading.Thread(target=_entry_points, name="refshard-plugins", daemon=True).start()
+
+
+def _entry_points() -> list[EntryPoint]:
+    with _finding:
+        return _found()
+
+
+_finding = fork_safe(threading.Lock())
+
+
+@cache
+def _found() -> list[EntryPoint]:
+    """Return the entry points of packages that have any for this one.
+
+    That reads a file of every installed package, and parses few of them: to parse all takes twice the time.
+    """
+    texts = ((package, package.read_text("entry_points.txt") or "") for package in distributions())
+    names = dict.fromkeys(package.name for package, text in texts if "refshard." in text)
+    return [entry for name in names for entry in distribution(name).entry_points]  # of several versions, the first's
 
 
 def check_size(size: int | None, most: int, where: str) -> None:

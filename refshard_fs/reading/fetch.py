@@ -21,7 +21,8 @@ from refshard_fs.reading import plan
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, SharedBudget
 from refshard_fs.reading.failures import fail
-from refshard_fs.targets import Answer, Pool, Unfit
+from refshard_fs.targets import Answer, Pool, Unfit, check
+from refshard_fs.targets.versioned import Version
 
 FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
 # Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks
@@ -62,6 +63,7 @@ class Fetcher:
         self._kept = kept  # what was read, by span
         self._known = BlockIndex()
         self._waiting: dict[asyncio.Future[bytes], Reader] = {}
+        self._for_whole: dict[Version, list[Reader]] = {}  # those who wait for all of a small object
         self._idle: dict[Block, None] = {}  # arrived and kept, oldest first
         self.progress = 0  # so many requests were answered, and so much was read of what was fetched ahead
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
@@ -79,7 +81,7 @@ class Fetcher:
             if self._kept is not None and (data := self._kept.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
-            else:
+            elif not self._read_kept(reader):
                 fresh += self._begin_reader(reader)
         self._stats.count("keys", keys)
         for span in ahead:
@@ -90,6 +92,46 @@ class Fetcher:
                     block.expect(start, stop)
         self._fetch(fresh)
         self.requests.pump()
+
+    def _read_kept(self, reader: Reader) -> bool:
+        """Serve ``reader`` from a small source that is kept, or have it fetched whole; False if it is neither."""
+        span = reader.span
+        version = self.requests.pool.versions.kept(span)
+        if version is None:
+            return False
+        rest = version.rest
+        if rest is None:
+            try:
+                answer = version.answer(span.start, span.stop, span.pin)
+                check(answer, span.start, span.stop, exact=span.exact)
+            except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
+                reader.fail(e)
+            else:
+                self._stats.add(cache_hits=1, bytes_wanted=len(answer.data))
+                reader.future.set_result(bytes(answer.data))
+            return True
+        waiting = self._for_whole.get(version)
+        if waiting is None:
+            if span.start < 0 or span.stop is None or not span.exact:
+                return False
+            waiting = self._for_whole[version] = []
+            future = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda _: self._has_rest(version, future))
+            self._fetch(self._begin_reader(Reader(None, Span(span.url, *rest), future)))
+        waiting.append(reader)
+        return True
+
+    def _has_rest(self, version: Version, future: asyncio.Future[bytes]) -> None:
+        """Serve those who wait for a small object, each by itself if it could not be fetched whole."""
+        if future.cancelled() or future.exception() is not None:
+            version.is_kept, version.content = False, b""
+        else:
+            version.content += future.result()
+        readers = self._for_whole.pop(version)
+        if future.cancelled():
+            for reader in readers:
+                reader.future.cancel()
+        self.read(readers)
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
         """Fetch the first bytes of ``spans`` before it is known which are read, and keep them until `release`."""

@@ -66,7 +66,7 @@ class Immediate:
         except Exception as e:  # noqa: BLE001  # raised again as what it means: never as a missing key
             raise fail(request.key, entry, e) from cause_of(e)
         if data is not None:
-            self._stats.add_read(len(data))
+            self._count(1, len(data), len(data), entry)
         return data
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
@@ -101,7 +101,7 @@ class Immediate:
                 if answer is not None:
                     parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
                     wanted = sum(map(len, parts))
-                    self._stats.add(keys=len(jobs), requests=1, bytes_wanted=wanted, bytes_fetched=last - first)
+                    self._count(len(jobs), wanted, last - first, spans[0])
                     return list(parts)
         out: list[Any] = []
         for request, entry in jobs:
@@ -110,6 +110,19 @@ class Immediate:
             except Exception as e:  # noqa: BLE001  # of this one alone
                 out.append(e)
         return out
+
+    def _count(self, keys: int, wanted: int, fetched: int, entry: Entry) -> None:
+        """Count keys that one read served, or memory."""
+        if all(map(self._is_kept, entry.spans)):
+            self._stats.add(keys=keys, bytes_wanted=wanted, cache_hits=1)
+        elif keys == 1:
+            self._stats.add_read(fetched)
+        else:
+            self._stats.add(keys=keys, requests=1, bytes_wanted=wanted, bytes_fetched=fetched)
+
+    def _is_kept(self, span: Span) -> bool:
+        kept = self._pool.versions.kept(span)
+        return kept is not None and kept.is_whole
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
         """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
@@ -143,6 +156,8 @@ class Immediate:
 
     def reaches(self, span: Span) -> bool:
         """Whether the bytes of ``span`` need no event loop. Of what may not be read, or opened, its reader is told."""
+        if self._is_kept(span):
+            return True
         try:
             return self._pool.place(span.url, span.origin) is not None
         except Exception:  # noqa: BLE001  # a filesystem's class may raise anything
@@ -220,6 +235,11 @@ class Immediate:
         return data
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
+        kept = self._pool.versions.kept(span)
+        if kept is not None and kept.is_whole:
+            found = kept.answer(span.start, span.stop, span.pin)
+            check(found, span.start, span.stop, exact=span.exact)
+            return found
         place = self._pool.place(span.url, span.origin)
         if place is None:
             return None

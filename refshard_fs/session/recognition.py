@@ -36,12 +36,11 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
-    known = known_formats()
     most = options.max_manifest_bytes
-    probe = yield from _probe(url, known, most, min(options.head, most))
-    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known.values()):
+    probe = yield from _probe(url, most, min(options.head, most))
+    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known_formats().values()):
         try:  # a web server may answer a directory's URL with a page about it
-            probe = yield from _probe_directory(url, known, most)
+            probe = yield from _probe_directory(url, most)
         except SourceNotReachable:
             pass
     return (yield from _open(probe, options, format))
@@ -137,17 +136,17 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
     return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view
 
 
-def _probe(url: str, known: dict[str, Format], most: int, length: int) -> Steps[Probe]:
+def _probe(url: str, most: int, length: int) -> Steps[Probe]:
     try:
         facts, head = yield from _head(url, length)
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
-            return (yield from _probe_directory(url, known, most))
+            return (yield from _probe_directory(url, most))
         except SourceNotReachable:
             raise e from None
     if facts is not None and not url.endswith("/"):
         return Probe(url, facts, head)
-    return (yield from _probe_directory(url, known, most))
+    return (yield from _probe_directory(url, most))
 
 
 def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
@@ -162,8 +161,8 @@ def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
     return found or (None, b"")
 
 
-def _probe_directory(url: str, known: dict[str, Format], most: int) -> Steps[Probe]:
-    below = locator(url)
+def _probe_directory(url: str, most: int) -> Steps[Probe]:
+    below, known = locator(url), known_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)

@@ -15,13 +15,16 @@ _hooked = False  # once in a process: whoever sets zarr's pipeline after that is
 _problem: str | None = None
 
 
-def hook_zarr() -> None:
+def hook_zarr(*, wait: bool = True) -> None:
     """Have zarr 3 hand us whole selections of our arrays (`refshard_fs.zarr_pipeline`), if it has been imported.
 
-    Called wherever zarr may come to us first. Reading works without it too, a chunk at a time.
+    Called wherever zarr may come to us first. Reading works without it too, a chunk at a time. With ``wait``, it is
+    known afterwards whether this zarr can do so.
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
+        if wait and (module := sys.modules.get(PIPELINE)) is not None:
+            module.problem()
         return
     _hooked = True
     if os.environ.get(VARIABLE, "1").lower() in ("0", "false", "no", "off"):
@@ -29,8 +32,14 @@ def hook_zarr() -> None:
         return
     try:
         _pipeline().install()
+        if wait:
+            _pipeline().problem()
     except Exception as e:  # noqa: BLE001  # whatever a later zarr has changed, reading goes on
-        _problem = f"this zarr has changed: {type(e).__name__}: {e}"
+        _problem = _changed(e)
+
+
+def _changed(error: Exception) -> str:
+    return f"this zarr has changed: {type(error).__name__}: {error}"
 
 
 def pipeline_problem() -> str | None:
@@ -38,6 +47,8 @@ def pipeline_problem() -> str | None:
     module = sys.modules.get(PIPELINE)
     if not _hooked or (module is not None and module.is_set()):
         return None
+    if module is not None and (error := module.problem()) is not None:
+        return _changed(error)
     return _problem or "another pipeline is set: zarr.config's codec_pipeline.path"
 
 

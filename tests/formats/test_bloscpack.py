@@ -23,6 +23,8 @@ from tests.formats.blosc_samples import Sample, sample, samples
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
 
+pytestmark = pytest.mark.usefixtures("large_files")
+
 EVERY = [s for s in samples() if s.is_file]
 SOUND = [s for s in EVERY if not s.is_refused]
 named = {"ids": lambda s: s.name}

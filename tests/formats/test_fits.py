@@ -160,6 +160,7 @@ def test_opening_takes_few_rounds_and_a_piece_one_request(
     assert len(http_server.requests()) == 1
 
 
+@pytest.mark.usefixtures("large_files")
 def test_a_chunk_of_tiles_takes_a_request_once_their_rows_are_known(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (32, 32)))
     fs = RefShardFileSystem(http_server.put("/a.fits", path.read_bytes()), skip_instance_cache=True)

@@ -464,6 +464,7 @@ def many() -> bytes:
     )
 
 
+@pytest.mark.usefixtures("large_files")
 def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path) -> None:
     data = many()
     (tmp_path / "a.grib2").write_bytes(data)

@@ -176,6 +176,7 @@ def write_records(path: Path, shape: tuple[int, ...], records: int) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("large_files")
 def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (40, 50), 30)
     url = http_server.put("/a.nc", path.read_bytes())
@@ -193,6 +194,7 @@ def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: Ra
     same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
 
 
+@pytest.mark.usefixtures("large_files")
 def test_variables_with_little_in_each_record_have_many_records_in_a_chunk(
     http_server: RangeServer, tmp_path: Path
 ) -> None:

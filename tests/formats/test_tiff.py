@@ -388,6 +388,7 @@ def test_a_grid_that_is_turned_has_no_coordinates_but_its_transform(tmp_path: Pa
 # ------------------------------------------------------------------------------ requests
 
 
+@pytest.mark.usefixtures("large_files")
 def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -> None:
     values = np.tile(COLOURS, (1, 14, 10))
     path = write(tmp_path / "cog.tif", values, driver="COG", compress="deflate", predictor=2, blocksize=256)

@@ -28,6 +28,8 @@ from refshard_fs.formats.zip.source import ZipKeySpace
 from tests.memory import taking
 from tests.servers.http import RangeServer
 
+pytestmark = pytest.mark.usefixtures("large_files")
+
 DATA = Path(__file__).parent.parent / "data" / "zips"
 URL = "s3://bucket/a.zip"
 
