@@ -2,7 +2,8 @@
 
 What they print is also kept as ``report.json`` and as a page with plots, ``report.html``, in ``benchmark-report`` or
 the directory that is named. They measure and assert nothing: read where we lose as well. One that has nothing to
-compare with, because the peer is not installed, is left out, and that is said.
+compare with, because the peer is not installed, is left out, and that is said. Further arguments go to the one that is
+named.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
     parser.add_argument("--report", type=Path, default=Path("benchmark-report"), metavar="DIR", help="of the report")
-    arguments = parser.parse_args()
+    arguments, further = parser.parse_known_args()
+    if further and len(arguments.names) != 1:
+        parser.error(f"expected one NAME, whose arguments {' '.join(further)} are")
     unknown = set(arguments.names) - set(known)
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
@@ -51,7 +54,7 @@ def main() -> int:
             if peer is not None and find_spec(peer) is None:
                 print(f"left out: {peer} is not installed")
                 continue
-            command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if arguments.quick else [])]
+            command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if arguments.quick else []), *further]
             environment = {**os.environ, record.FILE: str(kept)}
             began = time.monotonic()
             failed += subprocess.run(command, check=False, env=environment).returncode != 0  # noqa: S603  # its own

@@ -1,7 +1,10 @@
-"""The picture in the README: a few figures of a report as bars, with the date and the versions that were measured.
+"""The picture in the README: for each job, how many times faster or slower it is than what people use today.
 
-python -m benchmarks engine hdf5 --report DIR
+python -m benchmarks jobs --links 20 --picture docs/pages/benchmark.svg
 python -m benchmarks.bars DIR docs/pages/benchmark.svg
+
+The first measures and draws; the second draws the report in DIR again. Of each job the time at 20 ms a request counts,
+or at the one latency that it is measured at.
 """
 
 from __future__ import annotations
@@ -9,68 +12,95 @@ from __future__ import annotations
 import argparse
 import datetime
 import html
-import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-WIDTH, LEFT, RIGHT, MARGIN = 540, 180, 85, 16  # in units of the picture, which is shown 360 to 560 pixels wide
-BAR, GAP, TITLE = 20, 6, 34
-OURS, THEIRS = "#0b7a75", "#8a8a8a"
+import msgspec
+
+from benchmarks.record import Case
+
+__all__ = ["draw"]
+
+WIDTH, MARGIN, TOP, ROW, BAR = 800, 14, 66, 20, 12  # units of the picture, which is shown as wide as a README
+PEER, LEFT, RIGHT = 370, 510, 748  # where the names of peers begin, and the scale begins and ends
+FASTER, SLOWER = "#0b7a75", "#b4532a"  # apart also for the colour-blind
+TICKS = tuple(step * 10**power for power in range(-3, 4) for step in (1, 2, 5))
+LINKS = ("20 ms", "30 ms")  # of the cases that are drawn
 STYLE = (
-    "text{font:14px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.n{font-size:12px;fill:#59636e}"
-    ".p{fill:#fff;stroke:#d8dee4}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.n{fill:#9aa5b1}.p{fill:#14181d;stroke:#2c333b}}"
+    "text{font:12.5px system-ui,sans-serif;fill:#1f2328}.t{font-size:15px;font-weight:600}.n{font-size:11.5px;"
+    "fill:#59636e}.p{fill:#fff;stroke:#d8dee4}.g{stroke:#d8dee4}.one{stroke:#59636e;stroke-width:1.5}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.n{fill:#9aa5b1}.p{fill:#14181d;stroke:#2c333b}"
+    ".g{stroke:#2c333b}.one{stroke:#9aa5b1}}"
 )
 
 
-class Chart(NamedTuple):
-    """What one group of bars shows: a case of a benchmark, and its contenders by the name that readers know."""
+class Bar(msgspec.Struct, frozen=True):
+    """One job: ``ratio`` is the time of ``peer`` divided by ours."""
 
     title: str
-    benchmark: str
-    case: str
-    contenders: dict[str, str]
+    peer: str
+    ratio: float
 
 
-SETS = {"reference": "fsspec reference", "virtualizarr": "VirtualiZarr, obstore", "ours": "refshard"}
-FILES = {"h5netcdf": "h5netcdf", "h5netcdf, 1 MiB blocks": "h5netcdf, 1 MiB blocks", "refshard": "refshard"}
-CHARTS = (
-    Chart("512 chunks of 100 kB of a set, over HTTP, 10 ms a request", "engine", "10ms, whole", SETS),
-    Chart("5 % of its rows at random, 50 ms a request", "engine", "50ms, rows5", SETS),
-    Chart("A point through 3,000 steps of a NetCDF file, 20 ms a request", "hdf5", "a point through all steps", FILES),
-)
+def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
+    """Return an SVG of the jobs in ``cases``, the largest gain first; ``packages`` has versions by name."""
+    bars = bars_of(cases)
+    ratios = [bar.ratio for bar in bars]
+    low, high = min([0.5, *ratios]) * 0.9, max([2.0, *ratios]) * 1.1
 
+    def at(ratio: float) -> float:
+        return LEFT + (RIGHT - LEFT) * math.log(ratio / low) / math.log(high / low)
 
-def draw(report: dict[str, Any]) -> str:
-    """Return an SVG of the charts whose cases ``report`` has."""
-    values = {(case["benchmark"], case["case"]): case["values"] for case in report["cases"]}
-    parts, y = [], 4
-    for chart in CHARTS:
-        found = values.get((chart.benchmark, chart.case))
-        if found is None:
-            continue
-        y += TITLE
-        parts.append(f'<text class="t" x="{MARGIN}" y="{y - 12}">{html.escape(chart.title)}</text>')
-        shown = {label: found[name] for name, label in chart.contenders.items() if name in found}
-        scale = (WIDTH - LEFT - RIGHT) / max(shown.values())
-        for label, seconds in shown.items():
-            width = max(seconds * scale, 1)
-            colour = OURS if label == "refshard" else THEIRS
-            middle = y + BAR - 5
-            parts.append(f'<text x="{LEFT - 8}" y="{middle}" text-anchor="end">{html.escape(label)}</text>')
-            parts.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
-            parts.append(f'<text x="{LEFT + width + 6:.1f}" y="{middle}">{seconds * 1000:,.0f} ms</text>')
-            y += BAR + GAP
-    packages = report["packages"]
-    versions = ", ".join(f"{name} {packages[name]}" for name in ("fsspec", "virtualizarr", "zarr") if name in packages)
-    for note in (f"Medians, two cores, loopback with delay, {datetime.date.today():%Y-%m-%d}", versions):
-        y += 18
-        parts.append(f'<text class="n" x="{MARGIN}" y="{y}">{html.escape(note)}</text>')
-    paper = f'<rect class="p" x="0.5" y="0.5" width="{WIDTH - 1}" height="{y + 15}" rx="8"/>'
+    bottom = TOP + ROW * len(bars)
+    slower = sum(ratio < 1 for ratio in ratios)
+    headline = f"Times as fast as what people use today: {len(bars)} jobs, {slower} of them slower"
+    parts = [text(MARGIN, 26, headline, "t"), text(MARGIN, TOP - 10, "job", "n"), text(PEER, TOP - 10, "against", "n")]
+    shown = [tick for tick in TICKS if low <= tick <= high]
+    every = [tick for tick in shown if len(shown) <= 8 or math.isclose(math.log10(tick) % 1, 0)]
+    for tick in every:
+        x, kind = at(tick), "one" if tick == 1 else "g"
+        parts.append(f'<line class="{kind}" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}"/>')
+        parts.append(text(x, TOP - 10, f"{tick:g}×", "n", "middle"))
+    for number, bar in enumerate(bars):
+        y = TOP + ROW * number
+        start, end = sorted((at(1.0), at(bar.ratio)))
+        parts.append(text(MARGIN, y + 14, bar.title))
+        parts.append(text(PEER, y + 14, bar.peer, "n"))
+        colour, width = FASTER if bar.ratio >= 1 else SLOWER, max(end - start, 1.5)
+        parts.append(f'<rect x="{start:.1f}" y="{y + 4}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
+        label = (
+            f"{bar.ratio:.0f}×" if bar.ratio >= 10 else f"{bar.ratio:.1f}×" if bar.ratio >= 1 else f"{bar.ratio:.2f}×"
+        )
+        beside = (end + 4, "start") if bar.ratio >= 1 else (at(1.0) + 4, "start")
+        parts.append(text(beside[0], y + 14, label, anchor=beside[1]))
+    names = ("xarray", "h5netcdf", "dask", "zarr", "fsspec", "rasterio", "cfgrib", "kerchunk")
+    versions = ", ".join(f"{name} {packages[name]}" for name in names if name in packages)
+    where = f"Medians on two cores, loopback server, 20 ms a request (S3: 30 ms), {datetime.date.today():%Y-%m-%d}"
+    parts += [text(MARGIN, bottom + 22, where, "n"), text(MARGIN, bottom + 39, versions, "n")]
+    height = bottom + 52
+    paper = f'<rect class="p" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 16}" role="img">'
-        f"<title>Times to read, as bars</title><style>{STYLE}</style>{paper}{''.join(parts)}</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
+        f"<title>{html.escape(headline)}</title><style>{STYLE}</style>{paper}{''.join(parts)}</svg>\n"
     )
+
+
+def bars_of(cases: Sequence[Case]) -> list[Bar]:
+    """Return a bar for each job in ``cases``, the largest ratio first."""
+    found = []
+    for case in cases:
+        title, _, link = case.case.rpartition(", ")
+        if case.benchmark == "jobs" and link in LINKS and case.baseline is not None:
+            found.append(Bar(title, case.baseline, case.values[case.baseline] / case.values[case.ours[0]]))
+    return sorted(found, key=lambda bar: -bar.ratio)
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Return a line of text."""
+    kinds = f' class="{kind}"' if kind else ""
+    anchors = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text{kinds} x="{x:.1f}" y="{y:.1f}"{anchors}>{html.escape(words)}</text>'
 
 
 def main() -> None:
@@ -79,7 +109,9 @@ def main() -> None:
     parser.add_argument("report", type=Path, help="directory of report.json")
     parser.add_argument("output", type=Path, help="SVG file")
     options = parser.parse_args()
-    options.output.write_text(draw(json.loads((options.report / "report.json").read_text())), encoding="utf-8")
+    report = msgspec.json.decode((options.report / "report.json").read_bytes())
+    cases = msgspec.convert(report["cases"], list[Case])
+    options.output.write_text(draw(cases, report["packages"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

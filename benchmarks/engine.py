@@ -132,10 +132,11 @@ def references(url: str) -> dict[str, Any]:
 
 
 class Server:
-    """The loopback server in a process of its own."""
+    """The loopback server in a process of its own; with ``origin``, it passes requests on to that."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, origin: str | None = None) -> None:
         command = [sys.executable, "-m", "benchmarks.server", "--dir", folder]
+        command += ["--origin", origin] if origin else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
         assert self._process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"

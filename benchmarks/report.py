@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.measure import shown
 from benchmarks.record import Case
 
-__all__ = ["write"]
+__all__ = ["versions", "write"]
 
 PEERS: Final = (
     "fsspec",
@@ -29,6 +29,9 @@ PEERS: Final = (
     "kerchunk",
     "s3fs",
     "bcolz-zipline",
+    "h5netcdf",
+    "rasterio",
+    "cfgrib",
 )
 COLOURS: Final = {True: "#0b7a75", False: "#b4532a"}  # ours, theirs: apart also for the colour-blind
 STYLE: Final = """
@@ -47,13 +50,14 @@ figure svg { max-width: 100%; height: auto; }
 def write(cases: Sequence[Case], folder: Path) -> None:
     """Write ``report.json`` and ``report.html`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    machine = {"python": platform.python_version(), "machine": platform.machine(), "packages": _versions()}
+    machine = {"python": platform.python_version(), "machine": platform.machine(), "packages": versions()}
     data = msgspec.json.encode({**machine, "cases": cases})
     folder.joinpath("report.json").write_bytes(msgspec.json.format(data, indent=1))
     folder.joinpath("report.html").write_text(_page(cases, machine), encoding="utf-8")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of this package and of those that it is compared with, where they are installed."""
     found = {}
     for name in ("refshard_fs", *PEERS):
         try:

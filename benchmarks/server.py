@@ -1,11 +1,12 @@
 """A loopback server that costs little itself: ranged GETs of a directory's files, after a delay, at a bandwidth.
 
-    python -m benchmarks.server --dir DIR
+    python -m benchmarks.server --dir DIR [--origin http://127.0.0.1:PORT]
 
-prints its port and serves until its standard input ends. ``GET /__set__?latency=0.05&bandwidth=1e6&line=1e8`` changes
-the pace of each request, of each connection and of all together, ``/__log__`` gives what was asked for as JSON,
-``/__clear__`` empties that, and ``/__cpu__`` gives the seconds of CPU that the server has taken. The tests' server can
-do more, and takes so long for a request that it is what would be measured.
+prints its port and serves until its standard input ends. With an origin, it passes requests without a body on to that
+server. ``GET /__set__?latency=0.05&bandwidth=1e6&line=1e8`` changes the pace of each request, of each connection and of
+all together, ``/__log__`` gives what was asked for as JSON, ``/__clear__`` empties that, and ``/__cpu__`` gives the
+seconds of CPU that the server has taken. The tests' server can do more, and takes so long for a request that it is what
+would be measured.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import mmap
 import re
 import sys
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qs
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 __all__: list[str] = []
 
@@ -135,6 +138,59 @@ class Connection(asyncio.Protocol):
             self.send(b"", part)
 
 
+class Passing(Connection):
+    """One connection whose requests another server answers, on a connection of its own."""
+
+    def __init__(self, state: State, host: str, port: int) -> None:
+        super().__init__(state)
+        self.origin = host, port
+        self.there: asyncio.Transport | None = None
+        self.entry: dict[str, Any] = {}
+        self.sent = 0.0  # when the answer so far has been sent
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.there is not None:
+            self.there.close()
+
+    def answer(self, head: bytes) -> None:
+        if head.split(b" ", 2)[1].startswith(b"/__"):
+            super().answer(head)
+            return
+        self.entry = {"connection": self.number, "time": time.monotonic(), "sent": 0}
+        self.state.log.append(self.entry)
+        asyncio.get_running_loop().create_task(self.ask(head + b"\r\n"))
+
+    async def ask(self, head: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        if self.state.latency:
+            await asyncio.sleep(self.state.latency)
+        if self.there is None or self.there.is_closing():
+            self.there, _ = await loop.create_connection(partial(Origin, self), *self.origin)
+        self.there.write(head)
+
+    def relay(self, data: bytes) -> None:
+        self.entry["sent"] += len(data)
+        if self.transport is None:
+            return
+        if not self.state.bandwidth and not self.state.line:
+            self.transport.write(data)
+            return
+        loop = asyncio.get_running_loop()
+        self.sent = max(self.sent, loop.time()) + self.state.sending(len(data))
+        loop.call_at(self.sent, self.transport.write, data)
+
+
+class Origin(asyncio.Protocol):
+    """The other end of a connection that passes requests on."""
+
+    def __init__(self, client: Passing) -> None:
+        self.client = client
+
+    def data_received(self, data: bytes) -> None:
+        self.client.relay(data)
+
+
 def ranged(head: bytes, data: memoryview) -> tuple[bytes, memoryview]:
     """Return the answer to ``head``: its lines, and the bytes of ``data`` that it asks for."""
     size = len(data)
@@ -154,10 +210,14 @@ def ranged(head: bytes, data: memoryview) -> tuple[bytes, memoryview]:
 _MODIFIED = formatdate(usegmt=True).encode()
 
 
-async def serve(folder: Path) -> None:
+async def serve(folder: Path, origin: str | None) -> None:
     """Serve until the standard input ends."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(partial(Connection, State(folder)), "127.0.0.1", 0, backlog=1024)
+    loop, state = asyncio.get_running_loop(), State(folder)
+    made: Callable[[], Connection] = partial(Connection, state)
+    if origin is not None:
+        address = urlsplit(origin)
+        made = partial(Passing, state, str(address.hostname), address.port or 80)
+    server = await loop.create_server(made, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
@@ -165,4 +225,6 @@ async def serve(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
-    asyncio.run(serve(parser.parse_args().dir))
+    parser.add_argument("--origin")
+    arguments = parser.parse_args()
+    asyncio.run(serve(arguments.dir, arguments.origin))

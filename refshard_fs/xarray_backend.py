@@ -22,17 +22,15 @@ import xarray as xr
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
-from xarray.backends.zarr import ZarrArrayWrapper, ZarrStore
+from xarray.backends.zarr import ZarrStore
 from xarray.coding.variables import EndianCoder
 from xarray.core.indexing import LazilyIndexedArray
 
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.keys import join
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta, array_meta, loads
+from refshard_fs.direct_array import DirectArray, document_of, run_by_zarr
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.virtual_concat.recoding import decode_chunk
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.engine import Request
 from refshard_fs.reading.selection import GUARD, TOGETHER, Together
 from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.tools.views import progress
@@ -188,13 +186,13 @@ class _TypedStore(ZarrStore):
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)
         fs = self._filesystem
-        if fs is not None and _run_by_zarr() is not None:
-            array = _NearArray(self.zarr_group[name], fs)
+        if fs is not None and run_by_zarr() is not None:
+            array = DirectArray(self.zarr_group[name], fs)
             variable = xr.Variable(variable.dims, LazilyIndexedArray(array), variable.attrs, variable.encoding)
         guard = _guard.get()
         if guard is not None:
             is_index = variable.dims == (name,)
-            guard.add(join(self.zarr_group.path, name), _document_of(self.zarr_group[name]), is_loaded=is_index)
+            guard.add(join(self.zarr_group.path, name), document_of(self.zarr_group[name]), is_loaded=is_index)
         if "_Unsigned" in variable.attrs:  # for which xarray takes the bytes of the fill value for those of the machine
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)
@@ -236,55 +234,6 @@ class _TypedStore(ZarrStore):
             for attribute, dtype in self._filesystem.attribute_dtypes.get(path, {}).items():
                 if attribute in attributes:
                     attributes[attribute] = _typed(attributes[attribute], np.dtype(dtype))
-
-
-class _NearArray(ZarrArrayWrapper):
-    """xarray's array, which reads a part of one chunk at once where that takes no event loop.
-
-    zarr's way takes ten times as long as decoding a small chunk. All else goes that way: other selections, codecs and
-    types, chunks that do not exist or cannot be decoded, and what is read while a source is opened.
-    """
-
-    __slots__ = ("_fs", "_is_near", "_meta", "_path")
-
-    def __init__(self, array: Any, fs: RefShardFileSystem) -> None:
-        super().__init__(array)
-        self._fs, self._path = fs, array.path
-        self._is_near = self.dtype.kind in "iuf" and array.ndim > 0
-        self._meta: ArrayMeta | None = None
-
-    def _getitem(self, key: Any) -> Any:
-        found = None
-        if self._is_near and GUARD.get() is None and _guard.get() is None:
-            with contextlib.suppress(Exception):  # zarr meets it again, and says what is wrong
-                if self._meta is None:
-                    self._meta = array_meta(loads(_document_of(self._array)), self._path)
-                found = None if self._meta is None else self._near(self._meta, key)
-        return super()._getitem(key) if found is None else found
-
-    def _near(self, meta: ArrayMeta, key: Any) -> Any:
-        """Return the values of ``key``; None unless they lie in one chunk that is read and decoded at once."""
-        if meta.chunks is None or meta.grid is None or len(key) != len(meta.shape):
-            return None
-        coords: list[int] = []
-        within: list[int | slice] = []
-        for at, size, extent in zip(key, meta.chunks, meta.shape, strict=True):
-            if isinstance(at, slice):
-                start, stop, step = at.indices(extent)
-                if step != 1 or start >= stop or start // size != (stop - 1) // size:
-                    return None
-                within.append(slice(start % size, start % size + stop - start))
-            elif isinstance(at, int | np.integer) and 0 <= at < extent:
-                start = int(at)
-                within.append(start % size)
-            else:
-                return None
-            coords.append(start // size)
-        data = self._fs._session.read_now(Request(join(self._path, meta.grid.encoding.encode(coords))))
-        values = None if data is None else decode_chunk(meta, data)
-        if values is None or values.dtype != self.dtype:
-            return None
-        return np.array(values[tuple(within)], self.dtype)
 
 
 class _Preferred(dict[Any, Any]):
@@ -357,7 +306,7 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
 
 def _consolidates(store: Any) -> bool:
     """Return whether consolidated metadata tell the same as all documents do: zarr takes a third of the time."""
-    sync, session = _run_by_zarr(), store.fs._session
+    sync, session = run_by_zarr(), store.fs._session
     if sync is None or session.options.overlay is not None:  # what is written may change one without the other
         return False
 
@@ -365,15 +314,6 @@ def _consolidates(store: Any) -> bool:
         return bool((await session.keyspace()).consolidates)
 
     return bool(sync(found()))
-
-
-def _run_by_zarr() -> Any:
-    """Return what runs coroutines on the event loop that zarr reads on, whose connections are open; None of zarr 2."""
-    try:
-        from zarr.core.sync import sync
-    except ImportError:
-        return None
-    return sync
 
 
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
@@ -426,19 +366,9 @@ def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
         GUARD.reset(tokens[1])
 
 
-def _document_of(array: Any) -> bytes:
-    """Return the metadata document of an array of zarr."""
-    if not hasattr(array, "metadata"):  # zarr 2
-        return bytes(array.store[array._key_prefix + ".zarray"])
-    from zarr.core.buffer import default_buffer_prototype
-
-    documents = array.metadata.to_buffer_dict(default_buffer_prototype())
-    return bytes(next(documents[name].to_bytes() for name in ARRAY_DOCUMENTS if name in documents))
-
-
 def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], object] | None = None) -> None:
     variables = list(variables)
-    sync = _run_by_zarr()
+    sync = run_by_zarr()
     if sync is None or not hasattr(xr.Variable, "load_async"):  # then xarray loads one after the other
         return
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
@@ -473,7 +403,7 @@ def _named_group(store: Any, group: str | None) -> Iterator[None]:
         path = (group or "").strip("/")
         if isinstance(e, RefShardError) or not path:
             raise
-        sync = _run_by_zarr()  # the filesystem of zarr 2 is synchronous
+        sync = run_by_zarr()  # the filesystem of zarr 2 is synchronous
         if store.fs.exists(path) if sync is None else sync(store.fs._exists(path)):
             raise
         import zarr

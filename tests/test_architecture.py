@@ -29,6 +29,7 @@ writing
 tools
 fs
 sets
+direct_array
 cli universal_path xarray_backend zarr_pipeline
 __main__
 """

@@ -20,7 +20,6 @@ zarr = pytest.importorskip("zarr")
 codecs = pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
 
-from xarray.backends.zarr import ZarrArrayWrapper  # noqa: E402
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
@@ -357,44 +356,3 @@ def test_a_strangers_plain_coordinates_open_unhindered(http_server: Any) -> None
     url = http_server.url + "/refs.json"
     assert xr.open_dataset(url, engine="refshard")["t"].values.tolist() == [*range(10)]
     assert xr.open_dataset(bomb("zlib") | {"t/0": refs["t/0"]}, engine="refshard")["t"].size == 10
-
-
-LAYOUTS: list[dict[str, Any]] = [
-    {"zarr_format": 2, "dtype": ">i4", "order": "F", "filters": None, "compressors": codecs.Zlib(1)},
-    {"zarr_format": 2, "dtype": "<f8", "filters": [codecs.Shuffle(8)], "compressors": codecs.Blosc()},
-    {"zarr_format": 2, "dtype": "?", "compressors": None},
-    {"zarr_format": 3, "dtype": "<f4"},
-    {"zarr_format": 3, "dtype": ">i2", "compressors": None},
-    {"zarr_format": 3, "dtype": "<u8", "shards": (4, 6)},
-]
-
-
-@pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 3 alone")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_part_of_a_local_chunk_is_what_zarr_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
-) -> None:
-    group = zarr.open_group(tmp_path, mode="w", zarr_format=layout["zarr_format"])
-    options = {name: value for name, value in layout.items() if name != "zarr_format"}
-    is_new = layout["zarr_format"] == 3
-    named = {"dimension_names": ["x", "y"]} if is_new else {"attributes": {"_ARRAY_DIMENSIONS": ["x", "y"]}}
-    array = group.create_array("a", shape=(7, 7), chunks=(2, 3), fill_value=1, **options, **named)
-    array[:6] = np.arange(42).reshape(6, 7).astype(layout["dtype"])  # the last row of chunks does not exist
-    with xr.open_dataset(tmp_path, engine="zarr", consolidated=False, mask_and_scale=False) as ds:
-        expected = ds["a"].variable.load()
-    by_zarr: list[Any] = []
-    read = ZarrArrayWrapper._getitem
-    monkeypatch.setattr(ZarrArrayWrapper, "_getitem", lambda self, key: by_zarr.append(key) or read(self, key))
-    with xr.open_dataset(tmp_path, engine=RefShardBackend, consolidated=False, mask_and_scale=False) as ds:
-        seen = ds["a"].variable
-        for key in [(1,), (1, 2), (slice(0, 2), slice(3, 6)), (5, slice(6, 7)), (slice(4, 6), -1)]:
-            one, other = seen[key].values, expected[key].values
-            assert (one.dtype, one.shape, one.flags.writeable) == (other.dtype, other.shape, True)
-            np.testing.assert_array_equal(one, other)
-        assert len(by_zarr) == (1 if layout["dtype"] != "?" else 5)  # a row is in several chunks
-        others = [slice(None), slice(None, None, -1), slice(1, 6, 2), [4, 0], np.array([True] * 3 + [False] * 4), 6]
-        for first in others:
-            for second in [*others, slice(2, 2)]:
-                np.testing.assert_array_equal(seen[first, second].values, expected[first, second].values)
-        by_points = {"x": xr.Variable("p", [6, 0, 3]), "y": xr.Variable("p", [1, 1, 6])}
-        np.testing.assert_array_equal(seen.isel(by_points).values, expected.isel(by_points).values)

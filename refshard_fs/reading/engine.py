@@ -20,10 +20,10 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.failures import NoSuchKey, blame, cause_of, fail
 from refshard_fs.reading.fetch import Fetcher, Reader
-from refshard_fs.reading.loading import Answers
-from refshard_fs.reading.lookups import Lookups
+from refshard_fs.reading.loading import Answers, Found
+from refshard_fs.reading.lookups import Lookups, part_of
 from refshard_fs.reading.plan import KIB
-from refshard_fs.reading.prefetch import Ahead, Chunk
+from refshard_fs.reading.prefetch import Ahead, Asked
 
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
 SMALL = 16 * KIB  # bytes that are decoded faster than a thread takes them over
@@ -157,6 +157,62 @@ class Engine(Lookups):
             self._batch.append(_Read(keyspace, request, entry, future, guess, make))
         return futures
 
+    async def read_chunks(
+        self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Found | None]
+    ) -> list[bytes | Unmade | None]:
+        """Return the bytes of whole chunks, read together; None of those that do not exist.
+
+        What follows them may be guessed. ``found`` are where they lie, as far as that is known. What has to be made of
+        several ranges, or decoded, is left to the caller.
+        """
+        entries: list[Entry | Exception | None] = [None if each is None else each.value for each in found]
+        unknown = [place for place, each in enumerate(found) if each is None]
+        if unknown:
+            for place, entry in zip(unknown, await self.find_all(keyspace, [keys[i] for i in unknown]), strict=True):
+                entries[place] = entry
+        for key, entry in zip(keys, entries, strict=True):
+            if isinstance(entry, Exception):
+                raise blame(key, entry)
+        known = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
+        self.ahead.note_selection(keyspace, keys, [span for entry in known for span in entry.spans])
+        loop = asyncio.get_running_loop()
+        futures: list[list[asyncio.Future[bytes]]] = []
+        readers: list[Reader] = []
+        for key, entry in zip(keys, entries, strict=True):
+            spans = () if entry is None or isinstance(entry, Exception) else entry.spans
+            futures.append([loop.create_future() for _ in spans])
+            name = key if isinstance(entry, Span) else None
+            readers += [Reader(name, span, future) for span, future in zip(spans, futures[-1], strict=True)]
+        self.fetcher.read(readers)
+        out: list[bytes | Unmade | None] = []
+        try:
+            for key, entry, parts in zip(keys, entries, futures, strict=True):
+                match entry:
+                    case Packed():
+                        out.append(Unmade(key, entry, await self._arrived(key, entry, parts)))
+                    case Span():
+                        try:
+                            out.append(await parts[0])
+                        except FileNotFoundError:
+                            out.append(None)
+                    case Inline(data):
+                        out.append(data)
+                    case _:
+                        out.append(None)
+        finally:
+            for parts in futures:
+                for future in parts:
+                    future.cancel()
+        return out
+
+    async def _arrived(self, key: str, entry: Packed, parts: Sequence[asyncio.Future[bytes]]) -> Sequence[bytes | None]:
+        """Return the ranges of a packed entry once they are there."""
+        self.stats.add(keys=1)
+        try:
+            return [await part_of(span, future) for span, future in zip(entry.spans, parts, strict=True)]
+        except Exception as e:  # noqa: BLE001  # raised again, with its key
+            raise fail(key, entry, e) from cause_of(e)
+
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
         unknown: dict[KeySpace, list[_Read]] = {}
@@ -185,13 +241,13 @@ class Engine(Lookups):
     def _serve(self, found: Iterable[tuple[_Read, Entry | Exception | None]]) -> None:
         """Fetch the entries that were found, and tell the readers of the others."""
         readers: list[Reader] = []
-        chunks: list[Chunk] = []
+        asked: list[Asked] = []
         for read, entry in found:
             request, future = read.request, read.future
             key = request.key
             if request.is_whole and not self.ahead.was_announced(key) and read.guess:
                 spans = () if entry is None or isinstance(entry, Exception) else entry.spans
-                chunks.append(Chunk(read.keyspace, key, spans))
+                asked.append(Asked(read.keyspace, (key,), spans))
             if future.done():
                 continue
             match entry:
@@ -210,8 +266,8 @@ class Engine(Lookups):
                     future.set_exception(blame(key, entry))
                 case Span() | Packed():
                     _stop_with_readers(self.start(self._serve_slowly(entry, read)), [future])
-        if chunks:
-            self.ahead.note(chunks)
+        if asked:
+            self.ahead.note(asked)
         if readers:
             self.fetcher.read(readers)
 

@@ -36,7 +36,7 @@ class _Loading:
         self.waiting = 0
 
 
-async def _part(span: Span, read: Awaitable[bytes]) -> bytes | None:
+async def part_of(span: Span, read: Awaitable[bytes]) -> bytes | None:
     """Return what is read of ``span``, one of an entry; None if it is optional and its object does not exist."""
     try:
         return await read
@@ -207,7 +207,7 @@ class Lookups:
 
     async def _parts(self, entry: Entry, most: int | None = None) -> list[bytes | None]:
         """Return the bytes of the ranges of ``entry``, in their order; None of an optional one without an object."""
-        return await asyncio.gather(*[_part(span, self._fetched(span, most)) for span in entry.spans])
+        return await asyncio.gather(*[part_of(span, self._fetched(span, most)) for span in entry.spans])
 
     def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""

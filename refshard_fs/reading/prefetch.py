@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Span
+from refshard_fs.reading.boxes import Boxes
 from refshard_fs.reading.dispatch import Block
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
@@ -22,6 +23,7 @@ from refshard_fs.reading.readahead import ReadAhead
 
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
+BOX = 256  # chunks of a selection, at most, that is followed: more tell little of what is read next
 MANY = 16  # keys from which on they may be nearly all of a shard
 UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which memory is given back
 # Bytes a second that a machine's link carries: what is fetched ahead at first fills a round trip of it,
@@ -30,23 +32,23 @@ LATENCY = 0.02  # of so many seconds where that is not known
 REQUEST = 16 * KIB  # bytes that a request costs as much as: a small chunk counts for so many
 
 
-class Chunk(NamedTuple):
-    """A whole key that was asked for, and the ranges that have its bytes: none if it does not exist."""
+class Asked(NamedTuple):
+    """Whole keys that were asked for as one, and the ranges that have their bytes: none of those that do not exist."""
 
     keyspace: KeySpace
-    key: str
+    keys: Sequence[str]
     spans: Sequence[Span]
 
 
 class _Array:
-    """One array whose reads are followed, and what was fetched ahead of it."""
+    """One array, read in ``boxes`` of chunks, whose reads are followed, and what was fetched ahead of it."""
 
-    def __init__(self, keyspace: KeySpace, path: str, grid: ChunkGrid) -> None:
-        self.keyspace, self.path, self.grid = keyspace, path, grid
-        self.policy = ReadAhead(grid.size)
-        self.chunk = 0  # bytes of one, roughly
+    def __init__(self, keyspace: KeySpace, path: str, boxes: Boxes) -> None:
+        self.keyspace, self.path, self.boxes = keyspace, path, boxes
+        self.policy = ReadAhead(boxes.size)
+        self.chunk = 0  # bytes of a box, roughly
         self.url = ""  # of the last one
-        self.issued: dict[int, Sequence[Span] | None] = {}  # None: it is being looked up
+        self.issued: dict[int, Sequence[Span] | None] = {}  # by box; None: it is being looked up
 
     @property
     def fetched(self) -> list[Span]:
@@ -99,25 +101,35 @@ class Ahead:
 
     # ------------------------------------------------------------------ guesses
 
-    def note(self, chunks: Iterable[Chunk]) -> None:
+    def note_selection(self, keyspace: KeySpace, keys: Sequence[str], spans: Sequence[Span]) -> None:
+        """Take note of a selection of several chunks, such as a task of dask reads."""
+        is_large = len(keys) > BOX or sum(span.size or 0 for span in spans) > self._most // 4
+        if not is_large and self._expected.keys().isdisjoint(keys) and not all(map(self._near, spans)):
+            self.note([Asked(keyspace, keys, spans)])
+
+    def note(self, asked: Iterable[Asked]) -> None:
         """Take note of what is read, in order, and fetch what will probably be read next."""
         if not self._most:
             return
         read: dict[_Array, list[int]] = {}
         late: set[_Array] = set()
-        for chunk in chunks:
-            at = place(chunk.keyspace.grids, chunk.key)
-            if at is None:
+        for keyspace, keys, spans in asked:
+            places = [place(keyspace.grids, key) for key in keys]
+            numbers = [at.number for at in places if at is not None]
+            if len(numbers) < len(keys) or places[0] is None:
                 continue
-            array = self._array(chunk.keyspace, at.array)
-            read.setdefault(array, []).append(at.number)
-            ahead = array.issued.pop(at.number, None)
+            array = self._array(keyspace, places[0].array, numbers)
+            number = None if array is None else array.boxes.number_of(numbers)
+            if array is None or number is None:
+                continue
+            read.setdefault(array, []).append(number)
+            ahead = array.issued.pop(number, None)
             if any(map(self._fetcher.awaits, ahead or ())):
                 late.add(array)
-            sizes = [span.size or 0 for span in chunk.spans]
+            sizes = [span.size or 0 for span in spans]
             if sizes and all(sizes):
                 size = sum(sizes)
-                array.url = chunk.spans[0].url
+                array.url = spans[0].url
                 array.chunk = size if not array.chunk else (3 * array.chunk + size) // 4
         for array, numbers in read.items():
             if array.chunk:  # of no known size, nothing can be fetched ahead
@@ -130,14 +142,20 @@ class Ahead:
             self._fetcher.drop(array.fetched, stop=True)
             array.issued.clear()
 
-    def _array(self, keyspace: KeySpace, path: str) -> _Array:
+    def _array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
+        """Return the array, read in boxes of which one has the chunks ``numbers``; None if these fill no such box."""
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
-        if array is None or array.grid != grid:  # its chunks are others once it is known to be sharded, or has grown
-            if array is not None or len(self._arrays) >= ARRAYS:
-                left = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
-                self._fetcher.drop(left.fetched)
-            array = self._arrays[token] = _Array(keyspace, path, grid)
+        # Its chunks are others once it is known to be sharded, or has grown.
+        if array is not None and array.boxes.grid == grid and array.boxes.number_of(numbers) is not None:
+            return array
+        boxes = Boxes.around(grid, numbers)
+        if boxes is None:
+            return None
+        if array is not None or len(self._arrays) >= ARRAYS:
+            left = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
+            self._fetcher.drop(left.fetched)
+        array = self._arrays[token] = _Array(keyspace, path, boxes)
         return array
 
     def _follow(self, array: _Array, numbers: list[int], *, late: bool) -> None:
@@ -153,11 +171,16 @@ class Ahead:
         self._lookups.start(self._guess(array, advice.fetch))
 
     async def _guess(self, array: _Array, numbers: Sequence[int]) -> None:
-        keys = [join(array.path, array.grid.tail(number)) for number in numbers]
+        """Fetch the boxes ``numbers``."""
+        chunks = [(number, chunk) for number in numbers for chunk in array.boxes.chunks(number)]
+        keys = [join(array.path, array.boxes.grid.tail(chunk)) for _, chunk in chunks]
         async with self.full_shards(array.keyspace, keys):
+            by_box: dict[int, list[Span]] = {number: [] for number in numbers}
+            for (number, _), spans_of_chunk in zip(chunks, await self._find(array.keyspace, keys), strict=True):
+                by_box[number] += spans_of_chunk
             room = self._most
             spans: list[Span] = []
-            for number, found in zip(numbers, await self._find(array.keyspace, keys), strict=True):
+            for number, found in by_box.items():
                 if array.issued.get(number, ...) is not None:
                     continue  # it has been read meanwhile, or is not expected any more
                 size = sum(span.size or 0 for span in found)

@@ -1,11 +1,13 @@
 """Which chunks will be read next, guessed from those that were: a pure policy, fed with chunk numbers. No I/O here.
 
-It is for callers who ask for one chunk after the other: a selection is read as a whole, and nothing is guessed.
+It is for callers who ask for one chunk after the other, or for one box of chunks that are read together.
 
 The differences between the numbers of successive chunks (*steps*) are expected to repeat. In a line or a stride they
-are all the same; in a box those of a row come again after a larger step. Where the bytes lie does not matter. A window
-in bytes says how far ahead to fetch: it begins at what the link carries in a round trip, doubles when a chunk that was
-foreseen had to be waited for, and halves when chunks were fetched in vain.
+are all the same; in a box those of a row come again after a larger step. Several threads, and dask, which sorts numbers
+as texts, read neighbours in no such order: once `RUN` of them were read, those beyond are expected, and a single chunk
+elsewhere changes nothing. Where the bytes lie does not matter. A window in bytes says how far ahead to fetch: it begins
+at what the link carries in a round trip, doubles when a chunk that was foreseen had to be waited for, and halves when
+chunks were fetched in vain.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from refshard_fs.reading.plan import MIB
 
 SURE = 4  # chunks that were foreseen, from which on more are fetched ahead;
 SURE_AT_ONCE = 6  # if all were asked for together, which may be all there is
+RUN = 8  # neighbours that were all read, in whatever order, after which those beyond them are expected
 STEPS = 512  # the last ones, in which is looked for what comes next,
 ALIKE = 32  # and those that are compared: few, since all this is done at each unexpected chunk
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
@@ -53,6 +56,8 @@ class ReadAhead:
         self._foreseen = 0  # chunks that came as expected
         self._goes_on = False  # one at least since the expected ones were chosen
         self._unread: set[int] = set()  # chunks that were fetched ahead
+        self._is_run = False  # neighbours are expected, and not the steps again
+        self._is_astray = False  # the last chunk lies elsewhere
 
     def observe(self, numbers: Sequence[int], chunk: int, window: int, most: int, *, late: bool = False) -> Advice:
         """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
@@ -82,9 +87,14 @@ class ReadAhead:
     def _follow(self, number: int, drop: list[int]) -> None:
         """Take note of one chunk, whether it was expected or not."""
         early = self._early
-        if early in self._coming and number in self._unread and self._steps[-1:] == [number - early]:
+        is_near = not self._is_run and early in self._coming and number in self._unread
+        if early is not None and is_near and self._steps[-1:] == [number - early]:
             self._turn(early, drop)  # the chunk that came before its turn was where the reader really goes on
-        if not self._take(number):
+        if self._take(number):
+            self._is_astray = False
+        elif self._is_run and not self._is_astray:
+            self._is_astray = True
+        else:
             self._turn(number, drop)
 
     def _take(self, number: int) -> bool:
@@ -110,11 +120,27 @@ class ReadAhead:
         self._goes_on = False
         self._step_to(number)
         self._coming.clear()
-        wrong = self._unread.difference(islice(self._following(), 2 * len(self._unread) + STEPS), (number,))
+        beyond = self._beyond(number)
+        self._is_run, self._is_astray = beyond is not None, False
+        if beyond is not None:
+            self._foreseen = max(self._foreseen, SURE)
+        following = self._following() if beyond is None else iter(beyond)
+        wrong = self._unread.difference(islice(following, 2 * len(self._unread) + STEPS), (number,))
         self._unread -= wrong
         drop += wrong
-        self._further = self._following()
+        self._further = self._following() if beyond is None else iter(beyond)
         self._next = next(self._further, None)
+
+    def _beyond(self, number: int) -> range | None:
+        """Return the chunks beyond the run of neighbours at ``number``, at its nearer end; None if it is short."""
+        low = high = number
+        while number - low < RUN and low - 1 in self._read:
+            low -= 1
+        while high - number < RUN and high + 1 in self._read:
+            high += 1
+        if high - low + 1 < RUN:
+            return None
+        return range(high + 1, self._size) if high - number <= number - low else range(low - 1, -1, -1)
 
     def _step_to(self, number: int) -> None:
         if self._last is not None:

@@ -109,6 +109,7 @@ class SelectionRead:
         self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
         self._error: BaseException | None = None  # the first one
         self.undecoded: str | None = None  # the key of a chunk that could not be decoded
+        self._has_asked = False
         self._is_over = False  # no thread takes another chunk
         self._woken = asyncio.Event()
 
@@ -159,6 +160,10 @@ class SelectionRead:
         if self._far and not self._share.lacks(self._share.most // SHARE, self._share.most):
             some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
             requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
+            if not self._far and not self._has_asked:  # all of it at once
+                spans = [span for entry in entries if entry is not None for span in entry.spans]
+                self._engine().ahead.note_selection(self._keyspace, [request.key for request in requests], spans)
+            self._has_asked = True
             futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads)
             for chunk, future in zip(some, futures, strict=True):
                 self._asked[future] = chunk

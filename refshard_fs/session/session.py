@@ -33,7 +33,7 @@ from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
-from refshard_fs.reading.engine import Engine, Request
+from refshard_fs.reading.engine import Engine, Request, Unmade
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
@@ -54,6 +54,7 @@ from refshard_fs.targets.pool import instance
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
+Chunks = Sequence[bytes | Unmade | None]  # that were read
 
 INDEXES = Cache(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
 
@@ -88,6 +89,11 @@ class Engines:
                     del self._engines[ended]
                 engine = self._engines[loop] = self._made(loop)
         return engine
+
+    @property
+    def memory(self) -> int:
+        """Bytes that reading may take."""
+        return self._budget.memory
 
     @property
     def selections(self) -> SharedMemory:
@@ -677,6 +683,34 @@ class Session(Engines):
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)
+
+    def read_chunks(self, keys: Sequence[str], run: Callable[[Coroutine[Any, Any, Chunks]], Chunks]) -> Chunks:
+        """Return the bytes of whole chunks, read together; None of those that do not exist. For callers that may block.
+
+        What has to be made of several ranges, or decoded, is left to the caller. ``run`` runs a coroutine on an event
+        loop, where one is needed.
+        """
+        keyspace = self._keyspace or self.opened()
+        if keyspace is None:
+            return run(self._read_chunks(keys, None))
+        reader = self._immediate or self._at_once_reader()
+        found = reader.find_all(keyspace, keys)
+        if any(each is None or (each.value is not None and not reader.has(each.value)) for each in found):
+            return run(self._read_chunks(keys, found))
+        out: list[bytes | None] = []
+        for key, each in zip(keys, found, strict=True):
+            data = None
+            if each is not None and each.value is not None:
+                with contextlib.suppress(FileNotFoundError):  # of a hierarchy: the key does not exist
+                    data = reader.take(Request(key), each.value)
+                    if data is None:  # it takes an event loop after all
+                        return run(self._read_chunks(keys, found))
+            out.append(data)
+        return out
+
+    async def _read_chunks(self, keys: Sequence[str], found: Sequence[Found | None] | None) -> Chunks:
+        keyspace = await self.keyspace()
+        return await self.engine().read_chunks(keyspace, keys, found or [None] * len(keys))
 
     async def find(self, key: str) -> Entry:
         """Return where the bytes of ``key`` are; FileNotFoundError if there is no such key."""

@@ -191,17 +191,18 @@ class ChunkIndex:
                 self._file.load(child.address, child.length, "its chunk index", child.parse, space, *child.arguments)
                 for child in children
             )
-            found += [node.chunks for node in nodes]
+            found += [node.chunks for node in nodes if len(node.chunks.numbers)]
             level = [below for node, (_, some) in zip(nodes, level, strict=True) for below in node.wanted(some)]
-        whole = Found(*map(np.concatenate, zip(*found, strict=True)))
-        if keys is not None:
-            whole = whole.where(np.isin(whole.numbers, keys))
+        whole = found[-1] if len(found) == 2 else Found(*map(np.concatenate, zip(*found, strict=True)))
+        if keys is not None:  # of one key, in a fifth of the time that `isin` takes
+            whole = whole.where(whole.numbers == keys[0] if len(keys) == 1 else np.isin(whole.numbers, keys))
         if self._is_array:
             own, are_in = space.to_numbers(whole.numbers)
             whole = whole._replace(numbers=own).where(are_in)
-        whole = whole.where(np.argsort(whole.numbers, kind="stable"))
-        if (whole.numbers[1:] == whole.numbers[:-1]).any():
-            raise ValueError("a chunk index has a chunk twice")
+        if len(whole.numbers) > 1:
+            whole = whole.where(np.argsort(whole.numbers, kind="stable"))
+            if (whole.numbers[1:] == whole.numbers[:-1]).any():
+                raise ValueError("a chunk index has a chunk twice")
         return within(whole, space.room)
 
 

@@ -33,37 +33,56 @@ _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as za
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
 
 
+class ChunkDecoder:
+    """Decodes the chunks of one array with numpy and numcodecs. Thread-safe."""
+
+    def __init__(self, meta: ArrayMeta, dtype: np.dtype[Any], codecs: Sequence[Any]) -> None:
+        self._meta = meta
+        self._dtype = dtype
+        self._codecs = codecs
+
+    @classmethod
+    def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
+        """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
+        dtype = dtype_of(meta)
+        if dtype is None or meta.chunks is None or undecodable(meta, "") or unsafe(meta):
+            return None
+        pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
+        if pipeline is None:
+            return None
+        codecs, order = pipeline
+        return cls(meta, dtype if order is None else dtype.newbyteorder("<" if order == "little" else ">"), codecs)
+
+    def decode(self, data: bytes) -> npt.NDArray[Any]:
+        """Return the values of a chunk, in its shape. ValueError where the bytes are damaged."""
+        meta, codecs = self._meta, self._codecs
+        chunks = meta.chunks or ()
+        decoded: Any = data
+        try:
+            first = _inflated(meta, codecs, data, self._dtype.itemsize)
+            if first is None:
+                check_chunk(meta, data)
+            else:
+                codecs, decoded = codecs[1:], first
+            for codec in codecs:
+                if codec.codec_id == "blosc":
+                    check_blosc(bytes(decoded))
+                decoded = codec.decode(decoded)
+            flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self._dtype)
+        except Exception as e:  # numcodecs' codecs raise what they like
+            raise ValueError(f"a chunk cannot be decoded: {e}") from e
+        if flat.size != math.prod(chunks):
+            raise ValueError(f"a chunk has {flat.size} elements, and chunks are of {chunks}")
+        return flat.reshape(chunks, order=meta.order)
+
+
 def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     """Return the values of a chunk, in its shape; None where its codecs or type are not known here.
 
     ValueError where the bytes are damaged.
     """
-    dtype = dtype_of(meta)
-    if dtype is None or meta.chunks is None or undecodable(meta, "") or unsafe(meta):
-        return None
-    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
-    if pipeline is None:
-        return None
-    codecs, order = pipeline
-    if order is not None:
-        dtype = dtype.newbyteorder("<" if order == "little" else ">")
-    decoded: Any = data
-    try:
-        first = _inflated(meta, codecs, data, dtype.itemsize)
-        if first is None:
-            check_chunk(meta, data)
-        else:
-            codecs, decoded = codecs[1:], first
-        for codec in codecs:
-            if codec.codec_id == "blosc":
-                check_blosc(bytes(decoded))
-            decoded = codec.decode(decoded)
-        flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), dtype)
-    except Exception as e:  # numcodecs' codecs raise what they like
-        raise ValueError(f"a chunk cannot be decoded: {e}") from e
-    if flat.size != math.prod(meta.chunks):
-        raise ValueError(f"a chunk has {flat.size} elements, and chunks are of {meta.chunks}")
-    return flat.reshape(meta.chunks, order=meta.order)
+    decoder = ChunkDecoder.of(meta)
+    return None if decoder is None else decoder.decode(data)
 
 
 def _inflated(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
@@ -168,6 +187,7 @@ class _Encoding(NamedTuple):
     offset: float | None
     fills: npt.NDArray[Any]  # that mean "missing"; the first one is written
     meant: np.dtype[Any]  # the type by `_Unsigned`
+    decoder: ChunkDecoder | None
     times: TimeUnits | None = None
 
     @property
@@ -202,9 +222,9 @@ class Recoding(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         theirs, mine = _encoding(self.theirs), _encoding(self.mine)
-        values = decode_chunk(theirs.meta, raw)
-        if values is None:
+        if theirs.decoder is None:
             raise ValueError(f"{self.where}: its chunks cannot be decoded here")
+        values = theirs.decoder.decode(raw)
         return encode_chunk(mine.meta, self._converted(values, theirs, mine))
 
     def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -378,7 +398,7 @@ def _encoding(document: bytes) -> _Encoding:
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
     meant = meant_dtype(dtype, attributes)
     times = TimeUnits.of(attributes) if is_time(attributes) else None
-    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant, times)
+    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant, ChunkDecoder.of(meta), times)
 
 
 def missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:

@@ -1,0 +1,254 @@
+"""The files that jobs read, written by the packages that people write them with."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5netcdf
+import numpy as np
+import zarr
+
+from benchmarks.jobs.job import Site
+
+__all__ = ["Days", "Grib", "Image", "Months", "Scenes", "Steps", "Store"]
+
+
+class _Files:
+    """Data of which nothing is made before."""
+
+    def prepare(self, site: Site) -> None:
+        """Make nothing."""
+
+
+def field(seed: int, steps: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Return whole numbers that compress about as well as those of a reanalysis."""
+    rng = np.random.default_rng(seed)
+    smooth = np.cumsum(np.cumsum(rng.normal(0, 1, (rows, columns)), 0), 1)
+    return np.asarray((smooth + rng.normal(0, 20, (steps, rows, columns))) * 4).clip(-32000, 32000).astype("i2")
+
+
+def write_netcdf(path: Path, first: int, values: Any, packing: tuple[float, float], units: str) -> None:
+    """Write ``values`` along time, latitude and longitude, a step a chunk, deflated, as t2m."""
+    steps, *shape = values.shape
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"time": steps, "latitude": shape[0], "longitude": shape[1]}
+        times = file.create_variable("time", ("time",), "i4")
+        times[:] = np.arange(first, first + steps)
+        times.attrs["units"] = units
+        for name, size in zip(("latitude", "longitude"), shape, strict=True):
+            file.create_variable(name, (name,), "f4")[:] = np.linspace(-60, 60, size)
+        t2m = file.create_variable(
+            "t2m", ("time", "latitude", "longitude"), "i2", chunks=(1, *shape), compression="gzip",
+            compression_opts=4, shuffle=True, fillvalue=np.int16(-32767),
+        )  # fmt: skip
+        t2m.attrs["scale_factor"], t2m.attrs["add_offset"] = packing
+        t2m[:] = values
+
+
+def save_cube(site: Site, pattern: str) -> None:
+    """Save the files of ``site`` as one cube along time."""
+    import refshard_fs
+
+    made = refshard_fs.concat(site.urls(pattern), dim="time", lazy=True, allow=[site.url], **site.options)
+    made.save(str(site.folder / "cube.refshard"), overwrite=True)
+
+
+@dataclass(frozen=True)
+class Months:
+    """Months of a reanalysis, each with a packing of its own, and a cube of them."""
+
+    count: int = 12
+    steps: int = 120
+    shape: tuple[int, int] = (121, 240)
+
+    def write(self, folder: Path) -> None:
+        for month in range(self.count):
+            packing = (0.002 + month * 1e-5, 273.0 + month / 10)
+            values = field(month, self.steps, *self.shape)
+            units = "hours since 2020-01-01"
+            write_netcdf(folder / f"month{month:04d}.nc", month * self.steps, values, packing, units)
+
+    def prepare(self, site: Site) -> None:
+        save_cube(site, "*.nc")
+
+
+@dataclass(frozen=True)
+class Days:
+    """Daily files of one packing, and a cube of them."""
+
+    count: int
+    shape: tuple[int, int] = (60, 120)
+
+    def write(self, folder: Path) -> None:
+        values = field(0, self.count, *self.shape)
+        for day in range(self.count):
+            name = f"day{day:05d}.nc"
+            write_netcdf(folder / name, day, values[day : day + 1], (0.01, 273.0), "days since 2015-01-01")
+
+    def prepare(self, site: Site) -> None:
+        save_cube(site, "*.nc")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Files of many steps of one packing; a cube of them, and a set of references by kerchunk where it is installed."""
+
+    count: int
+    steps: int = 100
+    shape: tuple[int, int] = (60, 120)
+
+    @property
+    def total(self) -> int:
+        """The steps of all files."""
+        return self.count * self.steps
+
+    def write(self, folder: Path) -> None:
+        for number in range(self.count):
+            values, first = field(number, self.steps, *self.shape), number * self.steps
+            write_netcdf(folder / f"part{number:03d}.nc", first, values, (0.002, 273.0), "hours since 2020-01-01")
+
+    def prepare(self, site: Site) -> None:
+        save_cube(site, "*.nc")
+        try:
+            from kerchunk.combine import MultiZarrToZarr
+            from kerchunk.hdf import SingleHdf5ToZarr
+        except ImportError:
+            return
+        sets = [SingleHdf5ToZarr(url, inline_threshold=2000).translate() for url in site.urls("*.nc")]
+        joined = MultiZarrToZarr(sets, concat_dims=["time"], identical_dims=["latitude", "longitude"])
+        (site.folder / "refs.json").write_text(json.dumps(joined.translate()))
+
+
+@dataclass(frozen=True)
+class Store(_Files):
+    """A zarr store of six variables with consolidated metadata; ``shards``: of version 3, ten steps a shard."""
+
+    zarr_format: Any = 2
+    shards: bool = False
+
+    def write(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # consolidated metadata are not in the specification of version 3
+            group = zarr.open_group(str(folder / "store.zarr"), mode="w", zarr_format=self.zarr_format)
+            for number in range(6):
+                self._add(group, f"v{number}", ("time", "y", "x"), field(number, 40, 100, 100), (1, 100, 100))
+            for name, size in (("time", 40), ("y", 100), ("x", 100)):
+                self._add(group, name, (name,), np.arange(size, dtype="i4"), (size,))
+            zarr.consolidate_metadata(group.store)
+
+    def _add(self, group: Any, name: str, dims: tuple[str, ...], values: Any, chunks: tuple[int, ...]) -> None:
+        named: dict[str, Any] = (
+            {"dimension_names": dims} if self.zarr_format == 3 else {"attributes": {"_ARRAY_DIMENSIONS": dims}}
+        )
+        shards = (10, *chunks[1:]) if self.shards and len(chunks) > 1 else None
+        kind: dict[str, Any] = {"shape": values.shape, "dtype": values.dtype, "chunks": chunks, "shards": shards}
+        group.create_array(name, **kind, **named)[...] = values
+
+
+@dataclass(frozen=True)
+class Image(_Files):
+    """An OME-Zarr image: three levels of channels, planes, rows and columns. Version 3 has shards, 2 has none."""
+
+    planes: int
+    side: int
+    zarr_format: Any = 2
+    tile: int = 128
+
+    def write(self, folder: Path) -> None:
+        group = zarr.open_group(str(folder / "image.zarr"), mode="w", zarr_format=self.zarr_format)
+        levels = [{"path": str(level)} for level in range(3)]
+        axes = [{"name": name, "type": "space"} for name in "zyx"]
+        multiscales = [{"axes": [{"name": "c", "type": "channel"}, *axes], "datasets": levels}]
+        is_v3 = self.zarr_format == 3
+        group.attrs.update({"ome": {"version": "0.5", "multiscales": multiscales}} if is_v3 else
+                           {"multiscales": [{"version": "0.4", **multiscales[0]}]})  # fmt: skip
+        pixels = np.stack([field(channel, self.planes, self.side, self.side) for channel in range(2)]).view("u2")
+        for level in range(3):
+            values = pixels[:, :, :: 1 << level, :: 1 << level]
+            tile = min(self.tile, values.shape[-1])
+            shards = (1, 4, 2 * tile, 2 * tile) if is_v3 and values.shape[-1] >= 2 * tile else None
+            keys: dict[str, Any] = {} if is_v3 else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+            kind: dict[str, Any] = {
+                "shape": values.shape,
+                "dtype": "u2",
+                "chunks": (1, 1, tile, tile),
+                "shards": shards,
+            }
+            group.create_array(str(level), **kind, **keys)[...] = values
+
+
+@dataclass(frozen=True)
+class Scenes(_Files):
+    """Cloud-optimised GeoTIFFs of one place, with deflate and a predictor; names say the day."""
+
+    count: int
+    side: int = 1024
+
+    def write(self, folder: Path) -> None:
+        import rasterio
+        from rasterio.transform import from_origin
+
+        kind = {"driver": "COG", "dtype": "uint16", "count": 1, "crs": "EPSG:32633", "blocksize": 256}
+        place = {"width": self.side, "height": self.side, "transform": from_origin(5e5, 5e6, 10, 10)}
+        for number in range(self.count):
+            day = np.datetime64("2024-01-01") + number
+            path = folder / f"red_{str(day).replace('-', '')}.tif"
+            with rasterio.open(path, "w", **kind, **place, compress="DEFLATE", predictor=2) as file:
+                file.write(field(number, 1, self.side, self.side).view("u2"))
+
+
+@dataclass(frozen=True)
+class Grib:
+    """GRIB2 files of a forecast, a step each, of many fields; a cube of them, and kerchunk's references of t."""
+
+    count: int
+    rows: int = 91
+    columns: int = 180
+    fields = ("t", "u", "v", "z", "q")
+    levels = (1000, 850, 700, 500, 250)
+
+    def write(self, folder: Path) -> None:
+        for number in range(self.count):
+            with (folder / f"f{number:03d}.grib2").open("wb") as file:
+                rng = np.random.default_rng(number)
+                for name in self.fields:
+                    for level in self.levels:
+                        file.write(self._message(rng, shortName=name, level=level, step=number))
+
+    def _message(self, rng: Any, **keys: Any) -> bytes:
+        import eccodes
+
+        spacing = 360 / self.columns
+        grid = {
+            "Ni": self.columns, "Nj": self.rows,
+            "latitudeOfFirstGridPointInDegrees": 90, "latitudeOfLastGridPointInDegrees": -90,
+            "longitudeOfLastGridPointInDegrees": 360 - spacing, "iDirectionIncrementInDegrees": spacing,
+            "jDirectionIncrementInDegrees": 180 / (self.rows - 1),
+        }  # fmt: skip
+        handle = eccodes.codes_grib_new_from_samples("regular_ll_pl_grib2")
+        for key, value in (grid | keys).items():
+            eccodes.codes_set(handle, key, value)
+        eccodes.codes_set_values(handle, rng.normal(280, 9, self.rows * self.columns))
+        message = bytes(eccodes.codes_get_message(handle))
+        eccodes.codes_release(handle)
+        return message
+
+    def prepare(self, site: Site) -> None:
+        import refshard_fs
+
+        made = refshard_fs.concat(site.urls("*.grib2"), dim="step", lazy=True, allow=[site.url])
+        made.save(str(site.folder / "cube.refshard"), overwrite=True)
+        try:
+            from kerchunk.combine import MultiZarrToZarr
+            from kerchunk.grib2 import scan_grib
+        except ImportError:
+            return
+        one = {"shortName": "t", "level": 500}
+        sets = [refs for url in site.urls("*.grib2") for refs in scan_grib(url, filter=one)]
+        same = ["latitude", "longitude", "isobaricInhPa", "time"]
+        joined = MultiZarrToZarr(sets, concat_dims=["step"], identical_dims=same)
+        (site.folder / "refs.json").write_text(json.dumps(joined.translate()))

@@ -1,0 +1,94 @@
+"""One file, as it is: beside h5netcdf with xarray's default block cache, and rasterio, as rioxarray reads."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import xarray as xr
+
+from benchmarks.jobs.data import Months, Scenes
+from benchmarks.jobs.job import Job, Site, Sizes
+from refshard_fs.xarray_backend import RefShardBackend
+
+__all__ = ["read_window"]
+
+
+class _File(Job):
+    peer = "h5netcdf"
+    chunks: ClassVar[Any] = None
+
+    def ours(self, site: Site) -> Any:
+        with xr.open_dataset(f"{site.url}/month0000.nc", engine=RefShardBackend, chunks=self.chunks) as ds:
+            return self.result(ds)
+
+    def theirs(self, site: Site) -> Any:
+        with xr.open_dataset(f"{site.url}/month0000.nc", engine="h5netcdf", chunks=self.chunks) as ds:
+            return self.result(ds)
+
+    def result(self, ds: xr.Dataset) -> Any:
+        return ds["t2m"].values
+
+
+class Whole(_File):
+    """Read a whole variable into numpy."""
+
+    title = "a NetCDF-4 file: a whole variable"
+    sizes = Sizes(Months(1, 40), Months(1, 480, (181, 360)))
+    goal = 2.0
+
+
+class WholeByChunk(Whole):
+    """Read a whole variable through dask, in chunks as the engine says."""
+
+    title = "a NetCDF-4 file, chunks={{}}: a whole variable"
+    chunks: ClassVar[Any] = {}
+
+
+class WholeByHundred(Whole):
+    """Read a whole variable through dask, a hundred steps a task."""
+
+    title = "a NetCDF-4 file, chunks of 100 steps: a whole variable"
+    chunks: ClassVar[Any] = {"time": 100}
+
+
+class Small(_File):
+    """Load a small file."""
+
+    title = "a small NetCDF-4 file: ds.load()"
+    sizes = Sizes(Months(1, 8, (61, 120)), Months(1, 8, (61, 120)))
+
+    def result(self, ds: xr.Dataset) -> Any:
+        return ds.load()["t2m"].values
+
+
+class Window(Job):
+    """Read a window of a cloud-optimised GeoTIFF."""
+
+    title = "a COG: a window"
+    sizes = Sizes(Scenes(1), Scenes(1, 4096))
+    peer = "rasterio"
+    needs = ("rasterio",)
+
+    def ours(self, site: Site) -> Any:
+        (url,) = site.urls("*.tif")
+        with xr.open_dataset(url, engine=RefShardBackend) as ds:
+            return ds["0"][300:500, 300:500].values
+
+    def theirs(self, site: Site) -> Any:
+        (url,) = site.urls("*.tif")
+        return read_window(f"/vsicurl/{url}", {})
+
+
+def read_window(name: str, options: dict[str, Any]) -> Any:
+    """Read rows and columns 300 to 500 by rasterio, set up as odc-stac does it for the cloud."""
+    import rasterio
+    from rasterio.windows import Window as Part
+
+    settings = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"}
+    if options:
+        endpoint = urlsplit(options["client_kwargs"]["endpoint_url"]).netloc
+        settings |= {"AWS_S3_ENDPOINT": endpoint, "AWS_HTTPS": "NO", "AWS_VIRTUAL_HOSTING": "FALSE"}
+        settings |= {"AWS_NO_SIGN_REQUEST": "YES"}
+    with rasterio.Env(**settings), rasterio.open(name) as file:
+        return file.read(1, window=Part(300, 300, 200, 200))

@@ -1,0 +1,53 @@
+"""The first cell of a notebook, in a process that has imported nothing: its time is that of the whole process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.jobs.data import Months
+from benchmarks.jobs.job import Job, Site, Sizes
+
+__all__: list[str] = []
+
+CELL = """
+import sys
+import xarray as xr
+ds = xr.open_dataset(sys.argv[1], engine=sys.argv[2])
+ds._repr_html_()
+ds["t2m"][0].plot()
+ds["t2m"][0].values.tofile(sys.argv[3])
+"""
+
+
+def run_cell(site: Site, engine: str) -> Any:
+    """Run the cell in a new interpreter; return the step that it plots."""
+    with tempfile.TemporaryDirectory() as folder:
+        step = Path(folder, "step")
+        command = [sys.executable, "-c", CELL, *site.urls("*.nc"), engine, str(step)]
+        environment = {**os.environ, "MPLBACKEND": "agg"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603  # its own
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return np.fromfile(step)
+
+
+class Notebook(Job):
+    """Import xarray, open a file, look at it, and plot a step."""
+
+    title = "a notebook's first cell: import, open, repr, plot"
+    sizes = Sizes(Months(1, 40), Months(1))
+    peer = "h5netcdf"
+    needs = ("matplotlib",)
+
+    def ours(self, site: Site) -> Any:
+        return run_cell(site, "refshard")
+
+    def theirs(self, site: Site) -> Any:
+        return run_cell(site, "h5netcdf")

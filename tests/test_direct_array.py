@@ -1,0 +1,134 @@
+"""Selections that are read and decoded in the thread that asks for them: the values of zarr, and how many requests."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from numcodecs import Blosc, Shuffle, Zlib
+from xarray.backends.zarr import ZarrArrayWrapper
+
+from refshard_fs.xarray_backend import RefShardBackend
+from tests.chunked import CHUNK, Chunked
+from tests.servers.http import RangeServer
+
+pytestmark = pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 3 alone")
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"zarr_format": 2, "dtype": ">i4", "order": "F", "filters": None, "compressors": Zlib(1)},
+    {"zarr_format": 2, "dtype": "<f8", "filters": [Shuffle(8)], "compressors": Blosc()},
+    {"zarr_format": 2, "dtype": "?", "compressors": None},
+    {"zarr_format": 3, "dtype": "<f4"},
+    {"zarr_format": 3, "dtype": ">i2", "compressors": None},
+    {"zarr_format": 3, "dtype": "<u8", "shards": (4, 6)},
+]
+
+
+def written(folder: Path, layout: dict[str, Any]) -> xr.Variable:
+    """Write an array of 7 by 7, the last row of whose chunks does not exist, and return what zarr reads of it."""
+    group = zarr.open_group(folder, mode="w", zarr_format=layout["zarr_format"])
+    options = {name: value for name, value in layout.items() if name != "zarr_format"}
+    is_new = layout["zarr_format"] == 3
+    named = {"dimension_names": ["x", "y"]} if is_new else {"attributes": {"_ARRAY_DIMENSIONS": ["x", "y"]}}
+    array = group.create_array("a", shape=(7, 7), chunks=(2, 3), fill_value=1, **options, **named)
+    array[:6] = np.arange(42).reshape(6, 7).astype(layout["dtype"])
+    with xr.open_dataset(folder, engine="zarr", consolidated=False, mask_and_scale=False) as ds:
+        return ds["a"].variable.load()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "http"])
+def test_selections_are_what_zarr_reads(
+    tmp_path: Path, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any], is_remote: bool
+) -> None:
+    expected = written(tmp_path, layout)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # consolidated metadata are not in the specification of version 3
+        zarr.consolidate_metadata(tmp_path)
+    for path in tmp_path.rglob("*") if is_remote else ():
+        if path.is_file():
+            http_server.put(f"/store.zarr/{path.relative_to(tmp_path)}", path.read_bytes())
+    by_zarr: list[Any] = []
+    read = ZarrArrayWrapper._getitem
+    monkeypatch.setattr(ZarrArrayWrapper, "_getitem", lambda self, key: by_zarr.append(key) or read(self, key))
+    source = f"{http_server.url}/store.zarr" if is_remote else tmp_path
+    with xr.open_dataset(source, engine=RefShardBackend, consolidated=False, mask_and_scale=False) as ds:
+        seen = ds["a"].variable
+        for key in [
+            (1,),
+            (1, 2),
+            (slice(0, 2), slice(3, 6)),
+            (5, slice(6, 7)),
+            (slice(4, 6), -1),
+            (slice(None, None, 3),),
+        ]:
+            one, other = seen[key].values, expected[key].values
+            assert (one.dtype, one.shape, one.flags.writeable) == (other.dtype, other.shape, True)
+            np.testing.assert_array_equal(one, other)
+        assert len(by_zarr) == (0 if layout["dtype"] != "?" else 6)
+        others = [slice(None), slice(None, None, -1), slice(1, 6, 2), [4, 0], np.array([True] * 3 + [False] * 4), 6]
+        for first in others:
+            for second in [*others, slice(2, 2)]:
+                np.testing.assert_array_equal(seen[first, second].values, expected[first, second].values)
+        by_points = {"x": xr.Variable("p", [6, 0, 3]), "y": xr.Variable("p", [1, 1, 6])}
+        np.testing.assert_array_equal(seen.isel(by_points).values, expected.isel(by_points).values)
+
+
+@pytest.fixture(scope="module")
+def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndarray[Any, Any]]:
+    folder = tmp_path_factory.mktemp("cube")
+    values = np.random.default_rng(1).integers(0, 1000, (7, 5, 11))
+    dims = {"attributes": {"_ARRAY_DIMENSIONS": ["t", "y", "x"]}}
+    array = zarr.open_group(folder, mode="w", zarr_format=2).create_array(
+        "a", shape=(7, 5, 11), chunks=(2, 3, 4), dtype="<i8", **dims
+    )
+    array[...] = values
+    return xr.open_dataset(folder, engine=RefShardBackend, mask_and_scale=False)["a"].variable, values
+
+
+@given(st.data())
+def test_random_selections_are_those_of_numpy(
+    cube: tuple[xr.Variable, np.ndarray[Any, Any]], data: st.DataObject
+) -> None:
+    variable, values = cube
+    ascending = [st.slices(size).filter(lambda part: (part.step or 1) > 0) for size in values.shape]
+    key = tuple(
+        data.draw(st.integers(-size, size - 1) | part) for size, part in zip(values.shape, ascending, strict=True)
+    )
+    np.testing.assert_array_equal(variable[key].values, values[key])
+
+
+@pytest.mark.parametrize("task", [1, 4])
+def test_tasks_in_the_order_of_dask_are_read_ahead(http_server: RangeServer, task: int) -> None:
+    """dask's threads come to tasks by their numbers as texts: 99, 98, ..., 90, 9, 89."""
+    chunked = Chunked(http_server)
+    ds = xr.open_dataset(
+        chunked.refs() | {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x", "y"]}'},
+        engine=RefShardBackend,
+        mask_and_scale=False,
+        chunks={"x": task, "y": CHUNK},
+    )
+    values = ds["a"].compute().values
+    np.testing.assert_array_equal(values[:, 0], np.arange(256) % 251)
+    assert len(chunked.ranges) < 0.45 * 256 / task
+    assert chunked.fetched <= 1.05 * 256
+
+
+def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    ds = xr.open_dataset(
+        chunked.refs() | {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x", "y"]}'},
+        engine=RefShardBackend,
+        mask_and_scale=False,
+    )
+    starts = np.random.default_rng(2).choice(64, 12, replace=False) * 4
+    for start in starts.tolist():
+        np.testing.assert_array_equal(ds["a"][start : start + 4, 0].values, np.arange(start, start + 4) % 251)
+    assert chunked.fetched == 48
