@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from hypothesis import strategies as st
 from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.xarray_backend import RefShardBackend
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 
 pytestmark = pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 3 alone")
 
+NAMED = {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x", "y"]}'}
 LAYOUTS: list[dict[str, Any]] = [
     {"zarr_format": 2, "dtype": ">i4", "order": "F", "filters": None, "compressors": Zlib(1)},
     {"zarr_format": 2, "dtype": "<f8", "filters": [Shuffle(8)], "compressors": Blosc()},
@@ -110,7 +114,7 @@ def test_tasks_in_the_order_of_dask_are_read_ahead(http_server: RangeServer, tas
     """dask's threads come to tasks by their numbers as texts: 99, 98, ..., 90, 9, 89."""
     chunked = Chunked(http_server)
     ds = xr.open_dataset(
-        chunked.refs() | {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x", "y"]}'},
+        chunked.refs() | NAMED,
         engine=RefShardBackend,
         mask_and_scale=False,
         chunks={"x": task, "y": CHUNK},
@@ -124,7 +128,7 @@ def test_tasks_in_the_order_of_dask_are_read_ahead(http_server: RangeServer, tas
 def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     ds = xr.open_dataset(
-        chunked.refs() | {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x", "y"]}'},
+        chunked.refs() | NAMED,
         engine=RefShardBackend,
         mask_and_scale=False,
     )
@@ -132,3 +136,28 @@ def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
     for start in starts.tolist():
         np.testing.assert_array_equal(ds["a"][start : start + 4, 0].values, np.arange(start, start + 4) % 251)
     assert chunked.fetched == 48
+
+
+def test_a_failing_chunk_is_named_and_no_other_logged(
+    http_server: RangeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunked = Chunked(http_server)
+    refs = chunked.refs() | {f"a/{number}.0": [http_server.url + "/gone", 0, CHUNK] for number in (1, 2)}
+    ds = xr.open_dataset(refs | NAMED, engine=RefShardBackend, mask_and_scale=False, storage_options={"retries": 0})
+    with pytest.raises(ReferenceNotReachable, match="'a/1.0'.*gone"):
+        ds["a"][:4].load()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_announced_chunks_are_read_without_a_request(http_server: RangeServer) -> None:
+    chunked = Chunked(http_server)
+    fs = RefShardFileSystem(chunked.refs(), skip_instance_cache=True)
+    keys = chunked.keys(range(8))
+    fs.prefetch(keys)
+    before = len(chunked.ranges)
+    read = fs._session.read_chunks(keys, lambda steps: asyncio.run_coroutine_threadsafe(steps, fs.loop).result())
+    assert list(read) == [chunked.chunk(number) for number in range(8)]
+    assert len(chunked.ranges) == before
+    fs.cat_file("a/0.0")  # each announcement is used up
+    assert len(chunked.ranges) == before + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -174,7 +175,9 @@ class Engine(Lookups):
             if isinstance(entry, Exception):
                 raise blame(key, entry)
         known = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
-        self.ahead.note_selection(keyspace, keys, [span for entry in known for span in entry.spans])
+        announced = sum(self.ahead.was_announced(key) for key in keys)
+        if not announced:
+            self.ahead.note_selection(keyspace, keys, [span for entry in known for span in entry.spans])
         loop = asyncio.get_running_loop()
         futures: list[list[asyncio.Future[bytes]]] = []
         readers: list[Reader] = []
@@ -200,9 +203,9 @@ class Engine(Lookups):
                     case _:
                         out.append(None)
         finally:
-            for parts in futures:
-                for future in parts:
-                    future.cancel()
+            for future in chain(*futures):
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # asyncio logs errors that nobody asks for
         return out
 
     async def _arrived(self, key: str, entry: Packed, parts: Sequence[asyncio.Future[bytes]]) -> Sequence[bytes | None]:

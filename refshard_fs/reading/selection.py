@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry
+from refshard_fs.core.model import Entry, Packed
 from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.engine import Engine, Request, Unmade
 from refshard_fs.reading.immediate import Immediate
@@ -79,9 +79,9 @@ class SelectionRead:
     """Reads one selection: ``take(number, data)`` is called once for each key, in the order of their arrival.
 
     ``chunk_size`` is the size, in bytes, of chunks whose own size is not known. Chunks that are under way or wait to be
-    decoded are within the ``memory`` of all selections, but for one chunk, which is always read. With ``threads``,
-    ``take`` is called in threads, for several chunks at a time. The first error ends the read and its requests. It
-    names its key or, if ``take`` raised it, ``undecoded`` is the key.
+    decoded are within the ``memory`` of all selections, but for one chunk, which is always read. With ``threads``, or
+    where chunks are made of others, ``take`` is called in threads, for several chunks at a time. The first error ends
+    the read and its requests. It names its key or, if ``take`` raised it, ``undecoded`` is the key.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SelectionRead:
         self._far: deque[_Chunk] = deque()  # not asked for yet
         self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}
         self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # for threads
-        self._arrived = self._ready if threads else deque()  # for whoever decodes
+        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # for whoever decodes
         self._jobs: set[asyncio.Future[None]] = set()  # in threads
         self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
         self._error: BaseException | None = None  # the first one
@@ -122,6 +122,9 @@ class SelectionRead:
             found = self._immediate.find_all(self._keyspace, some)
             for i, key in enumerate(some):
                 self._add(first + i, key, found[i])
+        self._threads = self._threads or any(isinstance(chunk.entry, Packed) for chunk in self._far)
+        if self._threads:
+            self._arrived = self._ready
         try:
             self._go_on()
             while self._asked or self._ready or self._jobs:
