@@ -49,7 +49,7 @@ from refshard_fs.session.options import (
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.session.session import Session
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
-from refshard_fs.targets.local import path_to_write
+from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.views import Counters, Plan, html_of, progress
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.writer import OverlayTransaction, Writer

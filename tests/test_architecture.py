@@ -23,6 +23,7 @@ references
 sharding
 formats
 targets
+stores
 reading
 session
 writing
@@ -106,15 +107,26 @@ def test_every_format_says_in_its_own_folder_how_it_is_recognised() -> None:
     assert folders - LIBRARIES == {known.module.split(".")[2] for known in BUILT_IN}
 
 
-def test_targets_alone_open_filesystems() -> None:
-    openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files"}
+def test_the_pool_alone_opens_filesystems() -> None:
+    """Reads and writes have the same rules and credentials: `stores` gets its filesystems from the pool, too."""
+    openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files", "get_fs_token_paths"}
     found = set()
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in openers:
-                    found.add(top(path))
-    assert found - {"cli", "xarray_backend"} == {"targets"}, "users of the public interface open ours, and no other"
+                case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+                    if name in openers or (name.endswith("FileSystem") and name != "RefShardFileSystem"):
+                        found.add(str(path.relative_to(ROOT)))
+    users = {name for name in found if name.startswith("cli/") or name == "xarray_backend.py"}  # they open ours
+    immediate = "targets/local.py"  # files and memory, which the pool hands out as they are
+    assert found - users == {"targets/pool.py", "targets/generic.py", "targets/zip.py", immediate}
+    stores = [path for path in modules() if top(path) == "stores"]
+    assert not {name for path in stores for name in imports(path)[1] if name.split(".")[0] in ("aiohttp", "s3fs")}
+
+
+def test_every_module_of_stores_has_its_tests() -> None:
+    for path in (ROOT / "stores").glob("[a-z]*.py"):
+        assert (ROOT.parent / "tests/stores" / f"test_{path.name}").exists()
 
 
 def test_the_page_on_the_architecture_names_modules_that_there_are() -> None:

@@ -49,7 +49,8 @@ from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.overlay import Base, Overlay, overlay_of
 from refshard_fs.session.recognition import beneath
-from refshard_fs.targets import Given, Pool, Versions
+from refshard_fs.stores.stores import Stores
+from refshard_fs.targets import Pool, Versions
 from refshard_fs.targets.pool import instance
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Engines:
         self._budget = SharedBudget(options.budget)  # of all of them
         self._lock = fork_safe(threading.Lock())
         self._pool_options = options.pool
+        self._stores = Stores(options.pool)
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
         self._blocks = Cache(options.block_cache) if options.block_cache else None
@@ -155,9 +157,12 @@ class Engines:
         """The rule for the targets that the source names."""
         return self._pool_options.admission
 
-    def given(self, url: str) -> Given:
-        """Return the filesystem instance, or the options for one, that ``url`` is opened with."""
-        return self._pool_options.given(url)
+    @property
+    def stores(self) -> Stores:
+        """Where objects are written: opened, and allowed, as what is read."""
+        if self._stores.options is not self._pool_options:
+            self._stores = Stores(self._pool_options)
+        return self._stores
 
     def latest(self, url: str) -> Version | None:
         """Return which version of an object was found last; None if it was not looked for."""

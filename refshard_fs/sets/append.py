@@ -47,7 +47,7 @@ from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import NamedSet, VariableReader
-from refshard_fs.targets.objects import Document
+from refshard_fs.stores.document import Document
 from refshard_fs.tools.views import progress
 
 
@@ -366,7 +366,7 @@ def _append_line(
     )
     if place is not None:
         document = _filled(document, place)
-    Document(base.url, fs._session.given(base.url), base.facts).put(document.dumps())
+    Document(base.url, fs._session.stores, base.facts).put(document.dumps())
     return line.length - replaced
 
 

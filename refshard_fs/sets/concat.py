@@ -36,7 +36,7 @@ from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import NamedSet, with_type
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import folded, progress, table, view
 
 Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any

@@ -40,7 +40,7 @@ from refshard_fs.session.recognition import beneath, open_source
 from refshard_fs.session.session import Engines
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
-from refshard_fs.targets.local import path_to_write
+from refshard_fs.stores.links import path_to_write
 from refshard_fs.writing.save import respelling
 
 ROUND: Final = 16  # sources whose look-ups are driven together: each waits for all of them

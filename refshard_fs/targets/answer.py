@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from io import BytesIO
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from refshard_fs.targets.failures import EXPIRED, Denied, HttpStatus, Incomplete
 
 if TYPE_CHECKING:
     import aiohttp
+    from fsspec.spec import AbstractFileSystem
 
 UNTOLD: Final = 8 << 30  # bytes that are read of an object of which nobody says how many it has: it may have no end
 
@@ -83,6 +84,10 @@ class Target:
         """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
         return None
 
+    async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
+        """Return the filesystem that takes objects, and ``path`` there; None if nothing can be written."""
+        return None
+
     async def close(self) -> None:
         """Let go of connections and files."""
 
@@ -91,6 +96,7 @@ class ImmediateTarget(Target):
     """Objects that are read without an event loop; the process shares them. Only `names` and `facts` are coroutines."""
 
     most_retries = 0
+    fs: Any = None  # the filesystem that takes objects, in any thread, if any does
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None

@@ -182,13 +182,17 @@ def os_errors() -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        if not type(e).__module__.startswith(_CLIENTS):
+        if not type(e).__module__.startswith(_CLIENTS) and not isinstance(e, RecursionError):
             raise
         raise as_os_error(e) from e
 
 
 def as_os_error(error: Exception) -> OSError:
     """Return ``error``, which a client of S3 raised, as an OSError."""
+    if type(error).__module__.startswith("aiohttp."):
+        return as_failure(error)
+    if isinstance(error, RecursionError):  # botocore asks again for a bucket's region, to which there is one answer
+        return Unreadable("the endpoint of S3 redirects all requests: give the one that it leads to, as endpoint_url=")
     from s3fs.errors import translate_boto_error  # it is there: its filesystem is what failed
 
     return as_failure(translate_boto_error(error))

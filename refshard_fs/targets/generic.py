@@ -181,7 +181,6 @@ class FsspecTarget(Target):
         return Answer(data, facts or UNKNOWN)
 
     async def _ready(self, path: str) -> str:
-        """Open the filesystem, if that is left to do, and return the path there."""
         open_ = self._open
         if open_ is None:
             return path
@@ -262,6 +261,10 @@ class FsspecTarget(Target):
         files = [(name[len(path) + 1 :], row) for name, row in rows.items() if name.startswith(path + "/")]
         return tuple(Listed(name, row.get("size"), False, *version_in(row)) for name, row in files if name)
 
+    async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
+        path = await self._ready(path)
+        return self.fs, path
+
     async def close(self) -> None:
         if self._owned:
             from refshard_fs.targets.connections import close_connections
@@ -274,7 +277,7 @@ class FsspecTarget(Target):
             method = getattr(fs, name)
 
             def call() -> Any:
-                with turn(fs, path), _connected(fs):
+                with serving(fs, path):
                     return method(path, **given)
 
             return await in_thread(call)
@@ -285,6 +288,13 @@ class FsspecTarget(Target):
         if home is asyncio.get_running_loop():
             return await method(path, **given)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
+
+
+@contextlib.contextmanager
+def serving(fs: AbstractFileSystem, path: str) -> Iterator[None]:
+    """Wait until a synchronous ``fs`` can serve ``path`` in this thread, and connect it if its connection broke."""
+    with turn(fs, path), _connected(fs):
+        yield
 
 
 @contextlib.contextmanager
@@ -381,5 +391,10 @@ def parts_of_chain(url: str) -> tuple[str, str]:
 
 
 def is_s3fs(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` is s3fs's own; asked this way since importing it takes long."""
-    return (type(fs).__module__, type(fs).__name__) == ("s3fs.core", "S3FileSystem")
+    """Whether ``fs`` is s3fs's own, or ours; asked this way since importing it takes long."""
+    return is_class_of_s3fs(type(fs)) or type(fs).__module__ == "refshard_fs.targets.s3_client"
+
+
+def is_class_of_s3fs(cls: type) -> bool:
+    """Whether ``cls`` is s3fs's own filesystem."""
+    return (cls.__module__, cls.__name__) == ("s3fs.core", "S3FileSystem")

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
-import errno
 import itertools
 import os
 import re
-import shutil
 import stat
 import threading
 import uuid
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.model import OWN, Facts, Listed
-from refshard_fs.errors import told
 from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
 
@@ -48,139 +44,6 @@ def draft_of(path: str) -> str:
 def is_draft(path: str) -> bool:
     """Whether ``path`` is a file that has not taken its place: of a writer who is at it, or who was killed."""
     return path.endswith(".tmp") and _DRAFT.search(path) is not None
-
-
-@contextlib.contextmanager
-def replacing(path: str, *, check: Callable[[], object] | None = None, durable: bool = False) -> Iterator[BinaryIO]:
-    """Give a file that becomes ``path`` when the block ends without an error, and else disappears.
-
-    ``check()`` is called just before; what it raises leaves ``path`` as it was. ``durable``: the file, and its name,
-    are on the disk before and after that. ``path`` is replaced even if it is a link: `path_to_write` resolves those.
-    Nobody may read the draft who may not read the file that it replaces.
-    """
-    draft = draft_of(path)
-    mode = 0o666 if _replaced(path) is None else 0o600  # of a new file, the umask decides
-    try:
-        with open(os.open(draft, _DRAFT_FLAGS, mode), "wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        _copy_mode(path, draft)
-        if check is not None:
-            check()
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-        raise
-    if durable:
-        sync_file(os.path.dirname(path) or ".")
-
-
-_DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-
-
-def _copy_mode(path: str, draft: str) -> None:
-    """Let ``draft`` have the mode and the group of ``path``, if that exists."""
-    found = _replaced(path)
-    if found is None:
-        return
-    mode = stat.S_IMODE(found.st_mode) & 0o777
-    if _HAS_OWNERS and os.stat(draft).st_gid != found.st_gid:
-        try:
-            os.chown(draft, -1, found.st_gid)
-        except PermissionError:
-            mode &= 0o707  # it has another group than the file had, whose members were not meant
-    os.chmod(draft, mode)
-
-
-def _replaced(path: str) -> os.stat_result | None:
-    """Return what is known of the file or folder at ``path``; None of a link, and if there is none."""
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return None if stat.S_ISLNK(found.st_mode) else found
-
-
-_HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has rights of another kind
-_MOST_LINKS: Final = 40  # in a path, as on Linux
-
-
-def path_to_write(path: str, root: str | None = None) -> str:
-    """Return where a write to ``path`` goes; it is the directory ``root`` or below it (by default: just that path).
-
-    Links of the user and of the system lead to ``root``. Raises PermissionError at a link of another user there, who
-    would choose what is overwritten, and at any link below: a hierarchy may come from elsewhere, links included.
-    """
-    if not _HAS_OWNERS:
-        return os.path.realpath(path)
-    root = path if root is None else root
-    place = _without_links(root)
-    for step in path[len(root) :].split("/")[1:-1]:
-        place = os.path.join(place, step)
-        if os.path.islink(place):
-            raise PermissionError(
-                f"{told(place)} is a symbolic link inside of what is written to: expected a folder. Nothing is written "
-                f"or removed behind it; open {told(os.path.realpath(place))} itself if you mean that"
-            )
-    return os.path.join(place, os.path.basename(path)) if path != root else place
-
-
-def _without_links(path: str) -> str:
-    """Return ``path`` with its links resolved, all of which are the user's or the system's."""
-    place, links = "/", 0
-    left = os.path.abspath(path).split("/")[::-1]
-    while left:
-        step = left.pop()
-        if step in ("", "."):
-            continue
-        if step == "..":
-            place = os.path.dirname(place)
-            continue
-        place = os.path.join(place, step)
-        try:
-            found = os.lstat(place)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if not stat.S_ISLNK(found.st_mode):
-            continue
-        target = os.readlink(place)
-        if found.st_uid not in (0, os.geteuid()):
-            raise PermissionError(
-                f"{told(place)} is a symbolic link of another user (number {found.st_uid}), which is not followed in "
-                f"writing. Give the path that it leads to, {told(target)}, if you mean that"
-            )
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        place = "/" if target.startswith("/") else os.path.dirname(place)
-        left += target.split("/")[::-1]
-    return place
-
-
-def replace_directory(path: str, draft: str) -> None:
-    """Let the directory ``draft``, which lies beside it, take the place of ``path``."""
-    old = draft_of(path)
-    _copy_mode(path, draft)
-    os.rename(path, old)
-    try:
-        os.rename(draft, path)
-    except BaseException:
-        os.rename(old, path)
-        raise
-    shutil.rmtree(old)
-
-
-def sync_file(path: str) -> None:
-    """See that a file, or the names in a directory, are on the disk, where the platform lets one."""
-    with contextlib.suppress(OSError):  # Windows opens no directories
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 OPEN_FILES = 64
@@ -286,6 +149,7 @@ class LocalTarget(ImmediateTarget):
 
     def __init__(self, *, follows: bool = True) -> None:
         """``follows``: links in paths are followed. Else there are none, and one that appears is an error."""
+        self.fs = LocalFileSystem()
         self._follows = follows
         self._lock = fork_safe(threading.Lock())
         self._files: OrderedDict[str, _File] = OrderedDict()
@@ -373,60 +237,6 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The lock of a local directory, for commits.
-#
-# An advisory lock belongs to an open file, which a forked process has as well: it is given up, not only closed, and the
-# child closes its own at once. So a child that lives on holds no lock of a commit that ended, or of a parent that died.
-
-
-_held: Final[set[int]] = set()  # descriptors of this process
-
-
-@contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a local directory, which is made if there is none, where the platform has such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    while True:
-        os.makedirs(folder, exist_ok=True)
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # who held the lock has just removed it
-            continue
-        _held.add(descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, folder):
-                yield
-                return
-        finally:
-            if descriptor in _held:  # else it was closed: the lock is the parent's
-                _held.discard(descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-                os.close(descriptor)
-
-
-def _is_at(descriptor: int, folder: str) -> bool:
-    """Whether an open directory is the one at ``folder``: who had its lock before may have removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
-    except FileNotFoundError:
-        return False
-
-
-def _after_fork() -> None:
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
-
-
-in_child(_after_fork)
-
-
-# ----------------------------------------------------------------------------------------------------
 # The files of ``memory://``, read as slices of what the process holds.
 
 
@@ -434,7 +244,7 @@ class MemoryTarget(ImmediateTarget):
     """All files of `MemoryFileSystem`, which the process has one set of."""
 
     def __init__(self) -> None:
-        self._fs = MemoryFileSystem()
+        self.fs = MemoryFileSystem()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
 
@@ -455,7 +265,7 @@ class MemoryTarget(ImmediateTarget):
         return self._facts(file, file.getbuffer().nbytes)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        rows = self._fs.ls(path, detail=True)
+        rows = self.fs.ls(path, detail=True)
         if [row["name"] for row in rows if row["type"] == "file"] == [path]:
             raise NotADirectoryError(path)
         named = (
@@ -469,7 +279,7 @@ class MemoryTarget(ImmediateTarget):
 
     def _file(self, path: str) -> Any:
         try:
-            return self._fs.store[path]
+            return self.fs.store[path]
         except KeyError:
             raise FileNotFoundError(path) from None
 

@@ -38,7 +38,15 @@ from refshard_fs.security.admission import (
 )
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import WITHOUT, Retry
-from refshard_fs.targets.generic import FsspecTarget, GuardedFtp, has_coroutines, is_s3fs, opens_chain, parts_of_chain
+from refshard_fs.targets.generic import (
+    FsspecTarget,
+    GuardedFtp,
+    has_coroutines,
+    is_class_of_s3fs,
+    is_s3fs,
+    opens_chain,
+    parts_of_chain,
+)
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
 from refshard_fs.targets.versioned import VersionedObject, Versions
 
@@ -170,6 +178,19 @@ class Pool:
                 other = f"options={{{policy.server_of(url) + '/'!r}: {{...}}}}"
                 return f"{_NOBODY}. The endpoint_url= for {prefix} serves no other bucket: give it in {other}, too"
         return _NOBODY
+
+    def store(self, url: str) -> tuple[Target, str] | None:
+        """Return the target that takes objects at ``url``, and the path there; None where that takes an event loop.
+
+        Objects are written with the user's own credentials alone: raises TargetNotAllowed where these are not sent.
+        Links of a local path are as they are: whether writes follow them is another question than whether reads do.
+        """
+        rules = self._rules(())
+        admitted, access = _judged(rules, url)
+        if access is not Access.OWN:
+            rule = "objects are written with your own credentials, which are not for this place"
+            raise TargetNotAllowed(url, rule, remedy(url))
+        return self._find(admitted, access, rules, *self._options.named(admitted))
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -354,6 +375,12 @@ def arguments_of(protocol: str) -> frozenset[str]:
 
 def _admitted(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
     """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
+    url, access = _judged(rules, url, redirected_by)
+    return _followed(url, rules), access
+
+
+def _judged(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
+    """Return the same, with the links as they are."""
     access = Access.OWN
     head, separator, rest = url.partition("://")
     if separator and not head.islower() and "::" not in head:
@@ -361,7 +388,7 @@ def _admitted(rules: Rules, url: str, redirected_by: str | None = None) -> tuple
     for rule in rules:
         url, granted = rule.admit(url, redirected_by)
         access = min(access, granted)
-    return _followed(url, rules), access
+    return url, access
 
 
 def _guarded(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:
@@ -427,6 +454,10 @@ def _made(
     from refshard_fs.targets.http import AsyncHttp
 
     cls = AsyncHttp if cls is HTTPFileSystem else cls
+    if is_class_of_s3fs(cls):
+        from refshard_fs.targets.s3_client import S3Client
+
+        cls = S3Client
     shared: dict[str, Any] = {}
     if issubclass(cls, AsyncFileSystem) and cls.async_impl:
         options = {**options, "asynchronous": True, "loop": loop}

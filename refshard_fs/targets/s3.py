@@ -8,11 +8,8 @@ of the user's) is left to s3fs, for that bucket or altogether.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
@@ -22,14 +19,10 @@ from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.errors import TargetNotAllowed, told
-from refshard_fs.security.admission import remedy
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
 from refshard_fs.targets.connections import Guard, in_context, open_session
 from refshard_fs.targets.failures import HttpStatus
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
-
-logger = logging.getLogger("refshard_fs")
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
@@ -104,7 +97,7 @@ class _Ready(NamedTuple):
 
 
 class S3Target(Target):
-    """The objects of one `S3FileSystem`, by ``bucket/key``; all requests are s3fs's unless they are to be ``fast``.
+    """The objects of one `S3Client`, by ``bucket/key``; all requests are s3fs's unless they are to be ``fast``.
 
     ``guard`` judges the endpoint, which the environment or a profile may name (None: it may be anywhere).
     """
@@ -113,8 +106,7 @@ class S3Target(Target):
 
     def __init__(self, fs: AbstractFileSystem, *, fast: bool = True, guard: Guard | None = None) -> None:
         self.fs = fs
-        self._guard = guard
-        self._judged: set[str] = set()  # endpoints
+        self._guard = fs.guard = guard
         self._fast = fast
         self._theirs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
@@ -156,18 +148,19 @@ class S3Target(Target):
         return answer.facts
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        await self._client(path.partition("/")[0])
         try:
             return await self._theirs.names(path)
         except FileNotFoundError as e:
             raise _absent(e) from e
 
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
-        await self._client(path.partition("/")[0])
         try:
             return await self._theirs.tree(path)
         except FileNotFoundError as e:
             raise _absent(e) from e
+
+    async def store(self, path: str) -> tuple[AbstractFileSystem, str]:
+        return self.fs, path
 
     async def close(self) -> None:
         for task in self._buckets.values():
@@ -211,7 +204,8 @@ class S3Target(Target):
         fs = self.fs
         if fs.version_aware or ":" in name or name.endswith("--x-s3"):
             return None
-        client = await self._client(name)
+        await fs.set_session()
+        client = await fs.get_s3(name)
         config = client.meta.config
         verify = _verified(client)
         if config.proxies or config.client_cert or verify is None or has_own_hooks(client):
@@ -244,45 +238,11 @@ class S3Target(Target):
         self._left_to_s3fs.add(path.partition("/")[0])
         self._ready.clear()
 
-    async def _client(self, bucket: str) -> Any:
-        """Return s3fs's client for a bucket. What it signs goes to no other host, wherever a server redirects it."""
-        await self.fs.set_session()
-        client = await self.fs.get_s3(bucket)
-        endpoint = str(client.meta.endpoint_url)
-        if self._guard is not None and endpoint not in self._judged:
-            try:
-                await self._guard.judge_server(endpoint)
-            except TargetNotAllowed as e:
-                url = f"s3://{bucket}/"
-                raise TargetNotAllowed(url, f"{e.rule}, where its endpoint {endpoint} is", remedy(url)) from None
-            self._judged.add(endpoint)
-        http: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
-        opened = getattr(http, "_get_session", None)
-        if opened is not None and getattr(opened, "func", None) is not _staying:
-            http._get_session = partial(_staying, opened)
-        return client
-
     async def _read_theirs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
-        await self._client(path.partition("/")[0])
         try:
             return await self._theirs.read(path, start, stop, most=most)
         except FileNotFoundError as e:
             raise _absent(e) from e
-
-
-class _Staying(NamedTuple):
-    """A session of botocore's that follows no redirects: it is for botocore to sign for another host, or not."""
-
-    session: aiohttp.ClientSession
-
-    def request(self, *arguments: Any, **options: Any) -> Any:
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s by s3fs", told(" ".join(map(str, [*arguments, options.get("url", "")])).strip()))
-        return self.session.request(*arguments, **{**options, "allow_redirects": False})
-
-
-async def _staying(opened: Callable[[Any], Awaitable[aiohttp.ClientSession]], proxy: Any) -> _Staying:
-    return _Staying(await opened(proxy))
 
 
 async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:

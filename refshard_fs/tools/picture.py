@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.errors import printable
-from refshard_fs.targets.local import path_to_write, replacing
+from refshard_fs.stores.drafts import replacing
+from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.views import ROLES, colours
 
 # ----------------------------------------------------------------------------------------------------

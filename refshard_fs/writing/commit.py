@@ -18,7 +18,7 @@ from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
-from refshard_fs.targets.objects import Document
+from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.save import as_written, save_json
 from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit
@@ -82,7 +82,7 @@ def _learn_manifests(writer: Writer, base: Base, edits: Edits) -> None:
 def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     session = writer.session
     refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
-    document = Document(base.url, session.given(base.url), base.facts, writer.overlay.sent)
+    document = Document(base.url, session.stores, base.facts, writer.overlay.sent)
     save_json(FlatStream(refs, as_written), base.url, document)
 
 

@@ -28,7 +28,8 @@ from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
-from refshard_fs.targets.objects import Condition, Fetched, Objects, is_version, sum_of
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import Condition, Fetched, is_version, sum_of
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
@@ -52,7 +53,7 @@ class HierarchyCommit:
         self._run = writer.session.run
         self._base = base
         self._edits = edits
-        self._objects = Objects(url, writer.session.given(url))
+        self._objects = Objects(url, writer.session.stores)
         self._overlay = writer.overlay
         self._is_new = not isinstance(found, Hierarchy)
         self._put: dict[str, None] = {}  # names of the objects that were put

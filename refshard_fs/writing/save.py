@@ -46,7 +46,8 @@ from refshard_fs.session.collect import Extras, collect, gather, walked
 from refshard_fs.session.options import SetFormat, data_url_of
 from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.session.session import Session
-from refshard_fs.targets.objects import Document, Objects
+from refshard_fs.stores.document import Document
+from refshard_fs.stores.objects import Objects
 
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),

@@ -42,7 +42,9 @@ from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of, gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
-from refshard_fs.targets.objects import PUT_AT_ONCE, Condition, Document, Objects, is_version
+from refshard_fs.stores.document import Document
+from refshard_fs.stores.objects import PUT_AT_ONCE, Objects
+from refshard_fs.stores.store import Condition, is_version
 from refshard_fs.writing.save import absolute, as_written, manifest_of
 from refshard_fs.writing.writer import Writer
 
@@ -56,10 +58,10 @@ class DirectoryCommit:
         self._run = writer.session.run
         self._edits = edits
         root = str(writer.source).rstrip("/")
-        self._store = Objects(root, writer.session.given(root))
+        self._stores = writer.session.stores
+        self._store = Objects(root, self._stores)
         self._url = self._store.url_of(name)
-        self._given = writer.session.given(self._url)
-        self._document = Document(self._url, self._given, base.facts, writer.overlay.sent)
+        self._document = Document(self._url, self._stores, base.facts, writer.overlay.sent)
         self._token = uuid.uuid4().hex  # makes the names of new objects unique
         self._written: list[str] = []
 
@@ -89,7 +91,7 @@ class DirectoryCommit:
 
     def _publish_again(self, data: bytes) -> None:
         """Replace the document that this commit has put."""
-        Document(self._url, self._given, self._document.made).put(data)
+        Document(self._url, self._stores, self._document.made).put(data)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from refshard_fs.core.model import Inline, Origin, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.session.overlay import Overlay
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
 _LATER: Final = "another process and, after that one began, by this one"

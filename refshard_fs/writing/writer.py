@@ -29,8 +29,9 @@ from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.session.session import Session
 from refshard_fs.sharding.view import ShardView
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import Buffer, sum_of
 from refshard_fs.targets.generic import in_thread
-from refshard_fs.targets.objects import Buffer, Objects, sum_of
 from refshard_fs.writing.staging import clear, merge, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
@@ -67,7 +68,7 @@ class Writer:
     def store(self) -> Objects | None:
         """Where values become objects; None where all are kept in memory."""
         url = self.options.data_url
-        return None if url is None else Objects(url, self.session.given(url))
+        return None if url is None else Objects(url, self.session.stores)
 
     def format_of(self, base: Base) -> str | None:
         """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, RefShardFileSystem
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from tests.servers.s3 import SeaweedServer
 from tests.sharding.test_packing import version_2
@@ -211,7 +211,7 @@ def test_a_chunk_that_this_process_and_then_another_replaced_is_not_written_over
     first.commit()
     url = first._session.options.source
     assert isinstance(url, str)
-    Objects(url, first._session.given(url)).put("plain/0", [chunk(3) * 2])
+    Objects(url, first._session.stores).put("plain/0", [chunk(3) * 2])
     second.pipe_file("plain/0", chunk(4))
     with pytest.raises(ConflictError):
         second.commit()
@@ -321,7 +321,7 @@ def test_a_chunk_put_meanwhile_where_an_array_grows_stays(
     grown.resize((12,))
     grown[8:] = 7
     put_data, url = HierarchyCommit._put_data, str(fs._session.options.source)
-    theirs = Objects(url, fs._session.given(url))
+    theirs = Objects(url, fs._session.stores)
 
     def put_after_another(*args: Any) -> None:
         theirs.put(f"{path}/{4 if path == 'plain' else 2}", [chunk(5)])

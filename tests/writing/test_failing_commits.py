@@ -16,7 +16,8 @@ import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import ConflictError, RefShardFileSystem
-from refshard_fs.targets.objects import Condition, Objects
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import Condition
 from tests.servers.s3 import SeaweedServer
 from tests.sharding.writers import IS_ZARR_2
 from tests.writing.overwriting import begin, check_partly_committed, found, state, write

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from refshard_fs import CostlyPattern, RefShardFileSystem
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 from tests.sharding.packing import layout_of
 from tests.sharding.test_packing import CRC, LITTLE, sharding, version_2, version_3
 

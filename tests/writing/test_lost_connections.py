@@ -15,7 +15,7 @@ import pytest
 import s3fs
 
 from refshard_fs import ConflictError, RefShardFileSystem
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer

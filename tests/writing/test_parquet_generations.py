@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import RefShardFileSystem, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import source
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 from refshard_fs.writing import set_commits
 from tests.servers.s3 import SeaweedServer
 
@@ -146,7 +146,7 @@ def test_what_was_replaced_is_removed_later(opened: Open, monkeypatch: pytest.Mo
     session = opened()._session
 
     url = str(session.options.source)
-    files = Objects(url, session.given(url)).find("")
+    files = Objects(url, session.stores).find("")
     assert set(files) == {".zmetadata", *(f"{a}/refs.{number}.parq" for a in ARRAYS for number in range(3))}
 
 

@@ -19,7 +19,7 @@ from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem, TargetN
 from refshard_fs.cli import main
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.session.recognition import beneath
-from refshard_fs.targets.objects import Objects
+from refshard_fs.stores.objects import Objects
 from tests.formats.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
 from tests.servers.http import RangeServer
 

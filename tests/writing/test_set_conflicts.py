@@ -14,7 +14,8 @@ import fsspec
 import pytest
 
 from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
-from refshard_fs.targets.objects import Document, Objects
+from refshard_fs.stores.document import Document
+from refshard_fs.stores.objects import Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.writing.model import FORMATS, array_document, group_document, path_of, writable

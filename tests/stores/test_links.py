@@ -1,100 +1,34 @@
-"""Local writes: links of others are not followed, modes stay, and nobody reads a draft who may not read the file."""
+"""Local writes follow no links of others, and none inside of what is written to."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.targets import local
-from refshard_fs.targets.local import path_to_write, replacing
+from refshard_fs.stores.links import path_to_write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind")
+
+
 as_root = pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() != 0, reason="links of others are made by root")
 
+
 ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "fill_value": 0}
+
+
 DOCUMENT = json.dumps({**ARRAY, "order": "C", "filters": None})
+
+
 REFS = {"x/.zarray": DOCUMENT, "x/0": "base64:AAAAAA=="}
-ARRAY_3 = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [4],
-    "data_type": "uint8",
-    "fill_value": 0,
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
-    "codecs": [{"name": "bytes"}],
-    "chunk_key_encoding": {"name": "default"},
-    "attributes": {},
-}
+
+
 GROUP_3 = {"zarr.json": '{"zarr_format": 3, "node_type": "group"}'}
-
-
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-@pytest.fixture
-def umask() -> Any:
-    old = os.umask(0o022)
-    yield
-    os.umask(old)
-
-
-@pytest.mark.usefixtures("umask")
-@pytest.mark.parametrize(("mode", "draft_mode"), [(0o600, 0o600), (0o640, 0o600), (None, 0o644)])
-def test_a_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: int, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    if mode is not None:
-        path.touch(mode)
-        path.chmod(mode)
-    with replacing(str(path)) as file:
-        file.write(b"secret")
-        (draft,) = tmp_path.glob("*.tmp")
-        assert mode_of(draft) == draft_mode
-    assert mode_of(path) == (mode or 0o644)
-
-
-@pytest.mark.usefixtures("umask")
-def test_a_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    path.chmod(0o664)
-    found = os.stat(path)
-    monkeypatch.setattr(local, "_replaced", lambda path: os.stat_result([*found[:5], found.st_gid + 1, *found[6:]]))
-
-    def refuse(*args: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "chown", refuse)
-    with replacing(str(path)) as file:
-        file.write(b"new")
-    assert mode_of(path) == 0o604
-
-
-@pytest.mark.usefixtures("umask")
-@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_a_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -> None:
-    out = tmp_path / "set"
-    document = {"zarr_format": 3, "node_type": "array", "shape": [1], "data_type": "uint8", "fill_value": 0}
-    document |= {
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
-        "codecs": [{"name": "bytes"}],
-    }
-    document |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
-    refs = GROUP_3 | {"x/zarr.json": json.dumps(document), "x/c/0": ["https://h/x", 0, 1]}
-    fs = RefShardFileSystem({"x/.zarray": DOCUMENT, "x/0": ["https://h/x", 0, 4]} if format == "parquet" else refs)
-    fs.save(str(out), format=format)
-    assert mode_of(out) == 0o755
-    out.chmod(0o700)
-    fs.save(str(out), format=format, overwrite=True)
-    assert mode_of(out) == 0o700
 
 
 def link_of_another(link: Path, target: Path) -> None:

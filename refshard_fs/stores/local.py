@@ -1,0 +1,56 @@
+"""Objects that are files of this machine: written aside, made durable, and renamed under a lock of the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import BinaryIO
+
+from refshard_fs.core.model import Facts
+from refshard_fs.stores.drafts import replacing
+from refshard_fs.stores.links import path_to_write
+from refshard_fs.stores.lock import locked
+from refshard_fs.stores.store import Buffer, Condition, Place, Store
+from refshard_fs.targets.local import facts_of
+
+
+class LocalStore(Store):
+    """The files of this machine."""
+
+    is_local = True
+
+    def real(self, place: Place) -> str:
+        return path_to_write(place.path, place.root)
+
+    @contextlib.contextmanager
+    def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
+        path = self.real(place)
+        folder = (os.path.dirname(path) or ".") if of_parent else path
+        os.makedirs(folder, exist_ok=True)
+        with locked(folder):
+            yield
+
+    def facts(self, path: str) -> Facts | None:
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return None if stat.S_ISDIR(found.st_mode) else facts_of(found)
+
+    def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
+        with self.stream(place, condition, durable=durable) as file:
+            file.writelines(parts)
+        return facts_of(os.stat(place.path))
+
+    @contextlib.contextmanager
+    def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
+        path = self.real(place)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with replacing(path, check=partial(self.check, place, condition), durable=durable) as file:
+            yield file
+
+    def copy(self, path: str, new: Place) -> None:
+        self.put(new, (self.fs.cat_file(path),), None, durable=True)

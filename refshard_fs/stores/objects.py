@@ -1,0 +1,273 @@
+"""Objects below a URL: put whole or removed one by one, on condition that they are a known version."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from glob import has_magic
+from typing import BinaryIO, Final
+
+from refshard_fs.core.model import ABSENT, Facts, Version
+from refshard_fs.errors import SourceNotReachable
+from refshard_fs.security.policy import climbs, locator, protocol_of
+from refshard_fs.stores.drafts import replace_directory, sync_file
+from refshard_fs.stores.store import Buffer, Condition, Fetched, Place, Store, facts_in
+from refshard_fs.stores.stores import Stores
+from refshard_fs.targets.generic import protocols_of
+from refshard_fs.targets.local import draft_of, is_draft
+from refshard_fs.targets.pool import Given
+
+PUT_AT_ONCE: Final = 8
+SYNCED_ONE_BY_ONE: Final = 64  # files; to sync more of them takes longer than to sync the whole system
+
+
+class Objects:
+    """The objects below ``url``, in the ``stores`` of a session. Any thread may use it.
+
+    For a place that the user named, there may be a filesystem, or the options of one, instead of the stores.
+    The store is opened at the first use, and again in a forked process. The name ``""`` is the URL itself.
+    """
+
+    def __init__(self, url: str, stores: Stores | Given) -> None:
+        self.url = url.rstrip("/")
+        self._url_of = locator(self.url)
+        self._stores = stores if isinstance(stores, Stores) else Stores.of(self.url, stores)
+        self._opened: tuple[int, Store, str] | None = None
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of the object ``name``."""
+        return self._url_of(name) if name else self.url
+
+    def name_of(self, url: str) -> str | None:
+        """Return the name of the object at ``url``; None if it is not below this one."""
+        is_below = url.startswith(self.url + "/") and not climbs(url)
+        return url[len(self.url) + 1 :] if is_below else None
+
+    def is_at(self, url: str) -> bool:
+        """Whether ``url`` is the same place."""
+        fs = self.store.fs
+        same = (protocol_of(url) or "file") in protocols_of(fs)
+        return same and str(fs._strip_protocol(url)).rstrip("/") == self.path("")
+
+    @property
+    def store(self) -> Store:
+        """The filesystem that they are in."""
+        return self._open()[0]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the objects are files of this machine."""
+        return self.store.is_local
+
+    @cached_property
+    def is_immediate(self) -> bool:
+        """Whether requests need neither a network nor an event loop."""
+        return self._stores.open_now(self.url) is not None
+
+    def path(self, name: str) -> str:
+        """Return the path of the object ``name`` in the filesystem."""
+        root = self._open()[1]
+        return f"{root}/{name}" if name else root
+
+    def _at(self, name: str) -> Place:
+        return Place(self.url_of(name), self.path(name), self.path(""))
+
+    def check_places(self, names: Iterable[str]) -> None:
+        """Raise PermissionError if a link leads one of the objects ``names`` elsewhere."""
+        for folder in {name.rpartition("/")[0] for name in names}:
+            self.store.real(self._at(f"{folder}/_" if folder else "_"))
+
+    def lock(self, *, of_parent: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Keep other commits of this process out; from local files, those of all processes of this machine.
+
+        ``of_parent``: the URL is that of one file, so the lock is that of its directory.
+        """
+        return self.store.lock(self._at(""), of_parent=of_parent)
+
+    def _open(self) -> tuple[Store, str]:
+        known = self._opened
+        if known is None or known[0] != os.getpid():
+            known = self._opened = os.getpid(), *self._stores.open(self.url)
+        return known[1], known[2]
+
+    # ------------------------------------------------------------------ reading
+
+    def facts(self, name: str) -> Facts | None:
+        """Return what tells the version of the object ``name`` from others; None if there is none."""
+        return self.store.facts(self.path(name))
+
+    def version(self, name: str) -> Version:
+        """Return the version of the object ``name``, which may be `ABSENT`."""
+        return self.facts(name) or ABSENT
+
+    def fetch(self, name: str) -> Fetched | None:
+        """Return the object ``name``; None if there is none. One that is not whole is an error."""
+        try:
+            found = self.store.fetch(self.path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if found is not None and found.facts.size is not None and len(found.data) != found.facts.size:
+            raise SourceNotReachable(
+                f"{self.url_of(name)} has {found.facts.size} bytes, and {len(found.data)} were read: is it being "
+                "written?"
+            )
+        return found
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the objects ``names``, all requested at once."""
+        paths = {self.path(name): name for name in names}
+        return {paths[path]: data for path, data in self.store.read(list(paths)).items()}
+
+    def find(self, below: str) -> dict[str, Facts]:
+        """Return all objects below the directory ``below`` (empty: all there are), by name, as listings describe them.
+
+        Drafts of killed writers are not among them.
+        """
+        store, root = self._open()
+        store.fs.invalidate_cache()
+        try:
+            found = store.call("find", self.path(below), detail=True)
+        except FileNotFoundError:
+            return {}
+        stem = len(root) + 1
+        objects = ((str(path), info) for path, info in found.items() if info.get("type") != "directory")
+        return {path[stem:]: facts_in(info) for path, info in sorted(objects) if not is_draft(path)}
+
+    def names(self) -> list[str]:
+        """Return the names directly below the URL; none where it does not exist. FileExistsError if it is a file."""
+        store, root = self._open()
+        store.fs.invalidate_cache()
+        try:
+            paths = [str(path).rstrip("/") for path in store.call("ls", root, detail=False)]
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as e:
+            raise FileExistsError(f"{self.url} is a file") from e
+        if paths == [root] and not store.call("isdir", root):
+            raise FileExistsError(f"{self.url} is a file")
+        return [path.rpartition("/")[2] for path in paths if path != root]
+
+    # ------------------------------------------------------------------ writing
+
+    def check(self, name: str, condition: Condition) -> None:
+        """Raise ConflictError if the object ``name`` is known to be another than ``condition`` says."""
+        self.store.check(self._at(name), condition)
+
+    def put(
+        self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
+    ) -> Facts | None:
+        """Let the object ``name`` be ``parts``, one after the other; return what is then known of its version.
+
+        Raises ConflictError, and changes nothing, if it is not what ``condition`` says. Local files are on the disk
+        when this returns, if they are to be ``durable``.
+        """
+        return self.store.put(self._at(name), parts, condition, durable=durable)
+
+    def put_all(self, objects: Mapping[str, bytes]) -> None:
+        """Put several objects, by name."""
+        with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
+            list(pool.map(lambda name: self.put(name, (objects[name],), durable=False), objects))
+
+    def stream(
+        self, name: str = "", condition: Condition = None, *, durable: bool = False
+    ) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Give a file to write the object ``name`` to; it takes its place when the block ends without an error.
+
+        The ``condition`` is for local files.
+        """
+        return self.store.stream(self._at(name), condition, durable=durable)
+
+    def make_durable(self, urls: Iterable[str]) -> None:
+        """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""
+        if not self.is_local:
+            return
+        paths = [self.path(name) for name in map(self.name_of, urls) if name is not None]
+        if len(paths) > SYNCED_ONE_BY_ONE and hasattr(os, "sync"):
+            os.sync()
+            return
+        for path in [*paths, *{os.path.dirname(path) for path in paths}]:
+            sync_file(path)
+
+    def copy(self, name: str, new: str) -> None:
+        """Copy the object ``name`` to ``new``, whole or not at all."""
+        self.store.copy(self.path(name), self._at(new))
+
+    # ------------------------------------------------------------------ removing
+
+    def remove(self, name: str, condition: Condition = None) -> None:
+        """Let there be no object ``name``; one that is not there, whatever it was, is none already.
+
+        Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
+        """
+        self.store.remove(self._at(name), condition)
+
+    def remove_all(self, names: Iterable[str]) -> None:
+        """Remove the objects ``names``, and directories that are empty then, as far as that can be done."""
+        names = list(names)
+        self.check_places(names)
+        paths = [self.path(name) for name in names]
+        together = [path for path in paths if not has_magic(path)]  # `rm` would take the others for patterns
+        alone = [path for path in paths if has_magic(path)]
+        try:
+            if together:
+                self.store.call_once("rm", together)
+        except OSError:
+            alone = paths  # one that is gone does not keep the others
+        for path in alone:
+            with contextlib.suppress(OSError):
+                self.store.remove_file(path)
+        self.tidy(names)
+
+    def remove_tree(self) -> None:
+        """Remove the directory at the URL and all that is in it."""
+        self.store.remove_tree(self.path(""))
+
+    @contextlib.contextmanager
+    def directory(self, *, replaces: bool) -> Iterator[Objects]:
+        """Give where objects are put that are of use together alone: an error in the block takes them away again.
+
+        A directory that they are to replace stays what it is until the block ends, if it is one of this machine.
+        Elsewhere nothing takes the place of many objects at once: there it is removed first.
+        """
+        path = self.store.real(self._at("")) if self.is_local else ""  # of a link, what it leads to is replaced
+        draft = Objects(draft_of(path), {}) if replaces and path else self
+        if draft is not self:
+            os.mkdir(draft.path(""), 0o700)
+        elif replaces:
+            self.remove_tree()
+        try:
+            yield draft
+            if draft is not self:
+                replace_directory(path, draft.path(""))
+        except BaseException:
+            draft.remove_tree()
+            raise
+
+    def sweep(self, names: Iterable[str]) -> None:
+        """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
+        if not self.is_local:
+            return
+        for folder in {os.path.dirname(self.path(name)) for name in names}:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+                for entry in entries:
+                    if is_draft(entry.name) and not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry.path)
+
+    def tidy(self, names: Iterable[str], *, with_root: bool = True) -> None:
+        """Remove the directories of the objects ``names`` that are empty, where there are directories.
+
+        ``with_root``: also that of all objects, whose lock ends with it.
+        """
+        if not self.is_local:
+            return
+        root = self.path("") if with_root else self.path("") + "/"
+        for folder in sorted({os.path.dirname(self.path(name)) for name in names}, reverse=True):
+            while len(folder) >= len(root):
+                try:
+                    os.rmdir(folder)
+                except OSError:
+                    break
+                folder = os.path.dirname(folder)

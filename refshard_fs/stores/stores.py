@@ -1,0 +1,95 @@
+"""The stores in which objects are written: their filesystems are those of a pool, as for reads."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any, Final
+
+from fsspec.asyn import get_loop, sync
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import tokenize
+
+from refshard_fs.core.forks import in_child
+from refshard_fs.errors import ReadOnlyError, told
+from refshard_fs.security.policy import protocol_of
+from refshard_fs.stores.local import LocalStore
+from refshard_fs.stores.memory import MemoryStore
+from refshard_fs.stores.s3 import S3Store
+from refshard_fs.stores.store import Store
+from refshard_fs.targets.answer import ImmediateTarget
+from refshard_fs.targets.generic import is_s3fs
+from refshard_fs.targets.pool import Given, Pool, PoolOptions
+
+_KNOWN: Final = 8  # stores of places that the user named; to make a client of S3 takes 0.1 s
+
+
+class Stores:
+    """The stores of one set of options. Any thread may use them; a forked process opens them again."""
+
+    def __init__(self, options: PoolOptions) -> None:
+        self.options = options
+        self._pool: Pool | None = None  # of fsspec's event loop
+        _all.add(self)
+
+    @classmethod
+    def of(cls, url: str, given: Given) -> Stores:
+        """Return the stores for a ``url`` of the user's own, by an instance or options."""
+        protocol = protocol_of(url)
+        which = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))
+        known = _known.pop(which, None) or cls(PoolOptions({protocol: given}))
+        _known[which] = known  # as the latest
+        if len(_known) > _KNOWN:
+            _known.pop(next(iter(_known)), None)
+        return known
+
+    def open_now(self, url: str) -> tuple[Store, str] | None:
+        """Return the store that takes objects at ``url``, and the path there; None where that takes a network.
+
+        Raises TargetNotAllowed or ReadOnlyError where nothing is written to.
+        """
+        found = Pool(self.options, None).store(url)
+        if found is None:
+            return None
+        target, path = found
+        return self._store(url, (target.fs, path) if isinstance(target, ImmediateTarget) and target.fs else None, None)
+
+    def open(self, url: str) -> tuple[Store, str]:
+        """Return the same, over a network too. It blocks, so that fsspec's event loop cannot call it."""
+        return self.open_now(url) or self._store(url, sync(get_loop(), self._opened, url), get_loop())
+
+    async def _opened(self, url: str) -> tuple[AbstractFileSystem, str] | None:
+        loop = get_loop()
+        if self._pool is None or self._pool.loop is not loop:
+            self._pool = Pool(self.options, loop)
+        found = self._pool.store(url)
+        assert found is not None, "there is an event loop"
+        target, path = found
+        return await target.store(path)
+
+    def _store(
+        self, url: str, opened: tuple[AbstractFileSystem, str] | None, loop: asyncio.AbstractEventLoop | None
+    ) -> tuple[Store, str]:
+        if opened is None:
+            raise ReadOnlyError(
+                f"{told(url)} takes no objects: expected a local path, or a URL of an object store or of another "
+                "filesystem that can be written to"
+            )
+        fs, path = opened
+        kind = {LocalFileSystem: LocalStore, MemoryFileSystem: MemoryStore}.get(type(fs), Store)
+        return (S3Store if is_s3fs(fs) else kind)(fs, loop, self.options.retry), path.rstrip("/")
+
+
+_known: Final[dict[Any, Stores]] = {}
+_all: Final[weakref.WeakSet[Stores]] = weakref.WeakSet()
+_orphans: Final[list[object]] = []  # of the parent process, whose sockets are not closed here
+
+
+def _after_fork() -> None:
+    _orphans.extend([(stores, stores._pool) for stores in _all])
+    _known.clear()
+
+
+in_child(_after_fork)

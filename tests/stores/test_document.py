@@ -1,0 +1,34 @@
+"""One document that is a commit: replaced if it is what was opened, or what an earlier try has put."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refshard_fs.errors import ConflictError
+from refshard_fs.stores.document import Document
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import sum_of
+
+
+def test_document_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
+    url, sent = str(tmp_path / "set.json"), set[bytes]()
+    tried = Document(url, {}, None, sent)
+    tried.put(b"first")
+    sent.add(sum_of([b"first"]))  # as if no answer had come
+    Document(url, {}, None, sent).put(b"second")
+    assert Path(url).read_bytes() == b"second"
+
+
+def test_document_of_somebody_else_is_kept(tmp_path: Path) -> None:
+    url = str(tmp_path / "set.json")
+    opened = Objects(url, {}).put("", [b"opened"])
+    Objects(url, {}).put("", [b"somebody else's"])
+    document = Document(url, {}, opened)
+    with pytest.raises(ConflictError, match="was opened and then changed"):
+        document.put(b"ours")
+    with pytest.raises(ConflictError), document.stream() as file:
+        file.write(b"ours")
+    assert Path(url).read_bytes() == b"somebody else's"
+    assert not document.may_be(b"ours")

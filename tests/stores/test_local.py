@@ -1,0 +1,35 @@
+"""Objects that are files of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refshard_fs.core.model import ABSENT
+from refshard_fs.errors import ConflictError
+from refshard_fs.stores.objects import Objects
+
+
+def test_store_of_a_path_is_local_and_immediate(tmp_path: Path) -> None:
+    for url in (str(tmp_path), f"file://{tmp_path}", f"local://{tmp_path}"):
+        objects = Objects(url, {})
+        assert objects.is_local
+        assert objects.is_immediate
+        assert objects.is_at(str(tmp_path))
+
+
+def test_refused_put_leaves_no_draft(tmp_path: Path) -> None:
+    objects = Objects(str(tmp_path), {})
+    objects.put("a/b", [b"first"])
+    with pytest.raises(ConflictError):
+        objects.put("a/b", [b"second"], ABSENT)
+    assert {p.name: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == {"b": b"first"}
+
+
+def test_name_that_climbs_is_not_below_a_directory(tmp_path: Path) -> None:
+    """A stranger's set may spell a URL so that it begins as ours does."""
+    objects = Objects(f"file://{tmp_path}/data", {})
+    assert objects.name_of(f"file://{tmp_path}/data/a/b") == "a/b"
+    assert objects.name_of(f"file://{tmp_path}/data/../secret") is None
+    assert objects.name_of(f"file://{tmp_path}/database") is None

@@ -1,0 +1,162 @@
+"""Objects put whole, on condition, and removed: local files, memory, S3, and filesystems that know no conditions."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from refshard_fs.core.model import ABSENT, Facts
+from refshard_fs.errors import ConflictError
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import LARGE
+from tests.servers.s3 import SeaweedServer
+
+KINDS = ["local", "memory", "s3", "other"]
+Make = Callable[[], Objects]
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Makes two writers of one place."""
+    place = uuid.uuid4().hex
+    match request.param:
+        case "local":
+            yield lambda: Objects(str(tmp_path / "x"), {})
+        case "memory":
+            yield lambda: Objects(f"memory://{place}", {})
+            with contextlib.suppress(FileNotFoundError):
+                MemoryFileSystem().rm(f"/{place}", recursive=True)
+        case "s3":
+            server: SeaweedServer = request.getfixturevalue("s3_server")
+            server.create_bucket("objects")
+            yield lambda: Objects(f"s3://objects/{place}", server.storage_options)
+        case _:
+            fs = DirFileSystem(str(tmp_path), LocalFileSystem(auto_mkdir=True))
+            yield lambda: Objects("dir://x", fs)
+
+
+def held(objects: Objects, name: str) -> bytes | None:
+    found = objects.fetch(name)
+    return None if found is None else bytes(found.data)
+
+
+def test_names_that_look_like_patterns_are_names(make: Make) -> None:
+    objects = make()
+    for name in ("T [K]/0", "T [K]/1", "T K/0", "T K/1"):
+        objects.put(name, [name.encode()])
+    assert objects.read(["T [K]/0", "T K/1"]) == {"T [K]/0": b"T [K]/0", "T K/1": b"T K/1"}
+    objects.remove_all(["T [K]/0", "T [K]/none", "T K/1"])
+    assert sorted(objects.find("")) == ["T K/0", "T [K]/1"]
+    objects.remove_all(["T [K]/0"])
+    assert sorted(objects.find("")) == ["T K/0", "T [K]/1"]
+
+
+def test_parts_are_put_one_after_the_other(make: Make) -> None:
+    objects = make()
+    objects.put("a/c/0", [b"ab", memoryview(b"xcdx")[1:3], b""])
+    assert held(objects, "a/c/0") == b"abcd"
+    objects.put("a/c/0", [b"anew"])
+    assert held(make(), "a/c/0") == b"anew"
+    assert held(objects, "a/c/1") is None
+    assert list(objects.find("")) == list(objects.find("a")) == ["a/c/0"]
+    assert objects.find("b") == {}
+
+
+def test_large_objects_are_whole(make: Make) -> None:
+    objects = make()
+    data = bytes(range(256)) * (LARGE // 256 + 5)
+    objects.put("large", [data[:1000], data[1000:]])
+    assert held(objects, "large") == data
+
+
+def test_an_object_is_replaced_on_condition_that_it_is_the_one_that_was_read(make: Make) -> None:
+    objects, other = make(), make()
+    objects.put("a", [b"first"], ABSENT)
+    with pytest.raises(ConflictError, match="was not there"):
+        other.put("a", [b"second"], ABSENT)
+    read = other.fetch("a")
+    assert read is not None
+    objects.put("a", [b"longer than the first"])
+    with pytest.raises(ConflictError, match="was another one"):
+        other.put("a", [b"second"], read.facts)
+    with pytest.raises(ConflictError):
+        other.remove("a", read.facts)
+    assert held(objects, "a") == b"longer than the first"
+    again = other.fetch("a")
+    assert again is not None
+    other.put("a", [b"second"], again.facts)
+    assert held(objects, "a") == b"second"
+
+
+def test_what_a_put_tells_of_its_version_is_what_the_next_one_may_replace(make: Make) -> None:
+    objects = make()
+    told = objects.put("a", [b"first"])
+    if told is None:
+        pytest.skip("this filesystem tells nothing")
+    told = objects.put("a", [b"second"], told)
+    assert isinstance(told, Facts)
+    objects.remove("a", told)
+    assert held(objects, "a") is None
+
+
+def test_an_object_that_is_gone_was_replaced_too(make: Make) -> None:
+    objects = make()
+    objects.put("a", [b"first"])
+    read = objects.fetch("a")
+    objects.remove("a")
+    assert read is not None
+    with pytest.raises(ConflictError):
+        objects.put("a", [b"second"], read.facts)
+    assert held(objects, "a") is None
+
+
+def test_removing_what_is_not_there_is_no_error(make: Make) -> None:
+    objects = make()
+    objects.remove("never/was")
+    told = objects.put("a", [b"first"]) or objects.facts("a")
+    objects.remove("a", told)
+    objects.remove("a", told)  # as a client does that did not hear of the first time
+    objects.remove("a", ABSENT)
+
+
+def test_directories_are_no_objects(make: Make) -> None:
+    objects = make()
+    objects.put("a/c/0", [b"first"])
+    objects.remove("a/c/0")
+    assert objects.find("a") == objects.find("a/c") == {}
+
+
+def test_empty_directories_go_with_the_last_object(tmp_path: Path) -> None:
+    objects = Objects(str(tmp_path), {})
+    objects.put("a/c/0/0", [b"x"])
+    objects.put("a/z", [b"y"])
+    objects.remove("a/c/0/0")
+    objects.tidy(["a/c/0/0"])
+    assert [p.name for p in tmp_path.rglob("*")] == ["a", "z"]
+
+
+def test_a_large_object_is_read_and_put_without_memory_for_it(s3_server: SeaweedServer, tmp_path: Path) -> None:
+    s3_server.create_bucket("objects")
+    for objects in (
+        Objects(f"s3://objects/{uuid.uuid4().hex}", s3_server.storage_options),
+        Objects(str(tmp_path), {}),
+    ):
+        part = bytes(1 << 20)
+        objects.put("warm", [part])
+        objects.fetch("warm")
+        tracemalloc.start()
+        objects.put("a", [part] * 64)
+        read = objects.fetch("a")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert read is not None
+        assert len(read.data) == 64 << 20
+        assert peak < 16 << 20

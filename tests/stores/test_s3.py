@@ -1,0 +1,81 @@
+"""Objects of S3: one request each, and an answer that was lost is looked for."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from refshard_fs.core.model import ABSENT
+from refshard_fs.errors import ConflictError
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import LARGE
+from tests.servers.log import Request
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.servers.wire import Answer, Head, failure
+
+
+def test_each_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
+    s3_server.create_bucket("objects")
+    options: dict[str, Any] = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
+    objects = Objects(f"s3://objects/{uuid.uuid4().hex}", options)
+    data = bytes(LARGE + 1)
+    told = objects.put("a", [data], ABSENT)
+    objects.fetch("a")
+    objects.put("a", [b"x"], told)
+    objects.fetch("b")
+    objects.remove("a")
+    assert [(r.method, r.status) for r in s3_proxy.requests()] == [
+        ("PUT", 200),
+        ("GET", 200),
+        ("PUT", 200),
+        ("GET", 404),
+        ("DELETE", 204),
+    ]
+
+
+def test_the_same_put_by_somebody_else_is_a_conflict(s3_server: SeaweedServer) -> None:
+    """Both may have counted up, or made longer, what was there."""
+    s3_server.create_bucket("objects")
+    place = f"s3://objects/{uuid.uuid4().hex}"
+    Objects(place, s3_server.storage_options).put("a", [b"what it puts"])
+    with pytest.raises(ConflictError):
+        Objects(place, s3_server.storage_options).put("a", [b"what it ", b"puts"], ABSENT)
+
+
+def test_a_server_that_cannot_be_reached_is_an_os_error() -> None:
+    pytest.importorskip("s3fs")
+    config = {"retries": {"max_attempts": 1}, "connect_timeout": 1}
+    options = {"key": "a", "secret": "b", "endpoint_url": "http://127.0.0.1:9", "config_kwargs": config}
+    objects = Objects("s3://bucket/x", options)
+    with pytest.raises(OSError, match=r"127\.0\.0\.1"):
+        objects.facts("a")
+
+
+class Forgetful(CountingProxy):
+    """Passes the first PUT on, and answers that it is out of order."""
+
+    puts = 0
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        answer = await super().answer(head, body, request)
+        self.puts += head.method == "PUT"
+        return failure(503) if head.method == "PUT" and self.puts == 1 else answer
+
+
+def test_put_whose_answer_was_lost_is_recognised(s3_server: SeaweedServer) -> None:
+    s3_server.create_bucket("objects")
+    with Forgetful(s3_server.endpoint_url) as proxy:
+        options: dict[str, Any] = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}}
+        objects = Objects(f"s3://objects/{uuid.uuid4().hex}", options)
+        made = objects.put("a", [b"data"], ABSENT)
+        assert proxy.puts == 2
+        assert made == objects.facts("a")
+
+
+def test_clients_of_equal_options_are_shared(s3_server: SeaweedServer) -> None:
+    """To make one takes 0.1 s, and may take requests for credentials."""
+    places = [Objects(f"s3://objects/{i}", dict(s3_server.storage_options)) for i in range(2)]
+    assert places[0].store.fs is places[1].store.fs
