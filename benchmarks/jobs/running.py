@@ -156,8 +156,8 @@ def in_process(function: Any, *arguments: Any) -> Any:
     except EOFError:
         raise Failed("the process ended without an answer") from None
     finally:
+        process.join(10)  # it closes what it has opened
         process.kill()
-        process.join()
     if failure is not None:
         raise Failed(failure)
     return result
