@@ -29,6 +29,7 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
+from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.selection import Take
@@ -129,6 +130,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Requests that these may have under way to one host at a time; fewer are where answers come at once.
     block_cache:
         Bytes of chunks to keep after they were read, for reading them again; by default none.
+    cache_dir:
+        Where ranges of remote objects are kept as they came, so that they are read from this machine's disk the next
+        time, by any process of yours: a directory, or True for this platform's directory of caches. By default,
+        nowhere. An object is asked for its version before anything kept of it is used.
+    cache_bytes:
+        Bytes that ``cache_dir`` may hold, of all processes together; those that were not read for longest go first.
     cache_size:
         Partitions of a lazily read manifest, or parts of a lazy cube, that are kept at a time.
     allow:
@@ -218,6 +225,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         max_memory: int = 256 * MIB,
         concurrency: int = 128,
         block_cache: int = 0,
+        cache_dir: bool | str | os.PathLike[str] | None = None,
+        cache_bytes: int = CAPACITY,
         max_manifest_bytes: int = MANIFEST_BYTES,
         head: int = HEAD,
         index_cache: bool | str | os.PathLike[str] | None = None,
@@ -268,7 +277,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Open the source anew at the next use; forget which versions of its objects were read, and their indexes.
 
         With ``path``, where keys are objects of their own (in a zarr hierarchy), those at and below it alone are
-        forgotten. Other filesystems go on with what they know.
+        forgotten. Other filesystems go on with what they know. Nothing in ``cache_dir`` is deleted: it is used again
+        for objects that turn out to be the same.
         """
         self._session.invalidate("" if path is None else self._strip_protocol(path))
         super().invalidate_cache(path)

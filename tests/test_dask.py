@@ -18,6 +18,7 @@ from refshard_fs.references import binary as pickled
 from refshard_fs.session import recognition as catalog
 from tests.sets.files import days, days_of
 from tests.test_zarr import VALUES, reference_set
+from tests.threads import settle
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")
@@ -76,6 +77,19 @@ def test_a_cluster_reads_the_values(source: Any, held: str, how: str, cluster: A
     ds = opened(source[held], how)
     np.testing.assert_array_equal(ds.a.values, VALUES)
     assert int((ds.a * 2).sum()) == 2 * VALUES.sum()
+
+
+def test_workers_read_what_is_on_disk(source: Any, tmp_path: Path, cluster: Any, http_server: Any) -> None:
+    options = {"fo": source["dict"], "cache_dir": str(tmp_path / "kept")}
+    ds = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
+    np.testing.assert_array_equal(ds.a.values, VALUES)
+    cluster.run(settle)
+    options["max_gap"] = 1  # a session of its own
+    again = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
+    http_server.clear()
+    np.testing.assert_array_equal(again.a.values, VALUES)
+    assert {request.method for request in http_server.requests()} == {"HEAD"}
+    assert len(http_server.requests()) <= 2  # one of each worker
 
 
 def test_a_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: Any, http_server: Any) -> None:

@@ -6,7 +6,7 @@ import threading
 
 
 def settle() -> None:
-    """Wait until what is being written to index caches has been written."""
+    """Wait until what is being written to index caches, and to caches of chunks, has been written."""
     for thread in threading.enumerate():
-        if thread.name == "refshard-index-cache":
+        if thread.name in ("refshard-index-cache", "refshard-chunk-cache"):
             thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +17,14 @@ import refshard_fs
 from benchmarks.jobs.data import Days, Grib, Months, Scenes, Steps
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.xarray_backend import RefShardBackend
+from tests.threads import settle
 
 __all__: list[str] = []
 
 
-def open_cube(site: Site, chunks: Any) -> xr.Dataset:
+def open_cube(site: Site, chunks: Any, **options: Any) -> xr.Dataset:
     """Open the saved cube."""
-    options = {"allow": [site.url], "options": {f"{site.url}/": site.options}}
+    options |= {"allow": [site.url], "options": {f"{site.url}/": site.options}}
     return xr.open_dataset(
         site.folder / "cube.refshard", engine=RefShardBackend, chunks=chunks, storage_options=options
     )
@@ -35,6 +37,35 @@ def open_files(site: Site, chunks: Any) -> xr.Dataset:
         coords="minimal", compat="override", join="override", storage_options=site.options,
     )  # fmt: skip
     return found
+
+
+def open_kept(site: Site, kind: str) -> xr.Dataset:
+    """Open all files through one of fsspec's caches on disk."""
+    kept = {kind: {"cache_storage": str(site.folder / kind)}}
+    return open_files(
+        [file.open() for file in fsspec.open_files([f"{kind}::{url}" for url in site.urls("*.nc")], **kept)], {}
+    )
+
+
+def crops(ds: xr.Dataset) -> Any:
+    """Return 256 crops at random, the same each time."""
+    rng = np.random.default_rng(1)
+    picks = [(int(rng.integers(ds.sizes["time"])), *map(int, rng.integers(0, 50, 2))) for _ in range(256)]
+    return np.stack([ds["t2m"][t, y : y + 64, x : x + 64].values for t, y, x in picks])
+
+
+@dataclass(frozen=True)
+class EpochRead(Months):
+    """Months of which an epoch was read before, by each way of keeping it on disk."""
+
+    def prepare(self, site: Site) -> None:
+        super().prepare(site)
+        with open_cube(site, None, cache_dir=str(site.folder / "kept")) as ds:
+            crops(ds)
+        settle()
+        for kind in ("blockcache", "simplecache"):
+            with open_kept(site, kind) as ds:
+                crops(ds)
 
 
 class _Cube(Job):
@@ -118,6 +149,44 @@ class Training(_Months):
         rng = np.random.default_rng(1)
         picks = [(int(rng.integers(ds.sizes["time"])), *map(int, rng.integers(0, 50, 2))) for _ in range(32)]
         return np.stack([ds["t2m"][t, y : y + 64, x : x + 64].values for t, y, x in picks])
+
+
+class SecondEpoch(Training):
+    """Read an epoch of random crops again, in a new process; the first epoch was kept on disk."""
+
+    title = "{count} ERA5 months: a second epoch of crops"
+    sizes = Sizes(EpochRead(4, 40), EpochRead(24))
+    peer = "the first epoch"
+    goal = 10.0
+
+    def ours(self, site: Site) -> Any:
+        with open_cube(site, None, cache_dir=str(site.folder / "kept")) as ds:
+            return crops(ds)
+
+    def theirs(self, site: Site) -> Any:
+        with open_cube(site, None) as ds:
+            return crops(ds)
+
+
+class SecondEpochOfBlocks(SecondEpoch):
+    """Read it from the blocks that fsspec keeps on disk."""
+
+    title = "{count} ERA5 months: a second epoch, from blocks"
+    peer = "h5netcdf, blockcache"
+    goal = 1.0
+    kind: ClassVar[str] = "blockcache"
+
+    def theirs(self, site: Site) -> Any:
+        with open_kept(site, self.kind) as ds:
+            return crops(ds)
+
+
+class SecondEpochOfFiles(SecondEpochOfBlocks):
+    """Read it from the copies of whole files that fsspec keeps."""
+
+    title = "{count} ERA5 months: a second epoch, from files"
+    peer = "h5netcdf, simplecache"
+    kind = "simplecache"
 
 
 class ToZarr(_Months):

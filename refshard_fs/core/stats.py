@@ -52,6 +52,8 @@ NAMES = (
     "bytes_wanted",
     "bytes_fetched",  # also those that nobody asked for, of servers that answer with whole objects
     "cache_hits",
+    "disk_hits",  # ranges that were found in cache_dir=,
+    "disk_bytes",  # and their bytes
     "retries",
     "ahead_hits",  # reads served from what had been fetched (or was being fetched) ahead
     "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped unread

@@ -143,11 +143,11 @@ class IndexCache:
         """Return what is kept under ``name``; None if nothing is that this user wrote, and that is whole."""
         path = self._path(name)
         try:
-            if not self._is_private():
+            if not is_private(self.directory):
                 return None
-            with open(path, "rb", buffering=0, opener=_open_as_it_is) as file:
+            with open(path, "rb", buffering=0, opener=open_as_it_is) as file:
                 found_stat = os.fstat(file.fileno())
-                if not stat.S_ISREG(found_stat.st_mode) or not _is_ours(found_stat):
+                if not is_own_file(found_stat):
                     return None
                 if found_stat.st_size > self.capacity:
                     return None
@@ -172,11 +172,6 @@ class IndexCache:
     def _path(self, name: str) -> Path:
         return self.directory / (name + SUFFIX)
 
-    def _is_private(self) -> bool:
-        """Whether nobody else may put files into the directory, or take it away by a link in its place."""
-        found = os.lstat(self.directory)
-        return stat.S_ISDIR(found.st_mode) and _is_ours(found) and not (_HAS_OWNERS and found.st_mode & 0o022)
-
     def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         pieces = list(parts)
         length = sum(memoryview(piece).nbytes for piece in pieces)
@@ -184,7 +179,7 @@ class IndexCache:
         if size > self.capacity:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not self._is_private():
+        if not is_private(self.directory):
             return
         self._make_room(size)
         descriptor, aside = tempfile.mkstemp(".tmp", name[:16] + "-", self.directory)  # readable by this user alone
@@ -228,9 +223,23 @@ class IndexCache:
                     yield entry.path, found.st_mtime, found.st_size
 
 
-def _open_as_it_is(path: str, flags: int) -> int:
+def is_private(directory: str | os.PathLike[str]) -> bool:
+    """Whether nobody else may put files into ``directory``, or take it away by a link in its place."""
+    found = os.lstat(directory)
+    return stat.S_ISDIR(found.st_mode) and _is_ours(found) and not (_HAS_OWNERS and found.st_mode & 0o022)
+
+
+def open_as_it_is(path: str, flags: int) -> int:
     """Open a file, and follow no link; a pipe is not waited for."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | _AS_IT_IS, 0o600)
+
+
+def is_own_file(found: os.stat_result) -> bool:
+    """Whether this is a plain file of this user."""
+    return stat.S_ISREG(found.st_mode) and _is_ours(found)
+
+
+_AS_IT_IS: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def _is_ours(found: os.stat_result) -> bool:

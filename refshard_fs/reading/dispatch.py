@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from refshard_fs.core.forks import fork_safe
-from refshard_fs.core.model import Span
+from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told
 from refshard_fs.reading.plan import MIB
@@ -146,7 +146,9 @@ class Block:
     somebody looks up what to read of it (``begun``). A ``spare`` one was expected before, and is kept if there is room.
     """
 
-    __slots__ = ("begun", "data", "expected", "host", "readers", "reserved", "shared", "span", "spare", "state", "task")
+    __slots__ = (
+        "begun", "data", "expected", "facts", "host", "readers", "reserved", "shared", "span", "spare", "state", "task",
+    )  # fmt: skip
 
     def __init__(self, span: Span, host: Host, shared: bool) -> None:
         self.span = span
@@ -160,6 +162,7 @@ class Block:
         self.spare = False
         self.task: asyncio.Task[None] | None = None  # while it counts as one of its host's
         self.data: bytes | memoryview | None = None
+        self.facts: Facts | None = None  # what tells the version that its bytes are of
 
     @property
     def is_wanted(self) -> bool:
@@ -366,7 +369,9 @@ class Dispatch(Share):
             raise RuntimeError(f"{span.url} cannot be opened on this event loop")
         target, path = place
         most = block.readers[0][0].most if span.stop is None and block.readers else None  # such a block has one reader
+        before = target.seen
         answer = await target.read(path, span.start, span.stop, span.pin, most)
+        block.facts = target.facts_of(answer, before) if target.is_remote else None
         self._stats.add(requests=1, bytes_fetched=len(answer.data))
         check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began

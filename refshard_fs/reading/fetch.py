@@ -7,18 +7,20 @@ is taken from the blocks under way, or kept, that have it; the rest of it is req
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from io import BytesIO
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from refshard_fs.core.model import Span
+from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.cache import Cache
+from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, SharedBudget
 from refshard_fs.reading.failures import fail
 from refshard_fs.targets import Answer, Pool, Unfit, check
@@ -29,6 +31,7 @@ FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known w
 # in the order of their names (0, 1, 10, 100, 101, ...), and comes back to what a run went past.
 SPARE = 16 * plan.MIB
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
+TURN = 32  # ranges that are read from the disk before their readers are told
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
 
 
@@ -42,7 +45,9 @@ class Reader(msgspec.Struct, eq=False):
     span: Span
     future: asyncio.Future[bytes]
     most: int | None = None
+    keep: bool = True  # on disk
     blocks: list[Block] = []
+    facts: Facts | None = None  # of the version that all bytes so far are of, if that is told
     missing: int = 0  # bytes, of a span of known size
     buffer: BytesIO | None = None  # of what comes in several blocks
 
@@ -55,24 +60,36 @@ class Fetcher:
     """Reads ranges of targets on one event loop; to be used from that loop only."""
 
     def __init__(
-        self, pool: Pool, limits: plan.Limits, budget: SharedBudget, stats: Stats, kept: Cache | None = None
+        self,
+        pool: Pool,
+        limits: plan.Limits,
+        budget: SharedBudget,
+        stats: Stats,
+        kept: Cache | None = None,
+        on_disk: ChunkCache | None = None,
     ) -> None:
         self.limits = limits
         self.requests = Dispatch(pool, budget, stats, self)
         self._stats = stats
         self._kept = kept  # what was read, by span
+        self._on_disk = on_disk
+        self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # who waits for the disk
+        self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # which version an object is of
         self._known = BlockIndex()
         self._waiting: dict[asyncio.Future[bytes], Reader] = {}
         self._for_whole: dict[Version, list[Reader]] = {}  # those who wait for all of a small object
         self._idle: dict[Block, None] = {}  # arrived and kept, oldest first
         self.progress = 0  # so many requests were answered, and so much was read of what was fetched ahead
         self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
+        self._untold: set[str] = set()  # objects whose version was asked for in vain
+        self._questions = asyncio.Semaphore(budget.budget.requests)
 
     # ------------------------------------------------------------------ asking
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Have each reader's future set, and fetch the (exact) spans ``ahead`` to keep them until they are read."""
         fresh: list[tuple[Span, Reader | None]] = []
+        recalled: list[Reader] = []
         keys = 0
         for reader in readers:
             if reader.future.done():
@@ -81,10 +98,18 @@ class Fetcher:
             if self._kept is not None and (data := self._kept.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
-            elif not self._read_kept(reader):
+            elif self._read_kept(reader):
+                continue
+            elif self._may_be_on_disk(reader):
+                recalled.append(reader)
+            else:
                 fresh += self._begin_reader(reader)
         self._stats.count("keys", keys)
+        if recalled:
+            self._begin_recall(recalled)
         for span in ahead:
+            if self._on_disk is not None and self._on_disk.has(span):
+                continue
             for start, stop, block in self._known.cover(span):
                 if block is None:
                     fresh.append((_part(span, start, stop), None))
@@ -117,7 +142,11 @@ class Fetcher:
             waiting = self._for_whole[version] = []
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda _: self._has_rest(version, future))
-            self._fetch(self._begin_reader(Reader(None, Span(span.url, *rest), future)))
+            whole = Reader(None, Span(span.url, *rest), future)
+            if self._may_be_on_disk(whole):
+                self._begin_recall([whole])
+            else:
+                self._fetch(self._begin_reader(whole))
         waiting.append(reader)
         return True
 
@@ -160,6 +189,11 @@ class Fetcher:
                 self._forget(block)
         self.requests.pump()
 
+    @property
+    def has_disk(self) -> bool:
+        """Whether ranges are kept on disk."""
+        return self._on_disk is not None
+
     def awaits(self, span: Span) -> bool:
         """Whether ``span`` is fetched, and has not arrived."""
         return any(block is not None and block.data is None for _, _, block in self._known.cover(span))
@@ -196,6 +230,7 @@ class Fetcher:
         """Stop everything that is under way."""
         tasks = [block.task for reader in self._waiting.values() for block in reader.blocks]
         tasks += [block.task for block in self._known]
+        tasks += [*self._recalls, *self._asking.values()]
         self.abandon()
         await asyncio.gather(*filter(None, dict.fromkeys(tasks)), return_exceptions=True)
 
@@ -207,6 +242,93 @@ class Fetcher:
             for block in reader.blocks:
                 self._forget(block)
             reader.future.cancel()
+        for task in (*self._recalls, *self._asking.values()):
+            task.cancel()
+
+    # ------------------------------------------------------------------ what is on disk
+
+    def _may_be_on_disk(self, reader: Reader) -> bool:
+        """Whether ``reader`` should wait for the disk, or, before its bytes are read, for their version."""
+        span = reader.span
+        if self._on_disk is None or not keeps(span, reader.most) or not reader.keep:
+            return False
+        if span.size and any(block is not None for _, _, block in self._known.cover(span)):
+            return False  # it is in memory, or under way
+        try:
+            place = self.requests.pool.place(span.url, span.origin)
+        except Exception:  # noqa: BLE001  # it may not be read, or cannot be: its reader is told
+            return False
+        if place is None or not place[0].is_remote:
+            return False
+        # Of whole objects, asking for the version first would double the requests.
+        if self.requests.pool.versions.proven(span.url, None) is None:
+            if span.url in self._untold:
+                return False
+            if span.stop is not None and not place[0].target.tells_versions:
+                return True
+        return self._on_disk.has(span)
+
+    def _begin_recall(self, readers: list[Reader]) -> None:
+        task = self.requests.loop.create_task(self._recall(readers))
+        self._recalls[task] = readers
+        task.add_done_callback(self._recalled)
+
+    async def _recall(self, readers: list[Reader]) -> None:
+        """Give ``readers`` what is on disk, of the version that there is now, and fetch the rest."""
+        versions = self.requests.pool.versions
+        spans = [reader.span for reader in readers]
+        unseen = {(span.url, span.origin) for span in spans if versions.proven(span.url, None) is None}
+        await asyncio.gather(*map(self._ask_version, unseen))
+        fresh: list[tuple[Span, Reader | None]] = []
+        for first in range(0, len(readers), TURN):
+            some = [reader for reader in readers[first : first + TURN] if not reader.future.done()]
+            found = await asyncio.to_thread(self._read_disk, [reader.span for reader in some])
+            for reader, data in zip(some, found, strict=True):
+                if reader.future.done():
+                    continue
+                if data is None or (reader.most is not None and len(data) > reader.most):
+                    fresh += self._begin_reader(reader)
+                    continue
+                if self._kept is not None:
+                    self._kept.put(reader.span, data, len(data))
+                self._stats.add(disk_hits=1, disk_bytes=len(data), bytes_wanted=len(data))
+                reader.future.set_result(data)
+        self._fetch(fresh)
+        self.requests.pump()
+
+    def _read_disk(self, spans: Sequence[Span]) -> list[bytes | None]:
+        versions, on_disk = self.requests.pool.versions, self._on_disk
+        assert on_disk is not None
+        return [on_disk.get(span, versions.proven(span.url, span.pin)) for span in spans]
+
+    async def _ask_version(self, which: tuple[str, tuple[str, ...]]) -> None:
+        """Ask which version of an object there is, once for all who want to know at a time."""
+        task = self._asking.get(which)
+        if task is None:
+            task = self._asking[which] = self.requests.loop.create_task(self._asked_version(*which))
+            task.add_done_callback(lambda _: self._asking.pop(which, None))
+        await asyncio.shield(task)
+
+    async def _asked_version(self, url: str, origin: tuple[str, ...]) -> None:
+        with contextlib.suppress(Exception):  # reading the object tells what is wrong
+            async with self._questions:
+                place = self.requests.pool.place(url, origin)
+                if place is not None:
+                    await place[0].ask_version(place[1])
+        if self.requests.pool.versions.proven(url, None) is None:
+            self._untold.add(url)
+
+    def _recalled(self, task: asyncio.Task[None]) -> None:
+        """Tell the readers of a recall that failed, or was stopped."""
+        readers = self._recalls.pop(task)
+        error = None if task.cancelled() else task.exception()
+        for reader in readers:
+            if reader.future.done():
+                continue
+            if isinstance(error, Exception):
+                reader.fail(error)
+            elif task.cancelled():
+                reader.future.cancel()
 
     # ------------------------------------------------------------------ readers
 
@@ -257,6 +379,8 @@ class Fetcher:
         if block.expected and span.size is not None:
             self.progress += 1
             block.was_read(start, stop)
+        is_first = reader.missing == (span.size or 0)
+        reader.facts = block.facts if is_first or reader.facts == block.facts else None
         reader.missing -= stop - start
         if reader.buffer is not None or reader.missing > 0:
             if reader.buffer is None:
@@ -272,6 +396,8 @@ class Fetcher:
         del self._waiting[reader.future]
         if self._kept is not None:
             self._kept.put(span, data, len(data))
+        if self._on_disk is not None and reader.keep and keeps(span, reader.most):
+            self._on_disk.put(span, reader.facts, data)
         self._stats.count("bytes_wanted", len(data))
         if not reader.future.done():
             reader.future.set_result(data)

@@ -14,6 +14,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, told_cause
+from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.engine import DOCUMENTS, Request
 from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, cause_of, fail
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
@@ -34,8 +35,9 @@ Job = tuple[Request, Entry]
 class Immediate:
     """Reads without an event loop; each method returns None where one is needed."""
 
-    def __init__(self, pool: Pool, answers: Answers, stats: Stats) -> None:
+    def __init__(self, pool: Pool, answers: Answers, stats: Stats, on_disk: ChunkCache | None = None) -> None:
         self._pool = pool
+        self._on_disk = on_disk
         self._stats = stats
         self._answers = answers
         self._loading = fork_safe(threading.Lock())
@@ -81,7 +83,13 @@ class Immediate:
         small: dict[tuple[str, Pin | None, Origin], list[int]] = {}
         found: list[list[int]] = []
         for place, (request, entry) in enumerate(jobs):
-            if type(entry) is Span and entry.exact and request.is_whole and (entry.size or SMALL + 1) <= SMALL:
+            if (
+                type(entry) is Span
+                and entry.exact
+                and request.is_whole
+                and (entry.size or SMALL + 1) <= SMALL
+                and (self._on_disk is None or self._is_here(entry))
+            ):
                 small.setdefault((entry.url, entry.pin, entry.origin), []).append(place)
             else:
                 found.append([place])
@@ -115,6 +123,8 @@ class Immediate:
         """Count keys that one read served, or memory."""
         if all(map(self._is_kept, entry.spans)):
             self._stats.add(keys=keys, bytes_wanted=wanted, cache_hits=1)
+        elif self._on_disk is not None and not self._is_here(entry):
+            self._stats.add(keys=keys, bytes_wanted=wanted)
         elif keys == 1:
             self._stats.add_read(fetched)
         else:
@@ -159,9 +169,17 @@ class Immediate:
         if self._is_kept(span):
             return True
         try:
-            return self._pool.place(span.url, span.origin) is not None
+            if self._pool.place(span.url, span.origin) is not None:
+                return True
         except Exception:  # noqa: BLE001  # a filesystem's class may raise anything
             return False
+        if self._on_disk is None or self._pool.versions.proven(span.url, span.pin) is None:
+            return False
+        return self._on_disk.has(span)
+
+    def _is_here(self, entry: Entry) -> bool:
+        """Whether the objects of ``entry``, which may be read, are on this machine."""
+        return all(self._pool.place(span.url, span.origin) is not None for span in entry.spans)
 
     def has(self, entry: Entry) -> bool:
         """Whether the bytes of ``entry`` need no event loop."""
@@ -241,10 +259,11 @@ class Immediate:
             check(found, span.start, span.stop, exact=span.exact)
             return found
         place = self._pool.place(span.url, span.origin)
-        if place is None:
-            return None
         began = time.perf_counter()
-        answer = place[0].read_now(place[1], span.start, span.stop, span.pin, most)
+        if place is None:
+            answer = self._recall(span, most)
+        else:
+            answer = place[0].read_now(place[1], span.start, span.stop, span.pin, most)
         took = time.perf_counter() - began
         if answer is None:
             return None
@@ -252,3 +271,16 @@ class Immediate:
         if span.stop is None or len(answer.data) != span.stop - span.start:
             check(answer, span.start, span.stop, exact=span.exact)
         return answer
+
+    def _recall(self, span: Span, most: int | None) -> Answer | None:
+        """Return what is kept on disk of ``span``, if the session knows that this is its version."""
+        if self._on_disk is None or not keeps(span, most):
+            return None
+        facts = self._pool.versions.proven(span.url, span.pin)
+        data = None if facts is None else self._on_disk.get(span, facts)
+        if data is None or facts is None:
+            return None
+        self._stats.add(disk_hits=1, disk_bytes=len(data))
+        if span.stop is None:
+            check_size(len(data), most)
+        return Answer(data, facts)

@@ -18,7 +18,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, note
 from refshard_fs.reading.fetch import Fetcher, Reader
-from refshard_fs.reading.loading import Answers, Found, advance, load, naming, sized
+from refshard_fs.reading.loading import Answers, Found, Streamed, advance, load, naming, sized
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.failures import ABSENT
 from refshard_fs.targets.versioned import VersionedObject
@@ -168,7 +168,8 @@ class Lookups:
                 try:
                     with naming(entry):
                         size = partial(sized, pool=self.pool)
-                        value, weight = await load(need, self._document, self._answers.keep, size)
+                        read = partial(self._document, keep=not isinstance(need.index, Streamed))
+                        value, weight = await load(need, read, self._answers.keep, size)
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None
@@ -188,33 +189,36 @@ class Lookups:
             self._answers.put(need, value, weight, self.pool)
         return value
 
-    async def _document(self, entry: Entry) -> bytes:
-        """Return the bytes of an index or a document; more than the bound is an error."""
+    async def _document(self, entry: Entry, *, keep: bool) -> bytes:
+        """Return the bytes of an index or a document; more than the bound is an error.
+
+        ``keep`` them on disk: of a document that is read in pieces, none holds URLs.
+        """
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)
         try:
-            return await self._bytes(entry, self._answers.longest)
+            return await self._bytes(entry, self._answers.longest, keep=keep)
         except PartFailed as e:
             raise e.error from e
 
-    async def _bytes(self, entry: Entry, most: int | None = None) -> bytes:
+    async def _bytes(self, entry: Entry, most: int | None = None, *, keep: bool = True) -> bytes:
         if isinstance(entry, Span):
-            return await self._fetched(entry, most)
-        data = entry.finish(await self._parts(entry, most))
+            return await self._fetched(entry, most, keep=keep)
+        data = entry.finish(await self._parts(entry, most, keep=keep))
         if data is None:
             raise NoSuchKey
         return data
 
-    async def _parts(self, entry: Entry, most: int | None = None) -> list[bytes | None]:
+    async def _parts(self, entry: Entry, most: int | None = None, *, keep: bool = True) -> list[bytes | None]:
         """Return the bytes of the ranges of ``entry``, in their order; None of an optional one without an object."""
-        return await asyncio.gather(*[part_of(span, self._fetched(span, most)) for span in entry.spans])
+        return await asyncio.gather(*[part_of(span, self._fetched(span, most, keep=keep)) for span in entry.spans])
 
-    def _fetched(self, span: Span, most: int | None) -> asyncio.Future[bytes]:
+    def _fetched(self, span: Span, most: int | None, *, keep: bool) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
         loop = asyncio.get_running_loop()
         if not self._soon:
             loop.call_soon(self._fetch_soon)
-        reader = Reader(None, span, loop.create_future(), most)
+        reader = Reader(None, span, loop.create_future(), most, keep)
         self._soon.append(reader)
         return reader.future
 

@@ -89,7 +89,8 @@ class Ahead:
         Those that share a target cost fewer requests if it is known first where everything lies.
         """
         begun: list[Block] = []
-        if len(keys) >= MANY:
+        # What is on disk would be fetched again: which ranges are there is known after the look-up.
+        if len(keys) >= MANY and not self._fetcher.has_disk:
             (shards,) = await self._lookups.run_all([keyspace.full_shards(keys)])
             if not isinstance(shards, Exception):  # whoever reads the key meets the error again
                 shared = Counter(span.url for span in shards)

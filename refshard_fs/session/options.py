@@ -19,6 +19,7 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.format import LEAST_HEAD, OpenOptions
+from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission, spelled
@@ -48,6 +49,8 @@ class SessionOptions(msgspec.Struct, frozen=True, eq=False):
     block_cache: int
     token: str
     index_cache: bool | str | None = None
+    cache_dir: bool | str | None = None
+    cache_bytes: int = CAPACITY
     overlay: Overlay | None = None  # of what is written; without one, nothing is
 
 
@@ -89,7 +92,7 @@ def settings_of(
     plain = of_the_source(others, url)
     check_names(others.keys() - plain.keys(), constructor)
     routes = route(url, given, plain, None if overlay is None else writes.data_url)
-    cache, format = given["index_cache"], given["format"]
+    format = given["format"]
     options = _taken(
         SessionOptions,
         given,
@@ -110,9 +113,14 @@ def settings_of(
         budget=Budget(given["concurrency"], given["max_memory"]),
         token=routes.token,
         overlay=overlay,
-        index_cache=os.fspath(cache) if isinstance(cache, os.PathLike) else cache,
+        index_cache=_path(given["index_cache"]),
+        cache_dir=_path(given["cache_dir"]),
     )
     return options, writes if is_new or overlay is not None else None
+
+
+def _path(given: Any) -> Any:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def _taken(kind: Callable[..., T], given: Mapping[str, Any], **others: Any) -> T:

@@ -32,6 +32,7 @@ from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, Targe
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
+from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine, Request, Unmade
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
@@ -76,6 +77,7 @@ class Engines:
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
         self._blocks = Cache(options.block_cache) if options.block_cache else None
+        self._on_disk = _chunk_cache(options.cache_dir, options.cache_bytes)
         keep, longest = _keep(options.index_cache), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, keep)
         _all.add(self)
@@ -104,7 +106,7 @@ class Engines:
 
     def _made(self, loop: Loop) -> Engine:
         options = self.options
-        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks)
+        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
         engine = Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader().reaches)
         engine.keeper = _close_with_loop(engine, weakref.ref(self))
         with contextlib.suppress(StopIteration):
@@ -138,7 +140,7 @@ class Engines:
     def _at_once_reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
-            immediate = self._immediate = Immediate(self._pool(None), self._answers, self.stats)
+            immediate = self._immediate = Immediate(self._pool(None), self._answers, self.stats, self._on_disk)
         return immediate
 
     # ------------------------------------------------------------------ other event loops
@@ -198,6 +200,11 @@ def _keep(index_cache: bool | str | None) -> IndexCache | None:
         return None
     directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
     return None if directory is None else IndexCache(directory, everything=index_cache is not None)
+
+
+def _chunk_cache(cache_dir: bool | str | None, capacity: int) -> ChunkCache | None:
+    directory = default_directory() if cache_dir is True else os.path.expanduser(cache_dir) if cache_dir else None
+    return None if directory is None else ChunkCache(directory, capacity)
 
 
 async def _close_with_loop(engine: Engine, owner: weakref.ref[Engines]) -> AsyncGenerator[None, None]:

@@ -3,7 +3,7 @@
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
 from refshard_fs.targets.pool import Given, Pool, PoolOptions, arguments_of
-from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, seconds
+from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, seconds, strong
 
 __all__ = [
     "IGNORES_RANGES",
@@ -20,4 +20,5 @@ __all__ = [
     "check",
     "check_size",
     "seconds",
+    "strong",
 ]

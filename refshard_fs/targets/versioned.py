@@ -26,7 +26,7 @@ from refshard_fs.core.model import ABSENT, OWN, Absent, Facts, Listed, Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, told
 from refshard_fs.security.policy import protocol_of, server_of
-from refshard_fs.targets.answer import Answer, Target, check
+from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check
 from refshard_fs.targets.failures import ABSENT as MISSING
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
@@ -54,7 +54,7 @@ IGNORES_RANGES: Final = (
 class Version:
     """What is known of one object; shared by all loops and threads of a session."""
 
-    __slots__ = ("_only_size", "_pin", "content", "is_absent", "is_kept", "seen", "url")
+    __slots__ = ("_pin", "content", "is_absent", "is_answered", "is_kept", "only_size", "seen", "url")
 
     def __init__(self, url: str, *, only_size: bool = False) -> None:
         self.url = url
@@ -62,7 +62,8 @@ class Version:
         self.is_absent = False  # whether it was not there when it was looked for last
         self.is_kept = False  # whether the bytes of a small object are kept, once some of it were read:
         self.content = b""  # the first ones, or all
-        self._only_size = only_size
+        self.is_answered = False  # whether the session was told so itself, and did not take it from an earlier one
+        self.only_size = only_size
         self._pin: Pin | None = None
 
     @property
@@ -99,17 +100,37 @@ class Version:
             return False
         return True
 
+    def learn(self, found: Facts, pin: Pin | None) -> None:
+        """Take note of what the object's server answered, as `observe` does."""
+        self.observe(found, pin)
+        by_etag = self.seen is not None and self.seen.etag is not None
+        if (found.etag if by_etag else found.last_modified) is not None:
+            self.is_answered = True
+
+    def fits(self, pin: Pin | None) -> bool:
+        """Whether the session was told what the object is, and it is there, of the version that ``pin`` names."""
+        if self.seen is None or self.is_absent or not self.is_answered:
+            return False
+        if pin is None or pin == self._pin:
+            return True
+        try:
+            self._compare_pin(pin, self.seen)
+        except TargetChanged:
+            return False
+        self._pin = pin
+        return True
+
     def condition(self, pin: Pin | None) -> str | None:
         """Return the ETag to ask for: the one seen before, or the one that the manifest names."""
         if self.seen is not None:
             return strong(self.seen.etag)
-        etag = None if pin is None or self._only_size else strong(pin.etag)
+        etag = None if pin is None or self.only_size else strong(pin.etag)
         return None if etag is None else f'"{bare(etag)}"'
 
     def observe(self, found: Facts, pin: Pin | None) -> None:
         """Compare an answer with what is known; TargetChanged, which says what differs, if it is another version."""
         self.is_absent = False
-        if self._only_size:
+        if self.only_size:
             found = Facts(found.size)
             pin = None if pin is None else Pin(size=pin.size)
         seen = self.seen
@@ -206,6 +227,11 @@ class Versions:
             return None
         return version
 
+    def proven(self, url: str, pin: Pin | None) -> Facts | None:
+        """Return the same as `seen`, if the session was told so itself and it is the version that ``pin`` names."""
+        version = self._known.get(url)
+        return version.seen if version is not None and version.fits(pin) else None
+
     def latest(self, url: str) -> Facts | Absent | None:
         """Return the version of the object at ``url`` that was found last; None if it was not looked for."""
         version = self._known.get(url)
@@ -270,9 +296,28 @@ class VersionedObject:
         self._hint = hint
 
     @property
+    def seen(self) -> Facts | None:
+        """What was seen of the object."""
+        return self._version.seen
+
+    @property
     def size(self) -> int | None:
         """Bytes that the object has, as far as reading it has shown that."""
         return None if self._version.seen is None else self._version.seen.size
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading it takes an event loop."""
+        return not isinstance(self.target, ImmediateTarget)
+
+    def facts_of(self, answer: Answer, before: Facts | None) -> Facts | None:
+        """Return what tells the version of ``answer``; ``before`` was seen of the object before it was asked for.
+
+        Bytes that come without a version are of that one, or of a later one that nobody takes for it any more.
+        """
+        if self._version.only_size:
+            return None
+        return answer.facts if self.target.tells_versions else before
 
     async def read(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
@@ -286,7 +331,7 @@ class VersionedObject:
         """
         size = math.inf if stop is None else stop - start
         answer = await self._asked(size, self._read, path, start, stop, pin, most)
-        self._version.observe(answer.facts, pin)
+        self._version.learn(answer.facts, pin)
         if answer.unasked:
             server = server_of(self._version.url)
             if self._stats.add_unasked(server, answer.unasked):
@@ -326,8 +371,14 @@ class VersionedObject:
         """Return what is known of the object without its bytes."""
         facts = await self._asked(0, self.target.facts, path)
         self._tell("asked about", path)
-        self._version.observe(facts, None)
+        self._version.learn(facts, None)
         return facts
+
+    async def ask_version(self, path: str) -> None:
+        """Ask which version of the object there is now, and hold it to that."""
+        facts = await self._asked(0, self.target.current_facts, path)
+        self._tell("asked for its version", path)
+        self._version.learn(facts, None)
 
     async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
         """Return what is known of the object, and its first ``length`` bytes."""

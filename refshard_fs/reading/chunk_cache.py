@@ -1,0 +1,370 @@
+"""Ranges of remote objects in files, for all processes of one user: bounded, and never taken for another version.
+
+A range is a file. Its name is a digest of URL and range, and its end holds a digest of the object's version and a
+checksum of everything: a file that was cut short, harmed, renamed, or kept of another version is as if it were not
+there. URLs, which may hold what gives access, are in no name and in no file.
+
+A file is written aside and renamed into place, so that no reader sees a part of it, and a killed writer leaves a draft
+at most. Nothing waits until it is on the disk: what a power failure makes of a file, the checksum tells.
+
+The bound holds for all processes together: one of them writes at a time, and adds to one number before it does. A
+writer that is killed, and a file that is replaced or deleted, leave that number too large and never too small. Once it
+passes the bound, the files are counted, and the least recently read are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import struct
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from refshard_fs.core.checksums import crc32c
+from refshard_fs.core.forks import fork_safe
+from refshard_fs.core.model import Facts, Span
+from refshard_fs.errors import CostlyPattern, told
+from refshard_fs.reading.cache import STALE, is_own_file, is_private, open_as_it_is
+from refshard_fs.reading.plan import MIB
+from refshard_fs.targets import seconds, strong
+
+CAPACITY: Final = 10 << 30  # bytes, unless the user says how many
+SUFFIX: Final = ".refchunk"
+DRAFT: Final = ".refdraft"
+TOTAL: Final = "total.refchunks"  # so many bytes are kept, or fewer
+WAITING: Final = 32 * MIB  # bytes that wait to be written; more are not kept, since no reader waits for the disk
+PAUSE: Final = (
+    0.05  # seconds in which ranges gather, to be written together: a lock and a thread cost as much as a file
+)
+BATCH: Final = 4 * MIB  # bytes that are written at a time, while other processes wait
+BLOCK: Final = 4096  # bytes of a disk that a file takes, or a multiple
+RECENT: Final = 60.0  # seconds in which a file that is read again is not marked as read again
+SETTLED: Final = 60.0  # seconds after which a time, perhaps of whole seconds, tells versions apart (RFC 9110, 8.8.2.2)
+PATIENCE: Final = 10.0  # seconds that a writer waits for others
+
+_MAGIC: Final = b"refchnk1"
+_END: Final = struct.Struct("<8sQ16sQ")  # magic, bytes of data, digest of the version, checksum
+_TOTAL: Final = struct.Struct("<QQ")  # bytes, and their checksum
+_BINARY: Final = getattr(os, "O_BINARY", 0)
+_writing = fork_safe(threading.Lock())  # held with the lock of a file, which does not keep out threads of its process
+
+
+class _Entry(NamedTuple):
+    """A range that waits to be written."""
+
+    name: str
+    version: bytes
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return _on_disk(len(self.data) + _END.size)
+
+
+class ChunkCache:
+    """The ranges kept in ``directory``, at most ``capacity`` bytes of them. Thread-safe.
+
+    Callers tell which version of an object they read: `get` returns bytes of that version alone.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], capacity: int) -> None:
+        self.directory = Path(directory)
+        self.capacity = capacity
+        self._root = os.fspath(directory)
+        self._lock = fork_safe(threading.Lock())
+        self._process = os.getpid()
+        self._waiting: deque[_Entry] = deque()
+        self._bytes = 0  # that wait
+        self._writer: threading.Thread | None = None
+        self._is_full = threading.Event()  # a batch has gathered
+        self._is_broken = False  # nothing is written any more
+
+    def has(self, span: Span) -> bool:
+        """Whether ``span`` is kept, of whatever version."""
+        try:
+            os.stat(self._path(_name(span)), follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def get(self, span: Span, facts: Facts | None) -> bytes | None:
+        """Return the bytes of ``span`` of the version that ``facts`` tell; None if these are not kept."""
+        version = _version(facts)
+        if version is None:
+            return None
+        name = _name(span)
+        path = self._path(name)
+        try:
+            if not is_private(self._root):
+                return None
+            descriptor = open_as_it_is(path, os.O_RDONLY | _BINARY)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(descriptor)
+            if not is_own_file(found):
+                return None
+            length = found.st_size - _END.size
+            data = _read(descriptor, length) if _is_as_long(span, facts, length) else b""
+            end = os.read(descriptor, _END.size)
+            if not data or end != _ending(name, end[16:32], data):
+                os.unlink(path)
+                return None
+            if end[16:32] != version:
+                return None
+            if time.time() - found.st_mtime > RECENT:
+                os.utime(path)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return data
+
+    def put(self, span: Span, facts: Facts | None, data: bytes) -> None:
+        """Have ``data``, the bytes of ``span`` of the version that ``facts`` tell, written by a thread.
+
+        The process waits for it at its end. Nothing is kept if nothing tells the version, or if too much waits already.
+        """
+        version = _version(facts)
+        if version is None or not data or self._is_broken:
+            return
+        entry = _Entry(_name(span), version, data)
+        with self._lock:
+            if self._process != os.getpid():  # forked: the thread is the parent's
+                self._process, self._writer, self._bytes = os.getpid(), None, 0
+                self._is_full = threading.Event()
+                self._waiting.clear()
+            if entry.size > self.capacity or (self._waiting and self._bytes + entry.size > WAITING):
+                return
+            self._waiting.append(entry)
+            self._bytes += entry.size
+            if self._bytes > BATCH:
+                self._is_full.set()
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="refshard-chunk-cache", daemon=False)
+                try:
+                    self._writer.start()
+                except RuntimeError:  # the process ends
+                    self._is_broken = True
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name[:2]}/{name[2:]}{SUFFIX}"
+
+    # ------------------------------------------------------------------ writing
+
+    def _write_all(self) -> None:
+        """Write what waits, and end once nothing does."""
+        most = min(BATCH, self.capacity // 8)
+        while True:
+            self._is_full.wait(PAUSE)
+            with self._lock:
+                batch: list[_Entry] = []
+                size = 0
+                while self._waiting and (not batch or size + self._waiting[0].size <= most):
+                    batch.append(self._waiting.popleft())
+                    size += batch[-1].size
+                self._bytes -= size
+                if self._bytes <= BATCH:
+                    self._is_full.clear()
+                if not batch:
+                    self._writer = None
+                    return
+            if not self._is_broken:
+                self._write(batch, size)
+
+    def _write(self, batch: list[_Entry], size: int) -> None:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not is_private(self._root):
+                raise PermissionError(errno.EPERM, "it is a link, or others may write to it", self._root)
+            with _writing, _locked(os.path.join(self._root, TOTAL)) as descriptor:
+                if descriptor is not None and self._reserve(descriptor, size):
+                    for entry in batch:
+                        self._write_one(entry)
+        except Exception as e:  # noqa: BLE001  # whatever it is, reading goes on
+            self._is_broken = True
+            reason = e.strerror if isinstance(e, OSError) and e.strerror else repr(e)
+            warnings.warn(
+                f"chunks are not kept in cache_dir={told(self._root)!r}: {told(reason)}. Reading goes on without; give "
+                "a directory of your own on a disk with room, or leave cache_dir= out",
+                CostlyPattern,
+                stacklevel=2,
+            )
+
+    def _write_one(self, entry: _Entry) -> None:
+        path = self._path(entry.name)
+        draft = f"{path.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{DRAFT}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+        try:
+            descriptor = open_as_it_is(draft, flags)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(path), 0o700)
+            descriptor = open_as_it_is(draft, flags)
+        try:
+            try:
+                for part in (entry.data, _ending(entry.name, entry.version, entry.data)):
+                    left = memoryview(part)
+                    while left:
+                        left = left[os.write(descriptor, left) :]
+            finally:
+                os.close(descriptor)
+            os.replace(draft, path)
+        except BaseException as e:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            if not isinstance(e, FileNotFoundError | PermissionError):  # it made room, or, on Windows, is being read
+                raise
+
+    def _reserve(self, descriptor: int, size: int) -> bool:
+        """Add ``size`` to the bytes of all processes, if there is room for them or some can be made."""
+        total = _total(os.read(descriptor, _TOTAL.size))
+        if total is None or total + size > self.capacity:
+            total = self._make_room(size)
+        if total + size > self.capacity:
+            return False
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, _with_checksum(total + size))
+        return True
+
+    def _make_room(self, size: int) -> int:
+        """Count the files, delete some unless there is room for ``size`` bytes, and return how many bytes are left."""
+        files = list(self._files())
+        total = sum(length for _, _, length in files)
+        if total + size <= self.capacity:
+            return total
+        most = min(self.capacity * 7 // 8, self.capacity - size)  # counting takes time: make room for more
+        for path, _, length in sorted(files, key=itemgetter(1)):
+            if total <= most:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                total -= length
+        return total
+
+    def _files(self) -> Iterator[tuple[str, float, int]]:
+        """Yield path, time of last use and bytes of each file, drafts too; delete old drafts, of killed writers."""
+        for folder in (os.path.join(self._root, f"{number:02x}") for number in range(256)):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+                for entry in entries:
+                    try:
+                        found = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue  # another process was faster
+                    if entry.name.endswith(DRAFT) and time.time() - found.st_mtime > STALE:
+                        with contextlib.suppress(OSError):
+                            os.unlink(entry.path)
+                    elif entry.name.endswith((SUFFIX, DRAFT)):
+                        yield entry.path, found.st_mtime, _on_disk(found.st_size)
+
+
+def keeps(span: Span, most: int | None) -> bool:
+    """Whether ``span`` is kept: a range, or a whole object that is no document.
+
+    Documents, of which at most ``most`` bytes are read, may hold URLs with what gives access, and reading one again
+    costs no more than asking whether it is the same.
+    """
+    return span.exact if span.stop is not None else most is None or span.start < 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a file is called, and what it ends with.
+
+
+def _name(span: Span) -> str:
+    text = repr((span.url, span.origin, span.start, span.stop))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def _version(facts: Facts | None) -> bytes | None:
+    """Return a digest of the version that ``facts`` tell; None if its next version could have the same facts."""
+    if facts is None:
+        return None
+    changed, version = _told_version(facts)
+    return version if changed is None or time.time() - changed > SETTLED else None
+
+
+@lru_cache(4096)
+def _told_version(facts: Facts) -> tuple[float | None, bytes | None]:
+    """Return the time that a version lacking a strong ETag is told by, and the version's digest."""
+    etag = (strong(facts.named_etag) or "").strip('"')
+    changed = None if etag or facts.last_modified is None else seconds(facts.last_modified)
+    if not etag and (changed is None or facts.size is None):
+        return None, None
+    return changed, hashlib.blake2b(repr((etag or facts.size, changed)).encode(), digest_size=16).digest()
+
+
+def _ending(name: str, version: bytes, data: bytes) -> bytes:
+    check = crc32c(data, crc32c(name.encode() + version))
+    return _END.pack(_MAGIC, len(data), version, check)
+
+
+def _is_as_long(span: Span, facts: Facts | None, length: int) -> bool:
+    """Whether ``length`` bytes may be those of ``span``, an object of which ``facts`` are known."""
+    if span.stop is not None:
+        return length == span.stop - span.start
+    most = None if facts is None else facts.size
+    return length > 0 and (most is None or length <= most)
+
+
+def _read(descriptor: int, length: int) -> bytes:
+    data = os.read(descriptor, length)
+    while len(data) < length and (more := os.read(descriptor, length - len(data))):
+        data += more
+    return data
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _total(found: bytes) -> int | None:
+    """Return the number of bytes that a file says are kept; None if it is damaged, or new."""
+    total: int | None = _TOTAL.unpack(found)[0] if len(found) == _TOTAL.size else None
+    return total if total is not None and found == _with_checksum(total) else None
+
+
+def _with_checksum(total: int) -> bytes:
+    return _TOTAL.pack(total, crc32c(total.to_bytes(8, "little")))
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int | None]:
+    """Give a descriptor of the file at ``path``, locked for this process; None if another one holds it for too long.
+
+    A child that is forked meanwhile does not have the lock.
+    """
+    descriptor = open_as_it_is(path, os.O_RDWR | os.O_CREAT | _BINARY)
+    try:
+        yield descriptor if _lock_file(descriptor) else None
+    finally:
+        os.close(descriptor)  # which ends the lock
+
+
+def _lock_file(descriptor: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows: the bound may be passed by what several processes write at the same time
+        return True
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        except OSError:  # a file system without locks
+            return True
+        else:
+            return True
