@@ -111,15 +111,12 @@ class Adoption:
         if url is None or self._rule.admits_all:
             return
         self._rule.admit(url)
-        if self._rule.trusts_source or protocol_of(url) == "data":
-            return
-        named = longest_prefix(self._rule.named, _place(url))
-        if named is not None:
-            self._found.setdefault(named[0], ())
-        else:
-            server, origin = server_of(_place(url)), (_origin(self._rule.source or "", url),)
-            if len(links(url)) > 1:  # lies in the source, whose rule permits all else there, too
-                self._found[server] = origin
+        origin, server = named_by(self._rule, url), server_of(_place(url))
+        if not origin and (chosen := longest_prefix(self._rule.named, _place(url))) is not None:
+            self._found.setdefault(chosen[0], ())
+        elif origin and len(links(url)) > 1:  # lies in the source, whose rule permits all else there, too
+            self._found[server] = origin
+        elif origin:
             self._found.setdefault(server, origin)
 
     def add_own(self, url: str) -> None:
@@ -131,11 +128,18 @@ class Adoption:
         if self._rule.trusts_source:
             return known.with_urls((url, ()) for url in self._found)
         source = (_origin(self._rule.source or "", None),)
-        theirs = {prefix: (*origins, *source) for prefix, origins in known.by_prefix.items()}
-        found = {**self._found, **theirs}
+        found = dict(self._found)
+        for prefix, origins in known.by_prefix.items():
+            found[prefix] = (*(origin for origin in origins if origin not in source), *source)
         if not any(found.values()):  # nothing from there need be named: metadata may be
             found[_place(source[0]).rstrip("/")] = source
         return _without_repeats(found)
+
+
+def named_by(rule: Admission, url: str) -> tuple[str, ...]:
+    """Return the origin of ``url`` if the set with that ``rule`` names it; none where it is the user's own."""
+    is_own = rule.trusts_source or protocol_of(url) == "data" or longest_prefix(rule.named, _place(url)) is not None
+    return () if is_own else (_origin(rule.source or "", url),)
 
 
 def _place(url: str) -> str:

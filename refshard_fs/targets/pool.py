@@ -71,7 +71,7 @@ _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 PLACES = 4096
 _ANONYMOUSLY = f"it was asked for {WITHOUT}, as its options say: it is not public, or there is no such object"
 _NOBODY = (
-    f"it was asked for {WITHOUT}, since the manifest comes from elsewhere: "
+    f"it was asked for {WITHOUT}, since a manifest from elsewhere named it: "
     "name its protocol (remote_protocol=) or its prefix (options=) to send yours"
 )
 

@@ -26,6 +26,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import manifest as manifest_writing
@@ -106,6 +107,10 @@ def save(
             raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
     folder = data_url_of(absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
+        if isinstance(found, EditedKeySpace):
+            for edit in found.edits.changes().values():
+                if isinstance(edit, Span) and not edit.origin:
+                    adoption.add_own(edit.url)
         stream = _stream_of(found, session, respell, copies, pins_as_extras=format == "chunk-manifest")
         times = 2 if format == "parquet" and stream.in_memory else 1  # once to see whether a parquet set can hold it
         callback.set_size(times * sum(grid.size for grid in stream.grids.values()))

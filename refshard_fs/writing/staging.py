@@ -117,7 +117,7 @@ def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
             yield _Staged(name, writer, int(seen), int(number), kind, _unquoted(quoted), facts.size or 0)
 
 
-class _Reference(msgspec.Struct, array_like=True, omit_defaults=True):
+class _Reference(msgspec.Struct, array_like=True):
     """A reference as it is staged."""
 
     url: str

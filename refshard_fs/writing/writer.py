@@ -18,11 +18,12 @@ from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Span
+from refshard_fs.core.model import Entry, Inline, Span, of_origin
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.security.origins import named_by
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
@@ -122,7 +123,7 @@ class Writer:
             return False
         if entry.size is None and (entry.start, entry.stop) != (0, None):
             return False
-        await self.refer(key, entry)
+        await self.refer(key, of_origin(entry, named_by(self.session.admission, entry.url)))
         return True
 
     async def manifests_among(self, keys: Iterable[str]) -> set[str]:

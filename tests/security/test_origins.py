@@ -116,6 +116,25 @@ def test_what_is_made_of_a_strangers_set_keeps_its_limits(
             assert RefShardFileSystem(made, options={other.url: {}}).cat_file("a/c/0") == b"x"
 
 
+def test_copies_within_a_strangers_set_are_the_strangers(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    """What the user writes beside them is the user's, on the same server too."""
+    with RangeServer() as other:
+        fs = RefShardFileSystem(put(http_server, refs_of(other.put("/x", b"x"))), mode="a", data_url=str(tmp_path))
+        fs.cp("a", "b", recursive=True)
+        fs.rm("a", recursive=True)
+        fs.refer("c", other.put("/mine", b"m"))
+        out = str(tmp_path / "out.json")
+        fs.save(out)
+        fs.discard()
+        net.is_public = False
+        saved = RefShardFileSystem(out)
+        assert saved.cat_file("c") == b"m"
+        with pytest.raises(TargetNotAllowed):
+            saved.cat_file("b/c/0")
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_append_tells_ones_own_parts_from_a_strangers(
     format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
