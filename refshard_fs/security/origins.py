@@ -9,6 +9,7 @@ credentials that they grant. So a record takes rights away, whoever wrote it, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -111,13 +112,13 @@ class Adoption:
         if url is None or self._rule.admits_all:
             return
         self._rule.admit(url)
-        origin, server = named_by(self._rule, url), server_of(_place(url))
-        if not origin and (chosen := longest_prefix(self._rule.named, _place(url))) is not None:
+        origin = named_by(self._rule, url)
+        if origin:
+            server = server_of(_place(url))
+            if "::" in url or server not in self._found:  # a chain leads into the source, whose rule fits the server
+                self._found[server] = origin
+        elif (chosen := longest_prefix(self._rule.named, _place(url))) is not None:
             self._found.setdefault(chosen[0], ())
-        elif origin and len(links(url)) > 1:  # lies in the source, whose rule permits all else there, too
-            self._found[server] = origin
-        elif origin:
-            self._found.setdefault(server, origin)
 
     def add_own(self, url: str) -> None:
         """Take in a URL that the user chose."""
@@ -138,8 +139,11 @@ class Adoption:
 
 def named_by(rule: Admission, url: str) -> tuple[str, ...]:
     """Return the origin of ``url`` if the set with that ``rule`` names it; none where it is the user's own."""
-    is_own = rule.trusts_source or protocol_of(url) == "data" or longest_prefix(rule.named, _place(url)) is not None
-    return () if is_own else (_origin(rule.source or "", url),)
+    if rule.trusts_source or protocol_of(url) == "data":
+        return ()
+    named = rule.named
+    is_own = named and longest_prefix(named, _place(url)) is not None
+    return () if is_own else (_origin(rule.source or "", url if "::" in url else server_of(url)),)
 
 
 def _place(url: str) -> str:
@@ -154,6 +158,7 @@ def _key(url: str, origins: tuple[str, ...]) -> str:
     return server_of(place) if is_home else place.rstrip("/")
 
 
+@lru_cache(1024)
 def _origin(source: str, url: str | None) -> str:
     """Return ``source`` as an origin of ``url``: without what gives access, unless that gives access to ``url``."""
     if url is not None and len(links(url)) > 1:
