@@ -258,6 +258,7 @@ class Session(Engines):
         # Metadata of arrays that selections were made of, by path, and the number of the last edit by then.
         self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
         self._forgotten = 0  # how often the opened source was forgotten
+        self.reads_small_files_whole = True  # not where metadata and coordinates of many are read
         if options.overlay is not None:
             options.overlay.join(self)
 
@@ -331,7 +332,7 @@ class Session(Engines):
                     INDEXES.discard((options.token, Stat(url)))
                 else:
                     find_plugins()
-                    self._versions.of(url).is_kept = options.overlay is None
+                    self._versions.of(url).is_kept = self.reads_small_files_whole and options.overlay is None
                 steps = catalog.open_source(url, self._how(), options.format)
             case InMemorySource(bytes(data)):
                 steps = catalog.open_bytes(data, self._how(), options.format)

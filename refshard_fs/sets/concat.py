@@ -338,7 +338,8 @@ def concat(
     lengths multiples of the chunks, but in the last set. Variables without the dimension must be equal, or named in
     ``same``: then they are the first set's. Coordinates (arrays of their dimension's name) are read, compared by value
     and kept inline. Of a variable that is not along all dimensions, and for which sets refer to different places, up to
-    1 MiB are read to be compared; no other chunk is.
+    1 MiB are read to be compared; no other chunk is. But chunks that no reference can stand for (of TIFFs with a
+    predictor, of GRIB2, of compressed tiles of FITS) are read and held in the set, unless it is ``lazy``.
     Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
     but for CF times of one calendar: these, and the bounds of such a coordinate, become numbers of the first set's
     units, or of finer ones where these do not hold all; no instant changes.

@@ -100,8 +100,12 @@ def _again(remember: Any, arguments: tuple[Any, ...]) -> MadeSet:
 
 
 def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
-    """Return the filesystem of ``fo``, or ``fo`` itself where it is one."""
-    return fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)
+    """Return the filesystem of ``fo``, of which metadata and coordinates are read, or ``fo`` itself where it is one."""
+    if isinstance(fo, RefShardFileSystem):
+        return fo
+    fs = RefShardFileSystem(fo, **options)
+    fs._session.reads_small_files_whole = False
+    return fs
 
 
 def rebase(

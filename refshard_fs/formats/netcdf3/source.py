@@ -285,6 +285,9 @@ GUESS: Final = 256 << 10  # bytes that are read of a header longer than the firs
 TIMELINE: Final = 1 << 14  # records of a chunk of their coordinate
 SMALL: Final = 4 << 10  # bytes in a record of variables that have several records in a chunk,
 BAND: Final = 256 << 10  # which lie in so many bytes of the file: what reading one value costs at most
+SPARSE: Final = (
+    16 << 10
+)  # bytes from a record to the next, from which on a request for each costs less than all of them
 REMEMBERED: Final = 16  # headers of files that were opened, each of up to so many bytes:
 LONGEST: Final = 1 << 16
 MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
@@ -324,7 +327,7 @@ class Records(Chunks):
         slab, step = self._variable.slab, self._record_size
         found = self._source.part(self._variable.begin + first * step, (count - 1) * step + slab)
         size = self._records * slab
-        if isinstance(found, Span) and (count - 1) * step > PIECE:
+        if isinstance(found, Span) and (count - 1) * step > (BAND if step > SPARSE else PIECE):
             parts = tuple(found.part(i * step, slab) for i in range(count))
             return Packed(found, Padded(size), size, parts=parts)
         return made(found, Taken(step, slab, size), size, "")

@@ -1,0 +1,105 @@
+"""What `concat` reads of files behind a server: their metadata and coordinates, and not their data."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import refshard_fs
+from refshard_fs.core.format import HEAD
+from tests.servers.http import RangeServer
+
+FILES = 3
+RNG = np.random.default_rng(3)
+
+
+def _values(*shape: int, dtype: str = "i2") -> np.ndarray[Any, Any]:
+    return RNG.integers(0, 30_000, shape).astype(dtype)
+
+
+def _tiff(number: int, predictor: int, dtype: str) -> bytes:
+    pytest.importorskip("imagecodecs")
+    import tifffile
+
+    place = [(33550, "d", 3, (10.0, 10.0, 0.0), True), (33922, "d", 6, (0, 0, 0, number * 5120.0, 0, 0), True)]
+    place.append((34735, "H", 8, (1, 1, 0, 1, 3072, 0, 1, 32633), True))
+    file = io.BytesIO()
+    values = _values(512, 512, dtype=dtype)
+    tifffile.imwrite(file, values, tile=(128, 128), compression="zlib", predictor=predictor, extratags=place)
+    return file.getvalue()
+
+
+def _netcdf4(number: int, path: Path) -> bytes:
+    import h5netcdf
+
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"time": 8, "x": 30_000}
+        time = file.create_variable("time", ("time",), "i4")
+        time[:] = np.arange(8) + 8 * number
+        time.attrs["units"] = "hours since 2020-01-01"
+        packed = file.create_variable("v", ("time", "x"), "i2", chunks=(1, 30_000), compression="gzip", shuffle=True)
+        packed.attrs["scale_factor"], packed.attrs["add_offset"] = 0.1 + number / 100, float(number)
+        packed[:] = _values(8, 30_000)
+    return path.read_bytes()
+
+
+def _netcdf3(number: int, path: Path) -> bytes:
+    variables = {name: (("time", "x"), _values(8, 30_000)) for name in "vw"}
+    ds = xr.Dataset(variables, {"time": np.arange(8) + 8 * number})
+    ds.to_netcdf(path, engine="scipy", unlimited_dims=["time"])
+    return path.read_bytes()
+
+
+def _fits(number: int, kind: str) -> bytes:
+    fits = pytest.importorskip("astropy.io.fits")
+    image = getattr(fits, kind)(_values(400, 600), **({"tile_shape": (100, 600)} if kind == "CompImageHDU" else {}))
+    file = io.BytesIO()
+    fits.HDUList([fits.PrimaryHDU(), image]).writeto(file)
+    return file.getvalue()
+
+
+def _grib(number: int) -> bytes:
+    pytest.importorskip("eccodes", exc_type=Exception)
+    from tests.formats.test_grib2 import message
+
+    grid = {"Ni": 400, "Nj": 300, "iDirectionIncrementInDegrees": 0.5, "jDirectionIncrementInDegrees": 0.5}
+    grid |= {"longitudeOfLastGridPointInDegrees": 199.5, "latitudeOfFirstGridPointInDegrees": 60}
+    grid |= {"latitudeOfLastGridPointInDegrees": -89.5, "bitsPerValue": 16, "dataDate": 20200101 + number}
+    sample = "regular_ll_pl_grib2"  # of each variable, up to 1 MiB would be read to be compared
+    return b"".join(message(RNG.normal(280, 9, 120_000), sample, level=level, **grid) for level in (500, 700, 850))
+
+
+KINDS: dict[str, tuple[Callable[[int, Path], bytes], str, set[bool]]] = {
+    "COG, predictor 2": (lambda n, _: _tiff(n, 2, "u2"), "x", {True}),
+    "COG, predictor 3": (lambda n, _: _tiff(n, 3, "f4"), "x", {True}),
+    "COG": (lambda n, _: _tiff(n, 1, "u2"), "x", {True, False}),
+    "NetCDF-4, packed": (_netcdf4, "time", {True}),
+    "NetCDF-3, records": (_netcdf3, "time", {True, False}),
+    "FITS": (lambda n, _: _fits(n, "ImageHDU"), "y", {True, False}),
+    "FITS, tiles": (lambda n, _: _fits(n, "CompImageHDU"), "y", {True}),
+    "GRIB2": (lambda n, _: _grib(n), "time", {True}),
+}
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["scanned", "opened"])
+@pytest.mark.parametrize(("kind", "lazy"), [(kind, lazy) for kind, (*_, how) in KINDS.items() for lazy in sorted(how)])
+def test_concat_reads_metadata_and_coordinates_alone(
+    kind: str, http_server: RangeServer, tmp_path: Path, *, lazy: bool, named: bool
+) -> None:
+    write, dim, _ = KINDS[kind]
+    files = [write(number, tmp_path / f"{number}.nc") for number in range(FILES)]
+    urls = [http_server.put(f"{number}.file", data) for number, data in enumerate(files)]
+    http_server.clear()
+    how: dict[str, Any] = {"same": ["spatial_ref"]} if kind.startswith("COG") else {}
+    if named:
+        how["allow"] = [http_server.url]
+    joined: Any = refshard_fs.concat(urls, dim, lazy=lazy, **how)
+    assert http_server.bytes_sent < FILES * (HEAD + (8 << 10)) < sum(map(len, files)) / 2
+    with xr.open_dataset(joined, engine="refshard") as ds:
+        assert ds.sizes[dim] > 1
