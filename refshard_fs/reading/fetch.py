@@ -142,7 +142,7 @@ class Fetcher:
             waiting = self._for_whole[version] = []
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda _: self._has_rest(version, future))
-            whole = Reader(None, Span(span.url, *rest), future)
+            whole = Reader(None, Span(span.url, *rest), future, keep=reader.keep and keeps(span, reader.most))
             if self._may_be_on_disk(whole):
                 self._begin_recall([whole])
             else:

@@ -108,6 +108,7 @@ class S3Target(Target):
         self.fs = fs
         self._guard = fs.guard = guard
         self._fast = fast
+        self.tells_versions = fast  # s3fs returns bytes alone
         self._theirs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
@@ -146,6 +147,9 @@ class S3Target(Target):
         if answer.size is None:
             return await self._theirs.facts(path)
         return answer.facts
+
+    async def current_facts(self, path: str) -> Facts:
+        return await (self.facts(path) if self._fast else self._theirs.current_facts(path))
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         try:

@@ -345,6 +345,18 @@ def test_other_filesystems_are_asked_for_the_version_first(tmp_path: Path, monke
         assert fs.stats()["requests"] == requests
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_objects_of_s3_are_kept_with_their_versions(fast: bool, s3_server: Any, tmp_path: Path) -> None:
+    bucket = f"kept-{str(fast).lower()}"
+    s3_server.create_bucket(bucket)
+    refs = {f"a/{number}": [f"s3://{bucket}/x", number * 100, 100] for number in range(10)}
+    for data, requests in ((BYTES, 1), (BYTES, 0), (BYTES[::-1], 1), (BYTES[::-1], 0)):
+        s3_server.put(f"{bucket}/x", data)
+        fs = opened(refs, tmp_path, remote_options=s3_server.storage_options, fast_s3=fast)
+        assert b"".join(fs.cat([*refs]).values()) == data
+        assert fs.stats()["requests"] == requests
+
+
 # ---------------------------------------------------------------------- damage
 
 
@@ -501,11 +513,13 @@ def test_files_are_for_their_owner_alone(chunked: Chunked, tmp_path: Path) -> No
     assert {oct(path.stat().st_mode & 0o777) for path in paths} == {"0o700", "0o600"}
 
 
-def test_nothing_that_gives_access_is_written(http_server: RangeServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [0, 4000], ids=["in the first block", "in several"])
+def test_nothing_that_gives_access_is_written(count: int, http_server: RangeServer, tmp_path: Path) -> None:
     """Neither the tokens of targets, nor documents, which may hold some."""
     chunked = Chunked(http_server, 4)
     refs = {key: [value[0] + "?token=hush", *value[1:]] if isinstance(value, list) else value
             for key, value in chunked.refs().items()}  # fmt: skip
+    refs |= {f"b/{number}": [f"{chunked.url}?token=hush{number}", 0, 1] for number in range(count)}
     http_server.put("/refs.json", json.dumps(refs).encode())
     fs = opened(http_server.url + "/refs.json?token=hush", tmp_path)
     assert fs.cat_file("a/1.0") == chunked.chunk(1)

@@ -15,6 +15,7 @@ import pytest
 
 from refshard_fs import ConflictError, ReferenceNotReachable, RefShardFileSystem
 from tests.servers.kinds import KINDS, Served
+from tests.threads import settle
 
 DATA = bytes(range(256))
 
@@ -51,6 +52,19 @@ def test_a_set_and_what_lies_beside_it_are_read_with_the_options_of_the_set(serv
     assert fs.cat(list(refs)) == expected
     assert fs.cat_file("whole", -6) == DATA[-6:]
     assert fs.size("whole") == len(DATA)
+
+
+def test_what_is_kept_on_disk_is_of_the_version_that_there_is(served: Served, tmp_path: Path) -> None:
+    refs = {f"a/{number}": ["data.bin", number * 16, 16] for number in range(16)}
+    served.put("folder/refs.json", json.dumps(refs).encode())
+    hits = []
+    for data in (DATA, DATA, DATA[::-1] + b"x"):  # some servers tell versions of one second apart by their size alone
+        served.put("folder/data.bin", data)
+        fs = opened(served, "folder/refs.json", cache_dir=tmp_path / "kept", skip_instance_cache=True)
+        assert b"".join(fs.cat([*refs]).values()) == data[:256]
+        settle()
+        hits.append(fs.stats()["disk_hits"])
+    assert hits[0] == hits[2] == 0
 
 
 def test_a_hierarchy_is_listed_and_read(served: Served) -> None:
