@@ -50,8 +50,9 @@ class RefShardBackend(BackendEntrypoint):
     ``filename_or_obj`` is that class's ``fo`` (a path, a URL, a dict of references, bytes,
     a file object) or a ``refshard://`` or ``refshard::`` URL; ``storage_options`` are its
     other arguments. All other keywords go to xarray's zarr engine (``group``,
-    ``zarr_format``, ``consolidated``; by default, consolidated metadata are read of a file
-    that is shown as zarr, and not of what zarr wrote, where they may be older than the rest),
+    ``zarr_format``, ``consolidated``; by default, consolidated metadata are read if the root of a zarr store at a URL,
+    or a file that is shown as zarr, has them: they may be older than the arrays, and ``consolidated=False`` reads the
+    metadata of each array instead. Chunks that are stored otherwise than they say raise `ManifestError`),
     and ``open_dataset_options`` to `xarray.open_dataset` itself.
 
     With ``chunks={}``, chunks of dask are stored chunks, or several of them along the first dimensions: as many as
@@ -90,7 +91,7 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         store = _store(filename_or_obj, storage_options)
         options["drop_variables"] = drop_variables
-        options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
+        options["consolidated"] = _consolidates(store, options.get("group")) if consolidated is None else consolidated
         if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
             options |= open_dataset_options
         with _guarding(store.fs):
@@ -121,8 +122,8 @@ class RefShardBackend(BackendEntrypoint):
         """Return all groups, each as a Dataset, by path."""
         self._check_names(options)
         store = _store(filename_or_obj, storage_options)
-        options["consolidated"] = _consolidates(store) if consolidated is None else consolidated
         group = options.pop("group", None) or ""
+        options["consolidated"] = _consolidates(store, group) if consolidated is None else consolidated
         with _guarding(store.fs):
             with _named_group(store, group):
                 stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
@@ -304,16 +305,14 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
     return FsspecStore(fs, read_only=True, path="")
 
 
-def _consolidates(store: Any) -> bool:
-    """Return whether consolidated metadata tell the same as all documents do: zarr takes a third of the time."""
+def _consolidates(store: Any, group: str | None) -> bool:
+    """Return whether ``group`` has consolidated metadata, which cost one request where each array has one or more."""
     sync, session = run_by_zarr(), store.fs._session
     if sync is None or session.options.overlay is not None:  # what is written may change one without the other
         return False
-
-    async def found() -> bool:
-        return bool((await session.keyspace()).consolidates)
-
-    return bool(sync(found()))
+    keyspace = sync(session.keyspace())
+    is_root = not (group or "").strip("/")
+    return bool(keyspace.consolidates and (is_root or keyspace.format != "zarr-hierarchy"))
 
 
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:

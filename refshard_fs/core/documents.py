@@ -7,6 +7,7 @@ and those of the arrays that a key may belong to. A document in which nothing ch
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merged
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
+from refshard_fs.errors import ManifestError
 
 NAMES: Final = (*ARRAY_DOCUMENTS, CONSOLIDATED)
 
@@ -57,6 +59,7 @@ class Document(NamedTuple, Generic[K]):
     data: bytes
     arrays: Mapping[str, K]
     groups: Mapping[str, K]
+    chunkings: Mapping[str, Any] = {}  # of these arrays, as they are shown
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +81,8 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
             return Document(data, {}, {})  # readers see the bytes as they are
         reader = _Reader(self.rewrite.over(data))
         shown = reader.consolidated(doc, self.path) if self.name == CONSOLIDATED else reader.node(doc, self.path)
-        return Document(data if shown is doc else zarrmeta.dumps(shown), reader.arrays, reader.groups)
+        shown_data = data if shown is doc else zarrmeta.dumps(shown)
+        return Document(shown_data, reader.arrays, reader.groups, reader.chunkings)
 
 
 class _Reader(Generic[K]):
@@ -87,6 +91,7 @@ class _Reader(Generic[K]):
     def __init__(self, rewrite: Callable[[Mapping[str, Any], str], Shown[K]]) -> None:
         self.arrays: dict[str, K] = {}
         self.groups: dict[str, K] = {}
+        self.chunkings: dict[str, Any] = {}
         self._rewrite = rewrite
 
     def node(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -100,6 +105,7 @@ class _Reader(Generic[K]):
                 shown, known = self._rewrite(doc, path)
                 if known is not None:
                     self.arrays[path] = known
+                    self.chunkings[path] = zarrmeta.chunking(shown)
                 return shown
         return doc
 
@@ -143,6 +149,9 @@ class Documents(Generic[K]):
 
         self.arrays = arrays
         self._own: set[str] = set()  # paths of arrays whose own documents are known
+        # Of those that only consolidated metadata tell of: the key of their own document, and how chunks are stored.
+        self._hearsay: dict[str, tuple[str, Any]] = {}
+        self._outdated: dict[str, str] = {}  # what consolidated metadata say wrong, by the path of the array
         self.grids: Mapping[str, ChunkGrid] = Grids(grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
         self._rewrite = rewrite
         self._on_array = on_array
@@ -185,6 +194,8 @@ class Documents(Generic[K]):
     def lookup(self, key: str) -> Steps[Entry | None]:
         """Return the document ``key`` as it is shown, or None if there is no such key."""
         document = yield from self.read(key)
+        if document is not None:
+            self._outdated.pop(parent(key)[0], None)  # it tells its reader what is right
         return None if document is None else Inline(document.data)
 
     def array_of(self, key: str) -> Steps[str | None]:
@@ -206,13 +217,55 @@ class Documents(Generic[K]):
         """Return the path of the array that ``key`` lies below, of those that are known so far."""
         return nearest(key, self.arrays)
 
+    def is_hearsay(self, path: str) -> bool:
+        """Whether nothing but consolidated metadata tells of the array ``path``."""
+        return path in self._hearsay
+
+    def doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
+        """Return the arrays, and the places of their ``keys``, of which consolidated metadata may say what was true.
+
+        One chunk that is all of its array is what they say, or cannot be decoded as that: such arrays are not doubted.
+        """
+        found: dict[str, list[int]] = {}
+        if self._hearsay or self._outdated:
+            for number, key in enumerate(keys):
+                path = self.known(key)
+                if path is None or zarrmeta.is_metadata(key):
+                    continue
+                grid = self.arrays[path].grid if path in self._hearsay else None
+                if path in self._outdated or (grid is not None and grid.size > 1):
+                    found.setdefault(path, []).append(number)
+        return found
+
+    def confirm(self, path: str) -> Steps[None]:
+        """Read the document of an array that is known from consolidated metadata; ManifestError if these are outdated.
+
+        The array may have grown: its chunks are the same.
+        """
+        if path in self._hearsay:
+            key, told = self._hearsay[path]
+            document = yield from self.read(key)
+            self._hearsay.pop(path, None)
+            if document is not None and path in document.arrays and document.chunkings[path] != told:
+                self._outdated[path] = key
+        if path in self._outdated:
+            raise ManifestError(
+                f"the consolidated metadata say otherwise than {self._outdated[path]!r} how the chunks of the array "
+                f"{path!r} are stored: it was written anew since. Open the source with consolidated=False, and "
+                "consolidate its metadata again (zarr.consolidate_metadata)"
+            )
+
     def _adopt(self, index: DocumentIndex[K], document: Document[K]) -> None:
         """Take in the arrays of a document, but for what outdated consolidated metadata say of one that is known."""
         for path, known in document.arrays.items():
             if path == index.path and index.name != CONSOLIDATED:
                 self._own.add(path)
+                self._hearsay.pop(path, None)
             elif path in self._own:
                 continue
+            else:
+                name = ".zarray" if index.name == CONSOLIDATED else "zarr.json"
+                self._hearsay[path] = join(path, name), document.chunkings[path]
             self.arrays[path] = known
             self._on_array(path, known)
 
@@ -228,6 +281,7 @@ class ArrayView(View, Generic[K]):
     """A view that finds the chunks of some arrays itself, and shows the metadata of these rewritten."""
 
     _documents: Documents[K]
+    confirms = True  # before chunks are found, arrays that consolidated metadata alone tell of
 
     @abstractmethod
     def remapped(self, path: str) -> ChunkGrid | None:
@@ -264,6 +318,8 @@ class ArrayView(View, Generic[K]):
     def lookup(self, key: str) -> Steps[Entry | None]:
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
+        for path in self._doubtful([key]):
+            yield from self._documents.confirm(path)
         at = yield from self.chunk_of(key)
         if at is None:
             return (yield from self.base.lookup(key))
@@ -271,10 +327,52 @@ class ArrayView(View, Generic[K]):
         return (yield from self.chunk(key, path, coords)) if is_inside else None
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        doubtful = self._doubtful(keys)
+        if not doubtful:
+            return self.certain_lookups(keys)
+        places = {number for numbers in doubtful.values() for number in numbers}
+        rest = [number for number in range(len(keys)) if number not in places]
+        found = [
+            LookUp(numbers, self._confirmed(path, [keys[n] for n in numbers])) for path, numbers in doubtful.items()
+        ]
+        certain = self.certain_lookups([keys[number] for number in rest])
+        return found + [LookUp([rest[number] for number in numbers], steps) for numbers, steps in certain]
+
+    def certain_lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return look-ups that find all of ``keys``, none of which is of an array that has to be confirmed."""
         paths = [None if self._documents.is_document(key) else self._documents.known(key) for key in keys]
         are_base = [path is not None and self.remapped(path) is None for path in paths]
         found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
         return found + lookups_of(self.base, keys, [*compress(count(), are_base)])
+
+    def likely(self, keys: Sequence[str]) -> dict[int, Span]:
+        found: dict[int, Span] = {}
+        for numbers in self._doubtful(keys).values():
+            for number, (_, steps) in zip(numbers, self.base.lookups([keys[n] for n in numbers]), strict=False):
+                with contextlib.suppress(Exception):  # whoever looks the key up meets it again
+                    try:
+                        next(steps)
+                    except StopIteration as stop:
+                        (entry,) = stop.value
+                        found |= {number: entry} if isinstance(entry, Span) else {}
+        return found
+
+    def _doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
+        """Return the arrays, and the places of their ``keys``, that are to be confirmed before they are looked up."""
+        if not self.confirms:
+            return {}
+        found, documents = self._documents.doubtful(keys), self._documents
+        return {p: numbers for p, numbers in found.items() if not documents.is_hearsay(p) or self.remapped(p) is None}
+
+    def _confirmed(self, path: str, keys: Sequence[str]) -> Steps[Sequence[Entry | None]]:
+        """Return the entries of ``keys``, which are of the array ``path``, after its own document was read."""
+        yield from self._documents.confirm(path)
+        found: list[Entry | None] = [None] * len(keys)
+        some = self.lookups(keys)
+        for (places, _), entries in zip(some, (yield from together([steps for _, steps in some])), strict=True):
+            for place, entry in zip(places, entries, strict=True):
+                found[place] = entry
+        return found
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         at = yield from self._chunk_directory(prefix)

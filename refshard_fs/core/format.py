@@ -47,7 +47,8 @@ class Probe(msgspec.Struct, frozen=True):
 
     A document has ``facts`` and its first bytes, ``head``. A directory has ``names`` (everything in it or, if the
     target cannot list, those of all formats' ``markers`` that are in it) and, by name, those of all formats'
-    ``documents`` that are in it.
+    ``documents`` that are in it. If nothing was listed, ``absent`` are the documents of a zarr hierarchy's root that
+    were asked for in vain, and ``documents`` those that are there.
     """
 
     url: str
@@ -55,6 +56,7 @@ class Probe(msgspec.Struct, frozen=True):
     head: bytes = b""
     names: frozenset[str] = frozenset()
     documents: Mapping[str, Document] = {}
+    absent: frozenset[str] = frozenset()
 
     @property
     def is_directory(self) -> bool:
@@ -140,6 +142,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     zarr_format: int = 2  # of the metadata shown for sources that have none of zarr's own
     verify: bool = False  # checksums of chunks, where the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
+    recalls: bool = True  # documents that are read to recognise a source answer its first reader, too
     head: int = HEAD  # bytes of a source that its first request reads
     # For sources that consist of others: how to open those, what each may reach, and how deep this one is nested.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None

@@ -6,45 +6,60 @@ what these do not say is an error, never an empty listing. Reads need no listing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.consolidated import DOCUMENTS, ROOT, parsed, repeats
 from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Directories, Entry, Listed, Load, Names, Parsed, Span, Stat, Steps, Tree
+from refshard_fs.core.model import Directories, Entry, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, Tree
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
 
 
 class Hierarchy(KeySpace):
-    """The keys below ``url``; ``listable`` says whether the target can list."""
+    """The keys below ``url``; ``listable`` says whether the target can list, None that nobody has tried yet.
+
+    ``documents`` are those of the root that were read to recognise it, None for one that is absent. They answer whoever
+    opens the root: each is used once, and none after another key was asked for. Later ones may be others.
+    """
 
     url_of: Callable[[str], str]
 
-    def __init__(self, url: str, *, listable: bool) -> None:
+    def __init__(self, url: str, *, listable: bool | None, documents: Mapping[str, bytes | None] | None = None) -> None:
         self.url = url
-        self.listable = listable
+        self._listable = listable
+        self.documents = documents or {}
+        self.consolidates = any(map(_has_members, self.documents.items()))
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
-        if not is_key(key):
-            return None
-        entry = self._entry(key)
+        return self._entry(key) if is_key(key) else None
+
+    def _entry(self, key: str) -> Entry | None:
+        documents, self.documents = self.documents, {}
+        if key in documents:
+            self.documents = {name: data for name, data in documents.items() if name != key}
+            return None if (data := documents[key]) is None else Inline(data)
+        entry = Span(self.url_of(key), optional=True)
         check_name(key, entry.url)
         return entry
 
-    def _entry(self, key: str) -> Span:
-        return Span(self.url_of(key), optional=True)
+    def can_list(self) -> Steps[bool]:
+        """Return whether the target can list; if that is not known yet, by listing the root."""
+        if self._listable is None:
+            self._listable = (yield Names(self.url)) is not None
+        return self._listable
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         if prefix and not is_key(prefix):
             return None
-        if self.listable:
+        if (yield from self.can_list()):
             names: Sequence[Listed] | None = yield Names(self.url_of(prefix))
             if names is None:
                 return None
@@ -52,9 +67,9 @@ class Hierarchy(KeySpace):
         return _listing((yield from self.consolidated()), prefix, self.url)
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
-        files: Sequence[Listed] | None = (yield Tree(self.url_of(prefix))) if self.listable else None
+        files: Sequence[Listed] | None = (yield Tree(self.url_of(prefix))) if (yield from self.can_list()) else None
         if not files:
-            return None
+            return None if files is None else {}
         below: dict[str, dict[str, Listed]] = {"": {}}
         for listed in files:
             path, name = parent(listed.name)
@@ -76,15 +91,16 @@ class Hierarchy(KeySpace):
             return True
         if not is_key(prefix):
             return False
-        if self.listable:
+        if (yield from self.can_list()):
             return (yield Names(self.url_of(prefix))) is not None
         markers = yield tuple(Stat(self.url_of(join(prefix, marker))) for marker in NODE_DOCUMENTS)
         return any(facts is not None for facts in markers)
 
     def consolidated(self) -> Steps[Known]:
         """Return what is known from consolidated metadata; nothing if there are none."""
-        documents = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
-        found = yield tuple(Load(entry, Parsed(_known, (name,))) for name, entry in documents.items())
+        entries = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
+        needs = [Load(entry, Parsed(_known, (name,))) for name, entry in entries.items() if entry is not None]
+        found = yield tuple(needs)
         return next((known for known in found if known is not None and known.keys), Known())
 
 
@@ -98,6 +114,16 @@ def check_name(key: str, url: str) -> None:
             f"{url}: '::' joins the URLs of a chain to fsspec, so that no URL leads to an object called {key!r}: give "
             "it another name"
         )
+
+
+def _has_members(document: tuple[str, bytes | None]) -> bool:
+    """Whether a document of the root has consolidated metadata."""
+    name, data = document
+    if data is None or not repeats(name, data) or name not in DOCUMENTS:
+        return False
+    doc = parsed(data)
+    members = doc.get("consolidated_metadata") if isinstance(doc, dict) and name == ROOT else doc
+    return isinstance(members, dict) and isinstance(members.get("metadata"), dict)
 
 
 class Known(msgspec.Struct, frozen=True):

@@ -129,6 +129,10 @@ class KeySpace(ABC):
         """
         return [self.single_lookup(place, key) for place, key in enumerate(keys)]
 
+    def likely(self, keys: Sequence[str]) -> dict[int, Span]:
+        """Return where some of ``keys`` probably lie, by their places, if looking them up takes a read to be sure."""
+        return {}
+
     def single_lookup(self, place: int, key: str) -> LookUp:
         """Return the look-up of one key, which is the one at ``place`` in the sequence that was asked for."""
         return LookUp((place,), _as_sequence(self.lookup(key)))
@@ -196,7 +200,16 @@ class View(KeySpace):
 
     def __init__(self, base: KeySpace) -> None:
         self.base = base
-        for name in ("format", "grids", "urls", "document_url", "url_of", "reports", "consolidated_anew"):
+        for name in (
+            "format",
+            "grids",
+            "urls",
+            "document_url",
+            "url_of",
+            "reports",
+            "consolidated_anew",
+            "consolidates",
+        ):
             setattr(self, name, getattr(base, name))
         self.attribute_dtypes = base.attribute_dtypes
         self.unlimited_dimensions = base.unlimited_dimensions

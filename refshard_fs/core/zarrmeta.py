@@ -126,6 +126,49 @@ def grid_of(doc: object) -> ChunkGrid | None:
     return None if meta is None else meta.grid
 
 
+def chunking(doc: Mapping[str, Any]) -> Any:
+    """Return what decides which bytes a chunk of the array with metadata ``doc`` has; equal if chunks are read alike.
+
+    Neither the extent of the array is in it, nor what its codecs are configured with: writers spell that differently.
+    """
+    try:
+        meta = array_meta(doc, "its metadata")
+    except ValueError:
+        return None
+    if meta is None:
+        return None
+    encoding = None if meta.grid is None else meta.grid.encoding
+    if meta.zarr_format == 3:
+        codecs = _names(doc.get("codecs"))
+    else:
+        codecs = _names([doc.get("compressor"), *(doc.get("filters") or ())])
+    others = sorted(name for name, value in doc.items() if value and name not in _STANDARD)
+    return meta.zarr_format, meta.chunks, encoding, meta.dtype, meta.order, codecs, others
+
+
+# fmt: off
+_STANDARD: Final = frozenset([
+    "zarr_format", "node_type", "shape", "chunks", "chunk_grid", "chunk_key_encoding", "dimension_separator", "dtype",
+    "data_type", "order", "compressor", "filters", "codecs", "fill_value", "attributes", "dimension_names",
+    "consolidated_metadata",
+])
+# fmt: on
+
+
+def _names(codecs: Any) -> Any:
+    """Return the names of codecs of either version, and of sharding also what it divides shards into, and how."""
+    found: list[Any] = []
+    for codec in codecs if isinstance(codecs, list) else ():
+        match codec:
+            case {"name": "sharding_indexed" as name, "configuration": {"chunk_shape": shape, "codecs": inner}}:
+                found.append((name, shape, _names(inner)))
+            case {"name": name} | {"id": name}:
+                found.append(name)
+            case other:
+                found.append(other)
+    return found
+
+
 class _Plain(msgspec.Struct, gc=False):
     """Ordinary metadata of version 2, as far as the grid needs it."""
 

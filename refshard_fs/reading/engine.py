@@ -98,6 +98,28 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
         future.add_done_callback(ended)
 
 
+def _pass_on(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
+    """Have ``future`` end as ``begun`` does, and end that if it is cancelled."""
+
+    def ended(begun: asyncio.Future[Any]) -> None:
+        if begun.cancelled():
+            future.cancel()
+        elif (error := begun.exception()) is not None and not future.done():
+            future.set_exception(error)
+        elif not future.done():
+            future.set_result(begun.result())
+
+    begun.add_done_callback(ended)
+    future.add_done_callback(lambda future: begun.cancel() if future.cancelled() else None)
+
+
+def _give_up(readers: Iterable[Reader]) -> None:
+    """Wait no longer for what ``readers`` read."""
+    for reader in readers:
+        if not reader.future.cancel() and not reader.future.cancelled():
+            reader.future.exception()  # asyncio logs errors that nobody asks for
+
+
 def _fail(batch: Sequence[_Read], error: Exception) -> None:
     for read in batch:
         if not read.future.done():
@@ -168,12 +190,16 @@ class Engine(Lookups):
         """
         entries: list[Entry | Exception | None] = [None if each is None else each.value for each in found]
         unknown = [place for place, each in enumerate(found) if each is None]
-        if unknown:
-            for place, entry in zip(unknown, await self.find_all(keyspace, [keys[i] for i in unknown]), strict=True):
+        some = [keys[place] for place in unknown]
+        begun = {unknown[place]: reader for place, reader in self._begin(keyspace, some).items()}
+        try:
+            for place, entry in zip(unknown, await self.find_all(keyspace, some) if some else (), strict=True):
                 entries[place] = entry
-        for key, entry in zip(keys, entries, strict=True):
-            if isinstance(entry, Exception):
-                raise blame(key, entry)
+                if isinstance(entry, Exception):
+                    raise blame(keys[place], entry)
+        except BaseException:
+            _give_up(begun.values())
+            raise
         known = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
         announced = sum(self.ahead.was_announced(key) for key in keys)
         if not announced:
@@ -181,7 +207,10 @@ class Engine(Lookups):
         loop = asyncio.get_running_loop()
         futures: list[list[asyncio.Future[bytes]]] = []
         readers: list[Reader] = []
-        for key, entry in zip(keys, entries, strict=True):
+        for place, (key, entry) in enumerate(zip(keys, entries, strict=True)):
+            if place in begun and begun[place].span == entry:
+                futures.append([begun.pop(place).future])
+                continue
             spans = () if entry is None or isinstance(entry, Exception) else entry.spans
             futures.append([loop.create_future() for _ in spans])
             name = key if isinstance(entry, Span) else None
@@ -203,6 +232,7 @@ class Engine(Lookups):
                     case _:
                         out.append(None)
         finally:
+            _give_up(begun.values())
             for future in chain(*futures):
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # asyncio logs errors that nobody asks for
@@ -232,17 +262,41 @@ class Engine(Lookups):
             raise
 
     async def _look_up(self, keyspace: KeySpace, reads: Sequence[_Read]) -> None:
-        """Look the keys of ``reads`` up, all in the same rounds, and fetch their bytes."""
+        """Look the keys of ``reads`` up, all in the same rounds, and fetch their bytes.
+
+        Where only a read can tell whether a key is what it seems to be, its bytes come in the same round.
+        """
         keys = [read.request.key for read in reads]
+        begun: dict[asyncio.Future[Any], Reader] = {}
         try:
+            if all(read.request.is_whole and not read.future.done() for read in reads):
+                begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
             async with self.ahead.full_shards(keyspace, keys):
-                self._serve(zip(reads, await self.find_all(keyspace, keys), strict=True))
+                self._serve(zip(reads, await self.find_all(keyspace, keys), strict=True), begun)
         except Exception as e:  # a bug must not leave readers waiting
             _fail(reads, e)
             raise
+        finally:
+            _give_up(begun.values())
 
-    def _serve(self, found: Iterable[tuple[_Read, Entry | Exception | None]]) -> None:
-        """Fetch the entries that were found, and tell the readers of the others."""
+    def _begin(self, keyspace: KeySpace, keys: Sequence[str]) -> dict[int, Reader]:
+        """Fetch those of ``keys`` of which it is known where they probably lie, by their places."""
+        loop = asyncio.get_running_loop()
+        likely = keyspace.likely(keys)
+        begun = {place: Reader(keys[place], span, loop.create_future()) for place, span in likely.items()}
+        if begun:
+            self.fetcher.read(begun.values())
+        return begun
+
+    def _serve(
+        self,
+        found: Iterable[tuple[_Read, Entry | Exception | None]],
+        begun: dict[asyncio.Future[Any], Reader] | None = None,
+    ) -> None:
+        """Fetch the entries that were found, and tell the readers of the others.
+
+        Those of ``begun`` are being fetched for some futures, and are left in it if they are not what was found.
+        """
         readers: list[Reader] = []
         asked: list[Asked] = []
         for read, entry in found:
@@ -256,7 +310,9 @@ class Engine(Lookups):
             match entry:
                 case Span() if entry.size is not None or request.is_whole:
                     window = entry if request.is_whole else entry.window(request.start, request.end)
-                    if isinstance(window, Span):
+                    if begun and future in begun and begun[future].span == window:
+                        _pass_on(begun.pop(future).future, future)
+                    elif isinstance(window, Span):
                         most = self._answers.longest if key.endswith(DOCUMENTS) else None
                         readers.append(Reader(key, window, future, most))
                     else:

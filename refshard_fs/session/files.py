@@ -18,7 +18,7 @@ from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
 from refshard_fs.core.keyspace import Listing
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
+from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged, told
 from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
@@ -28,8 +28,10 @@ from refshard_fs.targets import seconds
 KIND = ("file", "directory")
 
 
-async def info(session: Session, key: str) -> dict[str, Any]:
+async def info(session: Session, key: str, known: Directories | None = None) -> dict[str, Any]:
     """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none.
+
+    ``known`` are all directories of objects at and below it, if they were listed.
 
     A key that the source says is empty, on purpose, cannot be read and has no listing: its type is "other", and
     ``"empty": True`` tells it from one that is absent.
@@ -44,7 +46,8 @@ async def info(session: Session, key: str) -> dict[str, Any]:
                 size = await _measure(session, key, entry)
             if size is not None:
                 return {"name": key, "size": size, "type": "file"}
-    if not key or await engine.run_for(key, keyspace.is_directory(key)):
+    root = key if keyspace.url_of is None else keyspace.url_of(key)
+    if not key or await engine.run_for(key, answered(keyspace.is_directory(key), root, known)):
         return {"name": key, "size": 0, "type": "directory"}
     if await engine.run_for(key, keyspace.is_empty(key)):
         return {"name": key, "size": 0, "type": "other", "empty": True}
@@ -103,7 +106,7 @@ async def find(session: Session, key: str, *, maxdepth: int | None, withdirs: bo
                     out[entry["name"]] = entry
             if depth == 0 and key and found is None:
                 with contextlib.suppress(FileNotFoundError):
-                    own = await info(session, key)
+                    own = await info(session, key, known)
                     out |= {} if own.get("empty") else {key: own}
             elif depth == 0 and key and withdirs:
                 out[key] = {"name": key, "size": 0, "type": "directory"}

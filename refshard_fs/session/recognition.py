@@ -10,9 +10,11 @@ import msgspec
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
+from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
+from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.entries import MARK
@@ -21,13 +23,15 @@ from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
-from refshard_fs.security.admission import OBJECT_STORES
+from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import directory_of, locator, protocol_of
 from refshard_fs.session.unread_kinds import compressor_of, unread_kind, within
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 
 FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file; its first ones may make nothing yet
+ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # what zarr asks for first
+DOCUMENT: Final = 1 << 20  # bytes of each that are asked for: most consolidated metadata have less
 PAGE: Final = "a page, such as that of a login or an error"
 
 
@@ -70,7 +74,11 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     found = _format_of(probe, format)
     keyspace = yield from found.open(probe, options)
     keyspace.format = found.name
-    return (yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names))
+    documents = keyspace.documents if isinstance(keyspace, Hierarchy) else {}
+    view = yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
+    if isinstance(keyspace, Hierarchy):  # opening it is no use of them
+        keyspace.documents = documents if options.recalls else {}
+    return view
 
 
 def _refuse_unread(probe: Probe, most: int) -> Steps[None]:
@@ -127,6 +135,7 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
         return keyspace
     if not keyspace.resolves_manifests:
         mapped = ManifestView(keyspace, options)
+        mapped.confirms = options.shards == "whole"  # else the view of shards does, which knows how arrays are shown
         yield from mapped.register_arrays(has_root=has_root)
         keyspace = keyspace if keyspace.holds_all_metadata and not mapped.maps_anything else mapped
     if options.shards == "whole":
@@ -137,6 +146,10 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
 
 
 def _probe(url: str, most: int, length: int) -> Steps[Probe]:
+    is_remote = protocol_of(url) in OBJECT_STORES | WEB  # there a listing, or a question, costs as much as a document
+    may_be_root = is_remote and url.partition("?")[0].endswith((".zarr", "/"))
+    if may_be_root and (found := (yield from _probe_zarr(url, most))) is not None:
+        return found
     try:
         facts, head = yield from _head(url, length)
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
@@ -146,7 +159,33 @@ def _probe(url: str, most: int, length: int) -> Steps[Probe]:
             raise e from None
     if facts is not None and not url.endswith("/"):
         return Probe(url, facts, head)
+    if is_remote and not may_be_root and (found := (yield from _probe_zarr(url, most))) is not None:
+        return found
     return (yield from _probe_directory(url, most))
+
+
+def _probe_zarr(url: str, most: int) -> Steps[Probe | None]:
+    """Return the documents of the root of a zarr hierarchy, asked for in one round; None if there is none at ``url``.
+
+    A server that has a page for every URL has no documents.
+    """
+    below = locator(url)
+    try:
+        found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in ROOT_DOCUMENTS)
+    except OSError:  # the requests for single names find out what is wrong
+        return None
+    there: dict[str, Document] = {}
+    for name, answer in zip(ROOT_DOCUMENTS, found, strict=True):
+        if answer is None:
+            continue
+        facts, data = answer
+        check_size(facts.size, most, below(name))
+        if facts.size != len(data):
+            data = yield Load(Span(below(name), pin=facts.pin), Raw())
+        there[name] = Document(data, facts)
+    if not there.keys() & NODE_DOCUMENTS or any(document.data.lstrip()[:1] == b"<" for document in there.values()):
+        return None
+    return Probe(url, None, b"", frozenset(there), there, frozenset(ROOT_DOCUMENTS) - there.keys())
 
 
 def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:

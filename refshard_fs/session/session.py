@@ -371,7 +371,7 @@ class Session(Engines):
     def _how(self) -> OpenOptions:
         """Return the options for opening the source. Arrays that were written here with shards keep showing these."""
         overlay, options = self.options.overlay, self.options.open
-        return msgspec.structs.replace(options, whole=overlay.whole) if overlay is not None else options
+        return options if overlay is None else msgspec.structs.replace(options, whole=overlay.whole, recalls=False)
 
     @property
     def _openings(self) -> int:

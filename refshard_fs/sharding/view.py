@@ -20,13 +20,15 @@ import numpy.typing as npt
 from refshard_fs.core.documents import ArrayView, Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Span, Steps, batches, together
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, grid_of
-from refshard_fs.errors import DamagedIndex
+from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, together
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
+from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.sharding.index import Level, Table, TableIndex
 from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unsharded
 
 _FULL = 0.75  # of the chunks of a shard: if so many are wanted, the shard is read whole
+_SMALL = 1 << 18  # elements of a shard that is read whole at once,
+_WHOLE = 1 << 20  # and bytes that it has at most
 _BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
 
 
@@ -144,10 +146,10 @@ class ShardView(ArrayView[ArrayInfo]):
     def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
         layout = self._layout(path)
         shard, lengths, place = layout.split(coords)
-        (entry,) = yield from self._in_shard(path, shard, lengths, [layout.slots(place, lengths)])
+        (entry,) = yield from self._chunks([key], path, shard, lengths, [layout.slots(place, lengths)])
         return entry
 
-    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def certain_lookups(self, keys: Sequence[str]) -> list[LookUp]:
         """Return look-ups that find all of ``keys``, one for all keys that are found by the same indexes."""
         found: list[LookUp] = []
         of_base: list[int] = []
@@ -172,7 +174,8 @@ class ShardView(ArrayView[ArrayInfo]):
             shards.setdefault((path, shard, lengths, within), []).append((number, slots))
         for (path, shard, lengths, _), wanted in shards.items():
             numbers, all_slots = zip(*wanted, strict=True)
-            found.append(LookUp(numbers, self._in_shard(path, shard, lengths, all_slots)))
+            some = [keys[number] for number in numbers]
+            found.append(LookUp(numbers, self._chunks(some, path, shard, lengths, all_slots)))
         return found + lookups_of(self.base, keys, of_base)
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
@@ -203,6 +206,36 @@ class ShardView(ArrayView[ArrayInfo]):
             layout = self._layout(path)
             key = layout.key(path, layout.split(coords)[0])
         return (yield from self.base.is_empty(key))
+
+    def _chunks(
+        self, keys: Sequence[str], path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
+    ) -> Steps[Sequence[Entry | None]]:
+        """Return the same as `_in_shard`, for chunks called ``keys``.
+
+        Of an array that consolidated metadata alone tell of, its own document comes in the same round as the index, or
+        as the whole of a small shard of which most is wanted.
+        """
+        if not (self.confirms and self._documents.is_hearsay(path)):
+            return (yield from self._in_shard(path, shard, lengths, wanted))
+        layout = self._layout(path)
+        name, levels = layout.key(path, shard), layout.levels(lengths)
+        meta = array_meta(self._documents.arrays[path].stored or {}, path)
+        is_small = meta is not None and meta.chunks is not None and math.prod(meta.chunks) <= _SMALL
+        entry = yield from self.base.lookup(name)
+        try:
+            if not isinstance(entry, Span) or entry != Span(entry.url, optional=True):
+                yield from self._documents.confirm(path)
+            elif is_small and len(wanted) >= _FULL * math.prod(lengths):
+                _, whole = yield from together([self._documents.confirm(path), _answer(Head(entry.url, _WHOLE))])
+                now = self._layout(path)
+                is_same = now.grid.shards == layout.grid.shards and now.levels(lengths) == levels
+                if is_same and whole is not None and whole[0].size == len(whole[1]):
+                    return (yield from self._in_level(Inline(whole[1]), levels, 0, wanted, name, path))
+            else:
+                yield from together([self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))])
+        except (OSError, RefShardError):  # of the shard, perhaps: the array may have others
+            pass
+        return (yield from self._confirmed(path, keys))
 
     def _in_shard(
         self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
@@ -343,6 +376,10 @@ class ShardView(ArrayView[ArrayInfo]):
     def has_chunks_in(self, path: str, leading: Coords) -> Steps[bool]:
         directory = self._layout(path).shard_directory(leading)
         return directory is not None and (yield from self.base.is_directory(join(path, directory)))
+
+
+def _answer(need: Need) -> Steps[Any]:
+    return (yield need)
 
 
 def _cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:

@@ -91,7 +91,7 @@ def test_what_is_too_large_is_not_fetched(http_server: RangeServer) -> None:
         http_server.clear()
         with pytest.raises(ManifestError, match="max_manifest_bytes=9000"):
             opened(url, max_manifest_bytes=9000).cat_file("k")
-        assert sum(request.sent for request in http_server.requests()) <= 9000
+        assert sum(request.sent for request in http_server.requests() if request.status != 404) <= 9000
 
 
 def test_a_chunk_manifest_that_is_too_large_is_not_fetched(tmp_path: Path) -> None:

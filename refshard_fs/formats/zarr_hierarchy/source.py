@@ -20,11 +20,17 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, grid_of
+from refshard_fs.security.admission import WEB
 from refshard_fs.security.origins import NOTHING, Origins
+from refshard_fs.security.policy import protocol_of
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a hierarchy of zarr."""
+    if probe.absent:  # the documents of its root were asked for, and nothing was listed
+        documents = {name: document.data for name, document in probe.documents.items()} | dict.fromkeys(probe.absent)
+        listable = None if protocol_of(probe.url) in WEB else True
+        return Hierarchy(probe.url, listable=listable, documents=documents)
     names: Sequence[Listed] | None = yield Names(probe.url)
     return Hierarchy(probe.url, listable=names is not None)
 
@@ -48,7 +54,7 @@ def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[
 
     NotListable where neither listings nor consolidated metadata tell the keys.
     """
-    if hierarchy.listable:
+    if (yield from hierarchy.can_list()):
         pins = yield from _listed(hierarchy, tell)
         documents, grids = yield from _documents(hierarchy, pins)
     else:

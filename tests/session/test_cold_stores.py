@@ -1,0 +1,182 @@
+"""Zarr stores that nobody has opened yet: what opening one asks its server for, and that it never tells what was."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError, RefShardFileSystem
+from tests.servers.http import RangeServer
+from tests.servers.proxy import CountingProxy
+
+np = pytest.importorskip("numpy")
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr", minversion="3")
+fsspec = pytest.importorskip("fsspec")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+VALUES = np.arange(8 * 4 * 6, dtype="f4").reshape(8, 4, 6) + 1
+SHARDS = {"chunks": (1, 4, 6), "shards": (4, 4, 6)}
+KINDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "v2": (2, {"chunks": (1, 4, 6)}),
+    "v3": (3, {"chunks": (1, 4, 6)}),
+    "shards": (3, SHARDS),
+}
+
+
+def put(group: Any, name: str, values: Any, dims: list[str], **how: Any) -> None:
+    version = group.metadata.zarr_format
+    named: Any = {"dimension_names": dims} if version == 3 else {"attributes": {"_ARRAY_DIMENSIONS": dims}}
+    group.create_array(name, shape=values.shape, dtype=values.dtype, overwrite=True, **named, **how)[...] = values
+
+
+def write(path: Path, kind: str) -> Any:
+    """Write a consolidated store with two variables and three coordinates."""
+    version, how = KINDS[kind]
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    for name in ("v", "w"):
+        put(group, name, VALUES, ["t", "y", "x"], **how)
+    for name, size in zip("tyx", VALUES.shape, strict=True):
+        put(group, name, np.arange(size) + 1, [name], chunks=(size,))
+    consolidate(group)
+    return group
+
+
+def consolidate(group: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # version 3 has no specification of them
+        zarr.consolidate_metadata(group.store)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(directory=tmp_path) as started:
+        yield started
+
+
+def engine(url: str, **options: Any) -> Any:
+    options["skip_instance_cache"] = True
+    return xr.open_dataset(url, engine=RefShardBackend, mask_and_scale=False, storage_options=options)["v"]
+
+
+def filesystem(url: str, **options: Any) -> Any:
+    options |= {"fo": url, "skip_instance_cache": True}
+    return xr.open_zarr("refshard://", storage_options=options, chunks=None, mask_and_scale=False)["v"]
+
+
+def mapper(url: str, **options: Any) -> Any:
+    fs = RefShardFileSystem(url, skip_instance_cache=True, **options)
+    return zarr.open_group(fs.get_mapper(), mode="r")["v"]
+
+
+def read(found: Any, kind: str) -> None:
+    part = slice(4, 8) if kind == "shards" else slice(5, 6)
+    np.testing.assert_array_equal(np.asarray(found[part]), VALUES[part])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("open_", [engine, filesystem, mapper])
+def test_a_cold_store_costs_no_more_requests_than_zarr_plus_1(
+    open_: Callable[[str], Any], kind: str, tmp_path: Path, server: RangeServer
+) -> None:
+    """xarray's zarr engine asks for four documents of the root, three coordinates and a chunk or a shard."""
+    write(tmp_path / "s.zarr", kind)
+    read(open_(f"{server.url}/s.zarr"), kind)
+    assert len(server.requests()) <= (4 + 3 if open_ is not mapper else 4) + 1 + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("open_", [engine, mapper])
+def test_a_cold_store_on_s3_costs_no_listing(
+    open_: Callable[..., Any], kind: str, tmp_path: Path, s3_server: Any, s3_proxy: CountingProxy
+) -> None:
+    write(tmp_path, kind)
+    s3_server.create_bucket("cold")
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            s3_server.put(f"cold/{kind}.zarr/{file.relative_to(tmp_path)}", file.read_bytes())
+    options = {"key": s3_server.key, "secret": s3_server.secret, "client_kwargs": {"endpoint_url": s3_proxy.url}}
+    read(open_(f"s3://cold/{kind}.zarr", target_options=options), kind)
+    assert not [request for request in s3_proxy.requests() if "list-type" in request.query]
+    assert len(s3_proxy.requests()) <= 4 + 3 + 1 + 1
+
+
+def test_an_array_is_confirmed_in_the_round_of_its_chunk(tmp_path: Path, server: RangeServer) -> None:
+    write(tmp_path / "s.zarr", "v3")
+    found = engine(f"{server.url}/s.zarr")
+    server.clear()
+    server.latency = 0.05
+    read(found, "v3")
+    assert [request.round for request in server.requests()] == [1, 1]
+    server.clear()
+    read(found, "v3")  # the array is known by now
+    assert [request.path for request in server.requests()] == ["/s.zarr/v/c/5/0/0"]
+
+
+@pytest.mark.parametrize("before", ["v2", "v3", "shards"])
+@pytest.mark.parametrize(
+    "after", [SHARDS, {"chunks": (2, 2, 6), "shards": (4, 4, 6)}, {"chunks": (2, 2, 6)}, {"chunks": (8, 4, 6)}]
+)
+@pytest.mark.parametrize("is_local", [False, True])
+def test_an_array_written_anew_is_not_read_as_it_was(
+    before: str, after: Any, is_local: bool, tmp_path: Path, server: RangeServer
+) -> None:
+    """The consolidated metadata are those of the array before."""
+    if before == "v2" and "shards" in after:
+        pytest.skip("zarr writes no shards in version 2")
+    group = write(tmp_path / "s.zarr", before)
+    put(group, "v", VALUES, ["t", "y", "x"], **after)
+    fo = str(tmp_path / "s.zarr") if is_local else f"{server.url}/s.zarr"
+    options: Any = {"skip_instance_cache": True}
+    found = xr.open_dataset(fo, engine=RefShardBackend, consolidated=True, storage_options=options)["v"]
+    if after == SHARDS:  # the chunks are the same, in other places
+        np.testing.assert_array_equal(found.values, VALUES)
+        return
+    for _ in range(2):
+        with pytest.raises(ManifestError, match="consolidated=False"):
+            found[5].values  # noqa: B018  # it is read
+    if is_local:
+        again = xr.open_dataset(fo, engine=RefShardBackend, consolidated=False, storage_options=options)
+        np.testing.assert_array_equal(again["v"].values, VALUES)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("open_", [engine, filesystem, mapper])
+def test_a_store_opened_again_shows_what_was_appended(
+    open_: Callable[[str], Any], version: int, tmp_path: Path, server: RangeServer
+) -> None:
+    def days(first: int, last: int) -> Any:
+        return xr.Dataset({"v": ("t", np.arange(first, last))}, {"t": np.arange(first, last)})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        days(0, 4).to_zarr(tmp_path / "s.zarr", zarr_format=version, consolidated=True)
+        fs = RefShardFileSystem(f"{server.url}/s.zarr")  # lives on, and so does what it knows
+        assert fs.exists(".zmetadata" if version == 2 else "zarr.json")
+        assert open_(f"{server.url}/s.zarr").shape == (4,)
+        days(4, 8).to_zarr(tmp_path / "s.zarr", append_dim="t", consolidated=True)
+    assert open_(f"{server.url}/s.zarr").shape == (8,)
+    np.testing.assert_array_equal(np.asarray(open_(f"{server.url}/s.zarr")[:]), np.arange(8))
+
+
+def test_the_root_as_it_was_recognised_is_shown_once(tmp_path: Path, server: RangeServer) -> None:
+    group = write(tmp_path / "s.zarr", "v3")
+    fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
+    assert b"title" not in fs.cat_file("zarr.json")
+    group.attrs["title"] = "changed"
+    fs.invalidate_cache()
+    assert b"title" in fs.cat_file("zarr.json")
+
+
+@pytest.mark.parametrize("url", ["/s.zarr", "/s.zarr/", "/s", "/s/", "/s.v1", "/s.v1/"])
+def test_a_page_about_a_directory_is_no_document(url: str, tmp_path: Path) -> None:
+    path = tmp_path / url.strip("/")
+    path.mkdir()
+    write(path, "v2")
+    with RangeServer(directory=tmp_path, listing=True) as server:
+        np.testing.assert_array_equal(engine(server.url + url).values, VALUES)
