@@ -76,7 +76,9 @@ def draw(cases: Sequence[Case], packages: Mapping[str, str]) -> str:
         parts.append(text(beside[0], y + 14, label, anchor=beside[1]))
     names = ("xarray", "h5netcdf", "dask", "zarr", "fsspec", "rasterio", "cfgrib", "kerchunk")
     versions = ", ".join(f"{name} {packages[name]}" for name in names if name in packages)
-    where = f"Medians on two cores, loopback server, 20 ms a request (S3: 30 ms), {datetime.date.today():%Y-%m-%d}"
+    where = (
+        f"Medians on two cores, loopback server, 20 ms a request (ERA5 on S3: 30 ms), {datetime.date.today():%Y-%m-%d}"
+    )
     parts += [text(MARGIN, bottom + 22, where, "n"), text(MARGIN, bottom + 39, versions, "n")]
     height = bottom + 52
     paper = f'<rect class="p" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'

@@ -30,11 +30,11 @@ def open_cube(site: Site, chunks: Any, **options: Any) -> xr.Dataset:
     )
 
 
-def open_files(site: Site, chunks: Any) -> xr.Dataset:
+def open_files(sources: list[Any], chunks: Any, **options: Any) -> xr.Dataset:
     """Open all files as xarray's documentation advises where they are known to be alike."""
     found: xr.Dataset = xr.open_mfdataset(
-        site.urls("*.nc"), engine="h5netcdf", chunks=chunks, combine="nested", concat_dim="time", data_vars="minimal",
-        coords="minimal", compat="override", join="override", storage_options=site.options,
+        sources, engine="h5netcdf", chunks=chunks, combine="nested", concat_dim="time", data_vars="minimal",
+        coords="minimal", compat="override", join="override", **options,
     )  # fmt: skip
     return found
 
@@ -79,7 +79,8 @@ class _Cube(Job):
             return self.result(ds)
 
     def theirs(self, site: Site) -> Any:
-        with open_files(site, {} if self.chunks is None else self.chunks) as ds:
+        chunks = {} if self.chunks is None else self.chunks
+        with open_files(site.urls("*.nc"), chunks, storage_options=site.options) as ds:
             return self.result(ds)
 
     def result(self, ds: xr.Dataset) -> Any:
@@ -290,7 +291,7 @@ class _Opening(Job):
             return self.result(ds)
 
     def theirs(self, site: Site) -> Any:
-        with open_files(site, {}) as ds:
+        with open_files(site.urls("*.nc"), {}) as ds:
             return self.result(ds)
 
     def result(self, ds: xr.Dataset) -> Any:
