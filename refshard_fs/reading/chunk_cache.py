@@ -158,7 +158,7 @@ class ChunkCache:
                     self._is_broken = True
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name[:2]}/{name[2:]}{SUFFIX}"
+        return f"{self._root}/{name[0]}/{name[1:]}{SUFFIX}"
 
     # ------------------------------------------------------------------ writing
 
@@ -254,7 +254,7 @@ class ChunkCache:
 
     def _files(self) -> Iterator[tuple[str, float, int]]:
         """Yield path, time of last use and bytes of each file, drafts too; delete old drafts, of killed writers."""
-        for folder in (os.path.join(self._root, f"{number:02x}") for number in range(256)):
+        for folder in (os.path.join(self._root, digit) for digit in "0123456789abcdef"):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
                 for entry in entries:
                     try:

@@ -470,7 +470,7 @@ def test_a_killed_writer_leaves_whole_files_and_the_bound(tmp_path: Path) -> Non
     process.kill()
     process.wait()
     cache = ChunkCache(folder, capacity)
-    draft = folder / "00" / f"x{chunk_cache.DRAFT}"  # of a writer that was killed in its middle
+    draft = folder / "0" / f"x{chunk_cache.DRAFT}"  # of a writer that was killed in its middle
     draft.parent.mkdir(exist_ok=True)
     draft.write_bytes(bytes(10 * 8192))
     os.utime(draft, (time.time() - 100,) * 2)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numcodecs.zstd import Zstd
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, snapshot
 from refshard_fs.tools.info import summarise
 from tests.servers.proxy import CountingProxy
 from tests.test_zarr import VALUES, open_group, reference_set
@@ -101,6 +101,17 @@ def test_plain_arguments_are_for_the_source_and_for_what_lies_in_its_bucket(
     given = {"engine": "refshard", "storage_options": {**options, "skip_instance_cache": True}, "chunks": None}
     with xarray.open_dataset(f"s3://{bucket}/refs.json.zst", decode_cf=False, **given) as data:
         np.testing.assert_array_equal(data["a"].values, VALUES)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_pins_are_compared_however_s3_is_read(fast: bool, s3_server: Any, bucket: str) -> None:
+    refs, data = reference_set(f"s3://{bucket}/deep/x.bin")
+    options = {"remote_options": s3_server.storage_options, "fast_s3": fast, "skip_instance_cache": True}
+    pinned = snapshot(refs, **options)
+    assert RefShardFileSystem(pinned, **options).cat_file("a/0.0") == data[: refs["a/0.0"][2]]
+    s3_server.put(f"{bucket}/deep/x.bin", data[::-1])
+    with pytest.raises(TargetChanged):
+        RefShardFileSystem(pinned, **options).cat_file("a/0.0")
 
 
 def test_a_refused_bucket_is_named_in_the_line_to_paste(s3_server: Any, bucket: str) -> None:
