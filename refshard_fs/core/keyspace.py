@@ -72,7 +72,7 @@ class KeySpace(ABC):
 
     @property
     def strangers(self) -> frozenset[str]:
-        """The URLs of sets of others that this one was made of, or whose metadata it shows, as far as it says."""
+        """The servers of sets of others that this one was made of, or whose metadata it shows, as far as it says."""
         return frozenset()
 
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 import msgspec
 
 T = TypeVar("T")
-Origin: TypeAlias = tuple[str, ...]  # URLs of sets
+Origin: TypeAlias = tuple[str, ...]  # servers
 
 OWN = "refshard-"  # begins the ETags that we make ourselves; no manifest can name one
 
@@ -59,9 +59,9 @@ class Span(msgspec.Struct, frozen=True):
     - ``dense``: one of many ranges that lie together and tend to be read together, as the chunks of a shard do. Larger
       gaps between them are worth fetching.
     - ``apart``: fetched together with other ranges only where they touch or overlap. No byte between them is read.
-    - ``origin``: the sets of others that named the object, if this reference is one of theirs in a set of the user's:
-      the one that has it as a part, and those that a saved set records. Each of them must be allowed to reach it, which
-      is decided when the target is opened.
+    - ``origin``: the servers of the sets of others that named the object, if this reference is one of theirs in a set
+      of the user's: of the set that has it as a part, and of those that a saved set records. Each of them must be
+      allowed to reach it, which is decided when the target is opened.
     """
 
     url: str

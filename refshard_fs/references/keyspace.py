@@ -126,7 +126,7 @@ class FlatKeySpace(KeySpace):
 
     @property
     def strangers(self) -> frozenset[str]:
-        return self.refs.origins.sets
+        return self.refs.origins.servers
 
     def _files(self, prefix: str, stem: str) -> Sequence[Listed]:
         """Return what lies directly below ``prefix`` and is not in columns."""

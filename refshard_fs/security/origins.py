@@ -1,9 +1,9 @@
 """Which targets of a set of the user's a stranger's set named: such a target is opened by that set's rule. No I/O here.
 
 Saving a stranger's set makes it a file of the user's. Its references are the stranger's choice all the same, and so a
-set that this package writes says where they came from: a mapping from URL prefixes to the URLs of the sets that named
-what lies there. A target is then admitted only if each of these sets might have opened it, with the fewest of the
-credentials that they grant. So a record takes rights away, whoever wrote it, and never gives any.
+set that this package writes says where they came from: a mapping from URL prefixes to the servers of the sets that
+named what lies there. A target is then admitted only if a set of each of these servers might have opened it, with the
+fewest of the credentials that they grant. So a record takes rights away, whoever wrote it, and never gives any.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MEMBER = "from"  # its name in a document
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """The sets that named what lies below each prefix, which has no slash at its end; the longest prefix counts.
+    """The servers of the sets that named what lies below each prefix, which has no slash at its end.
 
-    A prefix without sets is the user's own. So is all that is below no prefix.
+    The longest prefix counts. One without servers is the user's own, and so is all that is below no prefix.
     """
 
     by_prefix: Mapping[str, tuple[str, ...]] = {}
@@ -33,12 +33,12 @@ class Origins(msgspec.Struct, frozen=True):
         return bool(self.by_prefix)
 
     @property
-    def sets(self) -> frozenset[str]:
-        """The sets of strangers that this one was made of."""
+    def servers(self) -> frozenset[str]:
+        """The servers of the strangers' sets that this one was made of."""
         return frozenset(origin for origins in self.by_prefix.values() for origin in origins)
 
     def of(self, url: str) -> tuple[str, ...]:
-        """Return the sets that named the absolute ``url``; none if it is the user's own."""
+        """Return the servers whose sets named the absolute ``url``; none if it is the user's own."""
         return self._below(_place(url)) if self.by_prefix else ()
 
     def _below(self, url: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Origins(msgspec.Struct, frozen=True):
         return self.by_prefix.get(server, ())
 
     def with_urls(self, named: Iterable[tuple[str | None, tuple[str, ...]]]) -> Origins:
-        """Return the origins of a set that has further URLs, each given with the sets that named it."""
+        """Return the origins of a set that has further URLs, each given with those who named it."""
         found: dict[str, tuple[str, ...]] = {}
         for url, origins in named:
             if url is not None and self.of(url) != origins:
@@ -59,13 +59,13 @@ class Origins(msgspec.Struct, frozen=True):
         return _without_repeats({**self.by_prefix, **found}) if found else self
 
     @classmethod
-    def made(cls, named: Collection[tuple[str | None, tuple[str, ...]]], sets: Iterable[str]) -> Origins:
-        """Return the origins of a set of these URLs, each given with the sets that named it, made of ``sets``.
+    def made(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
+        """Return the origins of a set of these URLs, each given with those who named it, made of sets of ``servers``.
 
         A URL that the user named is the user's, whoever named it too.
         """
-        sets = frozenset(sets)
-        if not sets and not any(origins for _, origins in named):
+        servers = frozenset(servers)
+        if not servers and not any(origins for _, origins in named):
             return cls()
         by_server: dict[str, dict[str, tuple[str, ...]]] = {}
         for url, origins in named:
@@ -79,7 +79,7 @@ class Origins(msgspec.Struct, frozen=True):
                 found[server] = next(iter(known.values()))
             else:
                 found |= {_key(place, origins): origins for place, origins in known.items() if origins}
-        for origin in sorted(sets - cls(found).sets):
+        for origin in sorted(servers - cls(found).servers):
             place = _place(origin).rstrip("/")  # as in `Adoption`
             found[place] = (*found.get(place, ()), origin)
         return _without_repeats(found)
@@ -160,17 +160,17 @@ def _key(url: str, origins: tuple[str, ...]) -> str:
 
 @lru_cache(1024)
 def _origin(source: str, url: str | None) -> str:
-    """Return ``source`` as an origin of ``url``: without what gives access, unless that gives access to ``url``."""
+    """Return what is recorded of ``source`` for ``url``: its server or bucket, with a login only if ``url`` has that.
+
+    What lies within an archive, or behind a cache, is allowed to the very source alone.
+    """
     if url is not None and len(links(url)) > 1:
         return source
-    last = links(source)[-1]
-    protocol, separator, rest = last.partition("://")
-    server = server_of(last)
-    if url is None or server_of(url) != server:
-        authority, slash, path = rest.partition("/")
-        rest = (authority.rpartition("@")[2] if protocol.lower() in _WITH_LOGINS else authority) + slash + path
-    path = rest.partition("#")[0].partition("?")[0] if protocol.lower() in ("http", "https") else rest
-    return protocol + separator + path
+    server = server_of(links(source)[-1])
+    protocol, separator, authority = server.partition("://")
+    if protocol.lower() in _WITH_LOGINS and (url is None or server_of(url) != server):
+        authority = authority.rpartition("@")[2]
+    return protocol + separator + authority
 
 
 _WITH_LOGINS = frozenset(["http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "dav"])

@@ -691,7 +691,8 @@ class Session(Engines):
         if zarrmeta.may_be_pickled(document) and not self.is_own and zarrmeta.pickled(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
-                "code: they are not given to anybody. Name the set's URL in allow= if you trust it"
+                "code: they are not given to anybody. Name the set's URL in allow= if you trust it; allow='any' if it "
+                "was made of such a set"
             )
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:

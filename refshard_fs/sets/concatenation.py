@@ -96,7 +96,7 @@ class _Concatenation:
         if not any(part.refs.origins for part in self.sets):
             return NOTHING
         named = [(url, part.refs.origins.of(url)) for part in self.sets for url in part.refs.urls if url is not None]
-        return Origins.made(named, frozenset().union(*(part.refs.origins.sets for part in self.sets)))
+        return Origins.made(named, frozenset().union(*(part.refs.origins.servers for part in self.sets)))
 
     def _check_scalars(self, dim: str) -> None:
         """Raise ManifestError where ``dim`` is a scalar that is known in some sets only, of which two are named."""

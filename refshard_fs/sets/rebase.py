@@ -180,7 +180,7 @@ def _origins_of_moved(refs: ReferenceSet, respell: Respell, chosen: Mapping[str,
     for url, new in ((url, respell(url)) for url in refs.urls if url is not None):
         is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # what climbs out of it is not
         named.append((new or url, () if is_chosen else known.of(url) or strangers))
-    return Origins.made(named, known.sets)
+    return Origins.made(named, known.servers)
 
 
 def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:

@@ -319,11 +319,11 @@ def origins(source: str, urls: list[str], known: Origins = NOTHING, **options: A
 
 def test_record_names_servers_and_the_set(net: SimpleNamespace) -> None:
     source = "https://u:pw@home.org/set.json?token=x#y"
-    plain = "https://home.org/set.json"
+    plain = "https://home.org"
     recorded = origins(source, ["https://home.org/a", "https://data.org/a", "s3://bucket/x", "data:,x"])
     assert recorded == {"https://home.org": [plain], "https://data.org": [plain], "s3://bucket": [plain]}
     assert origins(source, []) == {plain: [plain]}
-    with_login = "https://u:pw@home.org/set.json"
+    with_login = "https://u:pw@home.org"
     assert origins(source, ["https://u:pw@home.org/a"])["https://u:pw@home.org"] == [with_login]
     assert origins("/home/set.json", ["https://home.org/a"]) == {}
     assert origins(source, ["https://data.org/a"], allow="any") == {}
@@ -335,8 +335,8 @@ def test_record_has_nothing_of_what_the_user_named() -> None:
     recorded = origins(source, urls, prefixes=["s3://bucket/mine/"])
     assert recorded["s3://bucket/mine"] == []
     assert Origins.read(recorded, "").of("s3://bucket/mine/x") == ()
-    assert Origins.read(recorded, "").of("s3://bucket/mine/../other/x") == (source,)
-    assert origins(source, urls[:1], prefixes=["s3://bucket/"]) == {source: [source]}
+    assert Origins.read(recorded, "").of("s3://bucket/mine/../other/x") == ("https://home.org",)
+    assert origins(source, urls[:1], prefixes=["s3://bucket/"]) == {"https://home.org": ["https://home.org"]}
 
 
 def test_record_of_a_record_has_both() -> None:
@@ -344,8 +344,8 @@ def test_record_of_a_record_has_both() -> None:
     known = Origins({"https://a.org": ("https://b.org",), "https://a.org/x": ()})
     source = "s3://bucket/set.json"
     recorded = Origins.read(origins(source, ["https://a.org/y", "https://c.org/y"], known), "")
-    assert recorded.of("https://a.org/y") == ("https://b.org", source)
-    assert recorded.of("https://a.org/x") == recorded.of("https://c.org/y") == (source,)
+    assert recorded.of("https://a.org/y") == ("https://b.org", "s3://bucket")
+    assert recorded.of("https://a.org/x") == recorded.of("https://c.org/y") == ("s3://bucket",)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_members_of_archives_may_be_read_by_their_records() -> None:
 
 
 def test_records_of_parts_are_joined_by_their_urls() -> None:
-    theirs, home = ("https://b.org/set.json",), ("https://a.org",)
+    theirs, home = ("https://b.org",), ("https://a.org",)
     named = [
         ("https://a.org/x", ()),
         ("https://a.org/y", theirs),
@@ -381,4 +381,4 @@ def test_records_of_parts_are_joined_by_their_urls() -> None:
     assert grown.of("https://c.org/mine") == grown.of("https://e.org/") == ()
     assert grown.of("https://c.org/x") == grown.of("https://a.org/y") == theirs
     assert grown.of("https://a.org/any") == home  # which may read all of its own server, as the user may
-    assert Origins.made([("https://a.org/x", ())], theirs).sets == {*theirs}
+    assert Origins.made([("https://a.org/x", ())], theirs).servers == {*theirs}

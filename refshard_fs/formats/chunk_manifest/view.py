@@ -154,7 +154,7 @@ class ManifestView(ArrayView[Declared]):
 
     @property
     def strangers(self) -> frozenset[str]:
-        found = (declared.origins.sets for declared in self._documents.arrays.values() if declared.origins)
+        found = (declared.origins.servers for declared in self._documents.arrays.values() if declared.origins)
         return self.base.strangers.union(*found)
 
     # ------------------------------------------------------------------ looking a key up

@@ -189,7 +189,7 @@ class ParquetKeySpace(KeySpace):
 
     @property
     def strangers(self) -> frozenset[str]:
-        return self.layout.origins.sets
+        return self.layout.origins.servers
 
     def _meta_above(self, key: str) -> zarrmeta.ArrayMeta | None:
         """Return the metadata of the array that has the chunk ``key``."""
