@@ -92,18 +92,20 @@ class LoopConnections:
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         self._make_room()
-        return socket.socket(*address[:3])
+        made = socket.socket(*address[:3])
+        _sockets.add(made)
+        return made
 
     def _make_room(self) -> None:
         """Close the connections that nobody uses, if the process has as many as there may be."""
-        every = [connector for loop in list(_all) for connector in loop._connectors.values()]
-        if sum(len(c._acquired) + sum(map(len, c._conns.values())) for c in every) < most_open():
+        if sum(known.fileno() >= 0 for known in list(_sockets)) < most_open():
             return
         for connector in self._connectors.values():
-            for kept in connector._conns.values():
+            idle = idle_of(connector)
+            for kept in idle.values():
                 for protocol, *_ in kept:
                     protocol.close()
-            connector._conns.clear()
+            idle.clear()
 
     def close_too(self, holder: Any) -> None:
         """Close ``holder``, a session or an fsspec instance, with the loop if it is still there."""
@@ -129,11 +131,33 @@ class LoopConnections:
         """Close what can be closed where nothing can be awaited any more."""
         self._cut_others()
         for connector in self._connectors.values():
-            connector._close()
+            close_now(connector)
 
     def _cut_others(self) -> None:
         for other in list(self._others.values()):
             close_connections(other)
+
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # that were opened here, some of which are closed
+
+
+def idle_of(connector: aiohttp.TCPConnector) -> dict[Any, Any]:
+    """Return the connections that ``connector`` keeps for later requests, to be closed and removed.
+
+    aiohttp has no call for that. Where it keeps them in another way, it closes them itself after `KEPT` seconds.
+    """
+    found: dict[Any, Any] = getattr(connector, "_conns", {})
+    return found
+
+
+def close_now(connector: aiohttp.BaseConnector) -> None:
+    """Close ``connector`` where nothing can be awaited; aiohttp's own call takes a running loop.
+
+    Where aiohttp has no such method, its connections end with the process, or as they are collected.
+    """
+    close = getattr(connector, "_close", None)
+    if close is not None:
+        close()
 
 
 def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], connections: LoopConnections) -> None:
@@ -341,7 +365,7 @@ def close_connections(holder: Any) -> None:
     for session in sessions:
         if isinstance(session, aiohttp.ClientSession) and session.connector is not None:
             if session.connector_owner:
-                session.connector._close()
+                close_now(session.connector)
             session.detach()
 
 
@@ -364,6 +388,7 @@ _orphans: list[object] = []
 def _after_fork() -> None:
     _orphans.append([(connections, dict(connections._connectors), dict(connections._others)) for connections in _all])
     _all.clear()
+    _sockets.clear()
 
 
 in_child(_after_fork)

@@ -50,3 +50,21 @@ def test_client_of_another_kind_works_and_says_so(s3_server: SeaweedServer, monk
         assert fs.cat_file("k") == b"12"
     with pytest.warns(RuntimeWarning, match="Redirects of S3 endpoints are followed"):
         fs.save("s3://client/set.json", **s3_server.storage_options, use_ssl=False)
+
+
+def test_our_own_requests_find_what_they_need(s3_server: SeaweedServer) -> None:
+    """Fails where botocore changes: then `s3` leaves all requests to s3fs, which work, and take more time."""
+    from refshard_fs.targets.s3 import S3Target, has_own_hooks
+    from refshard_fs.targets.s3_client import S3Client
+
+    s3_server.create_bucket("client")
+
+    async def found() -> Any:
+        fs = S3Client(**s3_server.storage_options, asynchronous=True, loop=get_loop())
+        bucket = await S3Target(fs)._find("client")
+        return bucket, has_own_hooks(fs._s3)
+
+    bucket, has_hooks = sync(get_loop(), found)
+    assert bucket.signer is not None
+    assert bucket.base == f"{s3_server.endpoint_url}/client/"
+    assert not has_hooks
