@@ -11,7 +11,7 @@ from glob import has_magic
 from typing import BinaryIO, Final
 
 from refshard_fs.core.model import ABSENT, Facts, Version
-from refshard_fs.errors import SourceNotReachable
+from refshard_fs.errors import ReadOnlyError, SourceNotReachable, told
 from refshard_fs.security.policy import climbs, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.store import Buffer, Condition, Fetched, Place, Store, facts_in
@@ -68,8 +68,13 @@ class Objects:
         return self._stores.open_now(self.url) is not None
 
     def path(self, name: str) -> str:
-        """Return the path of the object ``name`` in the filesystem."""
+        """Return the path of the object ``name`` in the filesystem; ReadOnlyError if it leads out of the directory.
+
+        Sets name objects, and may have been downloaded.
+        """
         root = self._open()[1]
+        if ".." in name and ".." in name.replace("\\", "/").split("/"):
+            raise ReadOnlyError(f"{told(name)!r} lies outside of {told(self.url)}: nothing is read or written there")
         return f"{root}/{name}" if name else root
 
     def _at(self, name: str) -> Place:

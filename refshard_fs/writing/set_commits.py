@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Ranges, Texts
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import ChunkGrid, is_within, join, nearest, parent, relative
+from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import ABSENT, Inline, Steps
 from refshard_fs.errors import ConflictError, ManifestError, ReadOnlyError
@@ -429,13 +429,13 @@ def _unfinished(root: Mapping[str, Any], what: str) -> set[str]:
     match root:
         case {"consolidated_metadata": {"refshard": {**ours}}}:
             paths: Any = ours.get(what, ())
-            return {path for path in paths if isinstance(path, str)}
+            return {path for path in paths if isinstance(path, str) and is_key(path)}
     return set()
 
 
 def _replaced(root: Mapping[str, Any]) -> list[str]:
     found = _unfinished(root, "replaced")
-    return sorted(key for key in found if parent(key)[1].startswith("manifest.") and ".." not in key.split("/"))
+    return sorted(key for key in found if parent(key)[1].startswith("manifest."))
 
 
 def _moved(

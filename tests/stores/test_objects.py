@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import ABSENT, Facts
-from refshard_fs.errors import ConflictError
+from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import LARGE
 from tests.servers.s3 import SeaweedServer
@@ -160,3 +163,77 @@ def test_a_large_object_is_read_and_put_without_memory_for_it(s3_server: Seaweed
         assert read is not None
         assert len(read.data) == 64 << 20
         assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a/..", "..\\x"])
+def test_name_that_climbs_is_refused(make: Make, name: str) -> None:
+    objects = make()
+    uses: list[Callable[[], object]] = [
+        lambda: objects.put(name, [b"x"]),
+        lambda: objects.put_all({name: b"x"}),
+        lambda: objects.remove(name),
+        lambda: objects.remove_all([name]),
+        lambda: objects.copy("a", name),
+        lambda: objects.fetch(name),
+        lambda: objects.stream(name).__enter__(),
+        lambda: objects.facts(name),
+    ]
+    for use in uses:
+        with pytest.raises(ReadOnlyError, match="lies outside of"):
+            use()
+
+
+@pytest.mark.parametrize("how", ["gone", "replaced", "member"])
+def test_commit_removes_nothing_outside_of_its_set(how: str, tmp_path: Path) -> None:
+    """The root of a set with chunk manifests, which may have been downloaded, names what is left to remove."""
+    array: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8"}
+    array |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}}, "codecs": [{"name": "bytes"}]}
+    array |= {"chunk_key_encoding": {"name": "default"}, "fill_value": 0, "attributes": {}}
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    refs = {"zarr.json": json.dumps(group), "a/zarr.json": json.dumps(array), "a/c/0": "base64:AAAAAA=="}
+    RefShardFileSystem(refs).save(str(tmp_path / "set.zarr"))
+    (tmp_path / "victim").mkdir()
+    for name in ("zarr.json", "manifest.x.json"):
+        (tmp_path / "victim" / name).write_text(json.dumps(array))
+    path = tmp_path / "set.zarr/zarr.json"
+    root = json.loads(path.read_text())
+    found = root["consolidated_metadata"]
+    match how:
+        case "gone":
+            found["refshard"] = {"gone": ["../victim"]}
+        case "replaced":
+            found["refshard"] = {"replaced": ["../victim/manifest.x.json"]}
+        case _:
+            transformer = {"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.x.json"}}
+            found["metadata"]["../victim"] = {**array, "storage_transformers": [transformer]}
+    path.write_text(json.dumps(root))
+    fs = RefShardFileSystem(str(tmp_path / "set.zarr"), mode="a")
+    fs.pipe_file("a/c/0", b"news")
+    if how == "member":
+        with pytest.raises(ReadOnlyError, match="lies outside of"):
+            fs.commit()
+        fs.discard()
+    else:
+        fs.commit()
+        assert RefShardFileSystem(str(tmp_path / "set.zarr")).cat_file("a/c/0") == b"news"
+    assert sorted(p.name for p in (tmp_path / "victim").iterdir()) == ["manifest.x.json", "zarr.json"]
+
+
+def test_parquet_commit_renames_nothing_outside_of_its_set(tmp_path: Path) -> None:
+    array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "fill_value": 0}
+    refs = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "base64:AAAAAA=="}
+    RefShardFileSystem(refs).save(str(tmp_path / "set.parq"))
+    (tmp_path / "victim").mkdir()
+    for name in ("refs.0.ab.parq", "refs.0.parq"):
+        (tmp_path / "victim" / name).write_text(name)
+    path = tmp_path / "set.parq/.zmetadata"
+    document = json.loads(path.read_text())
+    partitions = {"partitions": {"../victim": {"0": "refs.0.ab.parq"}}}
+    path.write_text(json.dumps({**document, "refshard": partitions}))
+    fs = RefShardFileSystem(str(tmp_path / "set.parq"), mode="a")
+    fs.pipe_file("a/0", b"news")
+    fs.commit()
+    assert {p.name: p.read_text() for p in (tmp_path / "victim").iterdir()} == {
+        name: name for name in ("refs.0.ab.parq", "refs.0.parq")
+    }
+    assert RefShardFileSystem(str(tmp_path / "set.parq")).cat_file("a/0") == b"news"
