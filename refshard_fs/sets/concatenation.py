@@ -299,8 +299,9 @@ def recut_shapes(
     """
     recut = {}
     placements = {item for own in places for item in own.items()}
+    coordinate = sets[0].coordinate(dim)  # whose values the document has; those of other groups are in the sets alone
     for path, first in sets[0].variables.items():
-        if dim not in first.dims or first.is_coordinate:
+        if dim not in first.dims or first is coordinate:
             continue
         axis = first.dims.index(dim)
         metas = [part.variables[path].meta for part in sets if path in part.variables]

@@ -444,3 +444,20 @@ def test_the_file_whose_chunk_is_damaged_is_named(tmp_path: Path) -> None:
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 30}))
     with pytest.raises(refshard_fs.ReferenceNotReachable, match=r"'v' of the set \S+1\.nc.*cannot be decoded"):
         fs.cat_file("v/1.0.0")
+
+
+def test_coordinates_of_other_groups_are_cut_too(tmp_path: Path) -> None:
+    """Each group has a ``time``; the document holds the values of the first one alone."""
+    files = []
+    for number, days in enumerate((1, 2, 5, 1)):
+        files.append(str(tmp_path / f"{number}.nc"))
+        for group, mode in (("", "w"), ("g", "a"), ("g/h", "a")):
+            time = np.arange(days) + 10 * number
+            ds = xr.Dataset({"v": ("time", time * 2.0)}, {"time": ("time", time, {"units": "days since 2024-01-01"})})
+            how: dict[str, Any] = {"engine": "h5netcdf", "unlimited_dims": ["time"], "group": group or None}
+            ds.to_netcdf(files[-1], mode=mode, encoding={name: {"chunksizes": (2,)} for name in ds.variables}, **how)
+    cube = refshard_fs.concat(files, "time", lazy=True)
+    for group in ("", "g", "g/h"):
+        found = xr.open_dataset(cube, engine=RefShardBackend, group=group or None).load()
+        each = [xr.open_dataset(file, engine="h5netcdf", group=group or None).load() for file in files]
+        xr.testing.assert_equal(found, xr.concat(each, "time"))
