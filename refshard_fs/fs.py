@@ -43,7 +43,6 @@ from refshard_fs.session.options import (
     RECORD_SIZE,
     SESSION,
     NormalizingMeta,
-    SetFormat,
     format_named,
     settings_of,
 )
@@ -993,13 +992,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def save(
         self,
         url: str,
-        format: SetFormat | None = None,
+        format: str | None = None,
         record_size: int = RECORD_SIZE,
         overwrite: bool = False,
         callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
     ) -> str | None:
         """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
+
+        Other packages may add formats: see `refshard_fs.sinks`.
 
         Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
         ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests. Of a parquet set,

@@ -26,6 +26,7 @@ targets
 stores
 reading
 session
+sinks
 writing
 tools
 fs

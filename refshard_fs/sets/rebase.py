@@ -20,7 +20,7 @@ from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
-from refshard_fs.session.options import RECORD_SIZE, SetFormat
+from refshard_fs.session.options import RECORD_SIZE
 from refshard_fs.tools.views import html_of
 
 # ----------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     def save(
         self,
         url: str,
-        format: SetFormat | None = None,
+        format: str | None = None,
         record_size: int = RECORD_SIZE,
         overwrite: bool = False,
         callback: Callback = DEFAULT_CALLBACK,

@@ -18,9 +18,11 @@ from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import manifests_of
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
+from refshard_fs.sinks.kerchunk_json import JsonSink
+from refshard_fs.sinks.sink import Destination
 from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
-from refshard_fs.writing.save import as_written, save_json
+from refshard_fs.writing.save import as_written
 from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit
 from refshard_fs.writing.shards import shard_edits
 from refshard_fs.writing.writer import HIERARCHY, MANIFESTS, Writer
@@ -83,7 +85,7 @@ def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     session = writer.session
     refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
     document = Document(base.url, session.stores, base.facts, writer.overlay.sent)
-    save_json(FlatStream(refs, as_written), base.url, document)
+    JsonSink().write(FlatStream(refs, as_written), Destination(base.url, document, 0, True, lambda: refs.origins))
 
 
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {

@@ -42,10 +42,11 @@ from refshard_fs.references.stream import FlatStream, Partition
 from refshard_fs.session.collect import columns_of, gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
+from refshard_fs.sinks.chunk_manifest import manifest_of
 from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import PUT_AT_ONCE, Objects
 from refshard_fs.stores.store import Condition, is_version
-from refshard_fs.writing.save import absolute, as_written, manifest_of
+from refshard_fs.writing.save import absolute, as_written
 from refshard_fs.writing.writer import Writer
 
 Finish = Callable[[], None]  # what is left to do after a commit

@@ -1,4 +1,4 @@
-"""Another package adds a format and a way to pack shards, by its entry points and nothing else."""
+"""Another package adds a format, a way to pack shards and a sink, by its entry points and nothing else."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ ENTRY_POINTS = """\
 tiny = tiny_plugin:FORMAT
 [refshard.shards]
 paired = tiny_plugin:SHARD_FORMAT
+[refshard.sinks]
+lines = tiny_plugin:LINES
 """
 
 
@@ -55,7 +57,7 @@ def test_a_format_of_another_package_is_recognised_and_read(installed: Path, tmp
     file = tmp_path / "x.tiny"
     file.write_bytes(b"TINY" + (2).to_bytes(4, "little") + b"abcdefgh")
     said = run(OPEN + "print(sorted(fs.find('')), fs.cat_file('1'), fs.info('0')['size'])", installed, of=file)
-    assert said == "['.zarray', '0', '1'] b'efgh' 4"
+    assert said == "['.zarray', '.zattrs', '0', '1'] b'efgh' 4"
 
 
 def test_without_the_package_nothing_recognises_it(tmp_path: Path) -> None:
@@ -97,3 +99,48 @@ def test_an_index_of_another_package_that_fails_is_the_error_of_its_keys_alone(i
     broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
     show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
     assert run(broken + OPEN + show, installed, of=array).startswith("<class 'bytes'> <class 'refshard_fs.errors.")
+
+
+def tiny(file: Path, chunks: bytes) -> Path:
+    """Write a file of the format, of four bytes a chunk."""
+    file.write_bytes(b"TINY" + (len(chunks) // 4).to_bytes(4, "little") + chunks)
+    return file
+
+
+def test_a_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
+    file = tiny(tmp_path / "x.tiny", b"abcdefgh")
+    assert run(OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
+    assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
+
+
+def test_an_unknown_format_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest'\Z"):
+        refshard_fs.RefShardFileSystem({}).save(str(tmp_path / "x"), "csv")
+
+
+@pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])
+def test_a_source_of_another_package_is_saved_like_any_other(installed: Path, tmp_path: Path, name: str) -> None:
+    file = tiny(tmp_path / "x.tiny", b"abcdefgh")
+    url = str(tmp_path / name)
+    run(OPEN + f"fs.save({url!r})", installed, of=file)
+    fs = refshard_fs.RefShardFileSystem(url)
+    assert fs.cat_file("1") == b"efgh"
+
+
+def test_sources_of_another_package_are_joined_checked_and_mapped(installed: Path, tmp_path: Path) -> None:
+    for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
+        tiny(tmp_path / f"{number}.tiny", chunks)
+    program = """
+import sys, refshard_fs
+from refshard_fs import RefShardFileSystem
+urls = [f"{sys.argv[1]}/{number}.tiny" for number in range(2)]
+for lazy in (False, True):
+    joined = RefShardFileSystem(refshard_fs.concat(urls, dim="x", lazy=lazy))
+    print(b"".join(joined.cat_file(str(number)) for number in range(4)).decode())
+fs = RefShardFileSystem(urls[0])
+report = refshard_fs.check(fs)
+print(report.findings, report.chunks, fs.visualize())
+"""
+    said = run(program, installed, of=tmp_path).splitlines()
+    assert said[:2] == ["abcdefghijklmnop"] * 2
+    assert said[2].startswith("() 2 <Picture: Where the bytes of 0.tiny lie: 2 of 2 chunks in 1 file")

@@ -1,7 +1,8 @@
-"""A package of somebody else: a format of its own, and a way of its own to pack chunks into shards.
+"""A package of somebody else: a format of its own, a way to pack chunks into shards, and one to write sets.
 
 A file of the format is ``TINY``, the number of chunks in four bytes, and chunks of four bytes each. A shard has room
-for two chunks; the index in front of them is the length of each, in one byte. Zero means that there is none.
+for two chunks; the index in front of them is the length of each, in one byte. Zero means that there is none. Sets are
+written as lines: the key of a chunk, its URL, its offset and its length.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import Format, OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.errors import ManifestError
+from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sharding.index import Buffer, Table
 from refshard_fs.sharding.layout import Equal, Nest, ShardFormat, ShardLayout, Unsharded
+from refshard_fs.sinks.sink import Destination, Sink
 
 HEADER, CHUNK = 8, 4  # bytes
 
@@ -32,12 +36,15 @@ class TinyKeySpace(KeySpace):
         self.grids = {"": self._grid}
         document = {"zarr_format": 2, "shape": [count * CHUNK], "chunks": [CHUNK], "dtype": "|u1", "order": "C",
                     "fill_value": 0, "filters": None, "compressor": None}  # fmt: skip
-        self._document = json.dumps(document).encode()
+        self._documents = {
+            ".zarray": json.dumps(document).encode(),
+            ".zattrs": json.dumps({"_ARRAY_DIMENSIONS": ["x"]}).encode(),
+        }
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
-        if key == ".zarray":
-            return Inline(self._document)
+        if key in self._documents:
+            return Inline(self._documents[key])
         number = self._grid.number(key)
         if number is None:
             return None
@@ -48,8 +55,9 @@ class TinyKeySpace(KeySpace):
         yield from ()
         if prefix:
             return None
+        documents = [Listed(name, len(data)) for name, data in self._documents.items()]
         chunks = [Listed(tail, CHUNK) for tail in self._grid.tails()]
-        return sorted([Listed(".zarray", len(self._document)), *chunks], key=lambda listed: listed.name)
+        return sorted([*documents, *chunks], key=lambda listed: listed.name)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -113,3 +121,23 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
 
 
 SHARD_FORMAT = ShardFormat("paired", (b'"paired"',), unshard)
+
+
+class LinesSink(Sink):
+    """Writes a line for each chunk; metadata are left out."""
+
+    name = "lines"
+
+    def write(self, references: ReferenceStream, destination: Destination) -> None:
+        with destination.objects.stream() as file:
+            for array, grid in references.grids.items():
+                for numbers, chunks in references.partitions(array, 1000):
+                    for row in chunks.present():
+                        found = chunks.ranges.row(row)
+                        if found is None:
+                            raise ManifestError(f"{row!r} of {array!r} is inline, which lines cannot hold")
+                        key = join(array, grid.tail(numbers[row]))
+                        file.write(f"{key} {chunks.urls[found.target]} {found.offset} {found.length}\n".encode())
+
+
+LINES = LinesSink()

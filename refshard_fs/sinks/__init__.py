@@ -1,0 +1,29 @@
+"""The formats that a set of references is written in, a file for each. `writing.save` feeds them.
+
+Those of other packages are registered in the group of entry points ``refshard.sinks``: see `sinks.sink`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from refshard_fs.core.format import plugins
+from refshard_fs.sinks.chunk_manifest import ChunkManifestSink
+from refshard_fs.sinks.kerchunk_json import JsonSink
+from refshard_fs.sinks.kerchunk_parquet import ParquetSink
+from refshard_fs.sinks.sink import Sink
+
+BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink())
+
+
+@cache
+def _known_sinks() -> dict[str, Sink]:
+    return {sink.name: sink for sink in (*BUILT_IN, *plugins("refshard.sinks"))}
+
+
+def sink_named(name: str) -> Sink:
+    """Return the sink called ``name``; ValueError, with the names that there are, if there is none."""
+    known = _known_sinks()
+    if name not in known:
+        raise ValueError(f"unknown format={name!r}: expected {', '.join(map(repr, known))}")
+    return known[name]

@@ -1,0 +1,84 @@
+"""Kerchunk's references as one JSON document, compressed as the end of its name says."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.compression import zstd
+from refshard_fs.core.consolidated import in_step
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.kerchunk_json.source import FRAMES, LooksLikeTemplate, chunk_members, member
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.security.origins import MEMBER
+from refshard_fs.sinks.sink import Destination, Sink
+
+ROWS: Final = 10_000  # references that become JSON at a time
+_PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
+    "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
+    "bz2": lambda file: bz2.BZ2File(file, "wb"),
+    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115  # the caller closes it
+    **dict.fromkeys(("zst", "zstd"), lambda file: zstd().ZstdFile(file, "wb", level=3)),
+}
+
+
+class JsonSink(Sink):
+    """Writes one document, which replaces what was there.
+
+    It has version 1, the only one that every reader takes, or version 0 where a URL would be taken for a template.
+    """
+
+    name = "json"
+    holds_relative_urls = True
+
+    def write(self, references: ReferenceStream, destination: Destination) -> None:
+        try:
+            _write(references, destination, 1)
+        except LooksLikeTemplate as e:
+            if references.pins() is not None:
+                raise ManifestError(
+                    f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, "
+                    "or give the pins up with unpinned()"
+                ) from e
+            _write(references, destination, 0)
+
+
+def _write(references: ReferenceStream, destination: Destination, version: int) -> None:
+    start, end = FRAMES[version]
+    with destination.objects.stream() as whole, _compressing(destination.url, whole) as file:
+        file.write(start)
+        comma = b""
+        others = in_step({key: value for key, value in references.documents() if zarrmeta.is_metadata(key)})
+        for key, value in references.documents():
+            file.write(comma + member(key, others.get(key, value), version))
+            comma = b","
+        for array, grid in references.grids.items():
+            for numbers, partition in references.partitions(array, ROWS):
+                members = chunk_members(array, grid, numbers, partition, version)
+                if members:
+                    file.write(comma + members)
+                    comma = b","
+        pins, origins = references.pins(), destination.origins()
+        ours = ({} if pins is None else {"pins": pins}) | ({MEMBER: origins.spelled()} if origins else {})
+        if ours and not version:
+            raise ManifestError(
+                "a URL looks like a template, which JSON that says where its URLs came from cannot hold: save the set "
+                "as parquet or as chunk manifests"
+            )
+        file.write(b'},"refshard":' + zarrmeta.dumps(ours) + b"}" if ours else end)
+
+
+@contextlib.contextmanager
+def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    """Give a file whose content goes to ``file``, compressed as the end of ``url`` says, or as it is."""
+    suffix = url.rpartition(".")[2].lower()
+    if suffix in _PACKING:
+        with _PACKING[suffix](file) as packed:
+            yield packed
+    else:
+        yield file

@@ -1,0 +1,71 @@
+"""Kerchunk's references as parquet files: a file for each ``record_size`` chunks of an array."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.kerchunk_parquet import PARQUET
+from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import Layout, partition_name
+from refshard_fs.formats.kerchunk_parquet.writing import layout_document, parquet_partition, with_origins
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.sinks.sink import Destination, Sink
+from refshard_fs.stores.objects import Objects
+
+TOGETHER: Final = 16  # partitions that are written at a time
+FEW: Final = 100  # partitions of an array, of which those without references are written too
+
+
+class ParquetSink(Sink):
+    """Writes a directory of parquet files. It cannot hold pins."""
+
+    name = "parquet"
+    holds_relative_urls = True
+
+    def passes(self, references: ReferenceStream) -> int:
+        return 2 if references.in_memory else 1  # the first sees whether parquet can hold all of it
+
+    def write(self, references: ReferenceStream, destination: Destination) -> None:
+        objects, size = destination.objects, destination.record_size
+        assert isinstance(objects, Objects), "a set of several files"
+        if size < 1:
+            raise ValueError(f"record_size={size}: a partition has at least one row")
+        require_pyarrow()
+        if references.pins() is not None:
+            raise ManifestError(
+                "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: "
+                "save them as JSON or as chunk manifests, or give them up with unpinned()"
+            )
+        document = layout_document(references.documents(), size)  # ManifestError before any is written
+        if references.in_memory:
+            for array, grid in references.grids.items():
+                for numbers, partition in references.partitions(array, size):
+                    parquet_partition(array, grid, numbers, partition, dry=True)
+        with objects.directory(replaces=_is_to_replace(objects, destination.overwrite)) as made:
+            files: dict[str, bytes] = {}
+            for array, grid in references.grids.items():
+                for numbers, partition in references.partitions(array, size, FEW):
+                    data = parquet_partition(array, grid, numbers, partition)
+                    files[partition_name(array, numbers.start // size)] = data
+                    if len(files) == TOGETHER:
+                        made.put_all(files)
+                        files = {}
+            made.put_all(files)
+            made.put_all({PARQUET: with_origins(document, destination.origins())})  # last: without it, there is no set
+
+
+def _is_to_replace(objects: Objects, overwrite: bool) -> bool:
+    """Whether there is a parquet set that is to be replaced. FileExistsError if there is anything else."""
+    names = objects.names()
+    if not names:
+        return False
+    if not overwrite:
+        raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a parquet set")
+    if PARQUET not in names:
+        raise FileExistsError(f"{objects.url} is not empty, and no parquet set that could be replaced")
+    try:
+        Layout(objects.read([PARQUET])[PARQUET], f"{objects.url}/{PARQUET}")
+    except ManifestError as e:
+        raise FileExistsError(f"{objects.url} is not empty, and no parquet set that could be replaced: {e}") from e
+    return True

@@ -1,0 +1,57 @@
+"""What a format that sets are written in has to do: the whole contract for other packages.
+
+A package defines one subclass of `Sink`, and names an instance of it by an entry point in the group
+``refshard.sinks``. Then ``fs.save(url, format=NAME)`` writes it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.security.origins import Origins
+from refshard_fs.stores.document import Document
+from refshard_fs.stores.objects import Objects
+
+
+class Destination(msgspec.Struct, frozen=True):
+    """Where a set goes, and how.
+
+    - ``url``: as the user gave it.
+    - ``objects``: the objects at and below it, each of which appears whole or not at all; or the one object there.
+    - ``record_size``: the references of a file, for sinks that write several.
+    - ``overwrite``: whether a set that is there already is replaced. Otherwise a sink that writes a directory raises
+      FileExistsError.
+    - ``origins``: returns which URLs sets of others named. It is to be called after all chunks were written.
+    """
+
+    url: str
+    objects: Objects | Document
+    record_size: int
+    overwrite: bool
+    origins: Callable[[], Origins]
+
+
+class Sink(ABC):
+    """Writes sets of references in one format. One instance serves all sets, on any thread."""
+
+    name: ClassVar[str]  # that ``format=`` has
+    # Whether it holds versions and checksums of single chunks. Without it, the chunks have none.
+    holds_versions: ClassVar[bool] = False
+    # Whether a URL may be relative to the set's own directory, as the source spelled it. Without it, all are absolute.
+    holds_relative_urls: ClassVar[bool] = False
+
+    def passes(self, references: ReferenceStream) -> int:
+        """Return how often `write` goes through all chunks, for progress."""
+        return 1
+
+    @abstractmethod
+    def write(self, references: ReferenceStream, destination: Destination) -> None:
+        """Write a set: its ``documents()``, then the ``partitions()`` of each of the arrays in ``grids``.
+
+        ManifestError, which names the key, where the format cannot hold a reference. Nothing is left behind then.
+        """
