@@ -1,12 +1,14 @@
 """A zarr hierarchy: every object below a URL is a key. No I/O here.
 
-If the target can list, so does the hierarchy. If it cannot (plain HTTP), groups are listed from consolidated metadata;
-what these do not say is an error, never an empty listing. Reads need no listing.
+If the target can list, so does the hierarchy. If it cannot (plain HTTP), groups are listed from consolidated metadata,
+or from attributes that name what is in them, as OME-Zarr's do; what these do not say is an error, never an empty
+listing. Reads need no listing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -14,10 +16,25 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.consolidated import DOCUMENTS, ROOT, parsed, repeats
 from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace, by_name
-from refshard_fs.core.model import Directories, Entry, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, Tree
-from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
+from refshard_fs.core.model import (
+    Directories,
+    Entry,
+    Inline,
+    Listed,
+    Load,
+    Names,
+    Parsed,
+    Span,
+    Stat,
+    Steps,
+    Tree,
+    together,
+)
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
+
+DEEPEST: Final = 8  # names in a path; OME-Zarr has seven: row, column, field, "labels", label, resolution, document
 
 
 class Hierarchy(KeySpace):
@@ -34,6 +51,8 @@ class Hierarchy(KeySpace):
         self._listable = listable
         self.documents = documents or {}
         self.consolidates = any(map(_has_members, self.documents.items()))
+        self._is_bare = bool(documents) and not self.consolidates  # without consolidated metadata
+        self._named_arrays: set[str] = set()
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 
@@ -64,7 +83,8 @@ class Hierarchy(KeySpace):
             if names is None:
                 return None
             return sorted((listed for listed in names if is_key(join(prefix, listed.name))), key=by_name)
-        return _listing((yield from self.consolidated()), prefix, self.url)
+        known = Known() if self._is_bare else (yield from self.consolidated())
+        return _listing(known if known.keys else (yield from self._named(prefix)), prefix, self.url)
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
         files: Sequence[Listed] | None = (yield Tree(self.url_of(prefix))) if (yield from self.can_list()) else None
@@ -95,6 +115,50 @@ class Hierarchy(KeySpace):
             return (yield Names(self.url_of(prefix))) is not None
         markers = yield tuple(Stat(self.url_of(join(prefix, marker))) for marker in NODE_DOCUMENTS)
         return any(facts is not None for facts in markers)
+
+    def known(self) -> Steps[Known]:
+        """Return all that can be known without listings: from consolidated metadata, or attributes that name nodes."""
+        found = yield from self.consolidated()
+        if found.keys:
+            return found
+        keys: set[str] = set()
+        arrays: set[str] = set()
+        groups, level = {""}, [""]
+        while level:
+            for part in (yield from together([self._named(path) for path in level])):
+                keys |= part.keys
+                arrays |= part.arrays
+            level = sorted({parent(key)[0] for key in keys} - arrays - groups)
+            groups |= set(level)
+        return Known(frozenset(keys), frozenset(arrays))
+
+    def _named(self, prefix: str) -> Steps[Known]:
+        """Return what the attributes of the group ``prefix``, or of one above, name, as those of OME-Zarr's images do.
+
+        Nothing if they name nothing that is there.
+        """
+        if prefix in self._named_arrays:
+            return Known(frozenset(), frozenset([prefix]))
+        own = yield from self._nodes([prefix], (*NODE_DOCUMENTS, ".zattrs"))
+        if any(node.is_array for node in own.values()):
+            return Known(frozenset(own), frozenset([prefix]))
+        paths = [join(prefix, name) for node in own.values() for name in node.members]
+        documents = ARRAY_DOCUMENTS[:1] if join(prefix, "zarr.json") in own else NODE_DOCUMENTS[1:]
+        below = yield from self._nodes(
+            [p for p in dict.fromkeys(paths) if is_key(p) and p.count("/") < DEEPEST], documents
+        )
+        if below:
+            arrays = frozenset(parent(key)[0] for key, node in below.items() if node.is_array)
+            self._named_arrays |= arrays
+            return Known(frozenset(own) | frozenset(below), arrays)
+        return (yield from self._named(parent(prefix)[0])) if prefix else Known()
+
+    def _nodes(self, paths: Sequence[str], names: Sequence[str]) -> Steps[dict[str, Node]]:
+        """Return those documents ``names`` of the nodes at ``paths`` that there are, by key."""
+        entries = {key: self._entry(key) for key in [join(path, name) for path in paths for name in names]}
+        needs = {key: Load(entry, Parsed(_node, (key,))) for key, entry in entries.items() if entry is not None}
+        answers = (yield tuple(needs.values())) if needs else ()
+        return {key: node for key, node in zip(needs, answers, strict=True) if node is not None}
 
     def consolidated(self) -> Steps[Known]:
         """Return what is known from consolidated metadata; nothing if there are none."""
@@ -145,6 +209,44 @@ def _known(data: bytes, name: str) -> Known:
     if name == CONSOLIDATED or doc.get("consolidated_metadata"):
         keys.add(name)
     return Known(frozenset(keys), frozenset(path for path, _, array in nodes if array is not None))
+
+
+class Node(msgspec.Struct, frozen=True):
+    """What a document says of its node, and the paths of nodes below it that its attributes name."""
+
+    is_array: bool
+    members: tuple[str, ...] = ()
+
+
+def _node(data: bytes, key: str) -> Node:
+    """Return what the document ``key`` says; its attributes may be those of OME-Zarr 0.4 or 0.5."""
+    doc, name = parsed(data), parent(key)[1]
+    if not isinstance(doc, dict):
+        return Node(False)
+    attributes = doc.get("attributes") if name == ROOT else doc if name == ".zattrs" else None
+    found = attributes.get("ome", attributes) if isinstance(attributes, dict) else None
+    return Node(name == ".zarray" or doc.get("node_type") == "array", tuple(_members(found)))
+
+
+def _members(attributes: Any) -> Iterator[str]:
+    """Yield the paths that the attributes of OME-Zarr name: resolutions, labels, wells, images, series."""
+    match attributes:
+        case {"multiscales": [*scales]}:
+            yield from (path for scale in scales for path in _paths(scale, "datasets"))
+            yield "labels"
+    match attributes:
+        case {"labels": [*names]} | {"series": [*names]}:
+            yield from (name for name in names if isinstance(name, str))
+    for holder, member in (("plate", "wells"), ("well", "images")):
+        if isinstance(attributes, dict):
+            yield from _paths(attributes.get(holder), member)
+
+
+def _paths(holder: Any, member: str) -> Iterator[str]:
+    members = holder.get(member) if isinstance(holder, dict) else None
+    for one in members if isinstance(members, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("path"), str):
+            yield one["path"]
 
 
 def _listing(known: Known, prefix: str, url: str) -> list[Listed] | None:

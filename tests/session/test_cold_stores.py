@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import ManifestError, NotListable, RefShardFileSystem, snapshot
+from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 
@@ -180,3 +181,44 @@ def test_a_page_about_a_directory_is_no_document(url: str, tmp_path: Path) -> No
     write(path, "v2")
     with RangeServer(directory=tmp_path, listing=True) as server:
         np.testing.assert_array_equal(engine(server.url + url).values, VALUES)
+
+
+def write_image(path: Path, version: int) -> None:
+    """Write an image of OME-Zarr with three resolutions and a label, without consolidated metadata."""
+    image = zarr.open_group(path, mode="w", zarr_format=version)
+    labels = image.create_group("labels")
+    for group, names in ((image, "012"), (labels.create_group("cells"), "0")):
+        attributes: Any = {"multiscales": [{"version": "0.4", "axes": [], "datasets": [{"path": n} for n in names]}]}
+        group.attrs.update(attributes if version == 2 else {"ome": attributes})
+        for name in names:
+            put(group, name, VALUES, ["c", "y", "x"], chunks=(1, 4, 6))
+    labels.attrs.update({"labels": ["cells"]} if version == 2 else {"ome": {"labels": ["cells"]}})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_image_on_a_web_server_is_listed_by_its_attributes(
+    version: int, tmp_path: Path, server: RangeServer
+) -> None:
+    write_image(tmp_path / "i.zarr", version)
+    fs = RefShardFileSystem(f"{server.url}/i.zarr", skip_instance_cache=True)
+    found = summarise(fs)
+    assert [array.name for array in found.arrays] == ["0", "1", "2", "labels/cells/0"]
+    assert found.groups == ("", "labels", "labels/cells")
+    assert len(server.requests()) <= 16 * (4 + 3)
+    names = {name.rpartition("/")[2] for name in fs.ls("", detail=False)}
+    assert {"0", "1", "2", "labels"} <= names
+    with pytest.raises(NotListable, match="chunks of the array '0'"):
+        fs.ls("0")
+    refs = snapshot(f"{server.url}/i.zarr", storage_options={"skip_instance_cache": True})
+    again = zarr.open_group(RefShardFileSystem(refs).get_mapper(), mode="r")
+    np.testing.assert_array_equal(again["labels/cells/0"][:], VALUES)
+
+
+def test_attributes_that_name_what_is_not_there_list_nothing(tmp_path: Path, server: RangeServer) -> None:
+    group = zarr.open_group(tmp_path / "i.zarr", mode="w", zarr_format=2)
+    group.attrs["multiscales"] = [{"datasets": [{"path": "../0"}, {"path": "gone"}, {"path": 1}, None]}, None]
+    put(group, "0", VALUES, ["c", "y", "x"], chunks=(1, 4, 6))
+    fs = RefShardFileSystem(f"{server.url}/i.zarr", skip_instance_cache=True)
+    with pytest.raises(NotListable, match="no consolidated metadata"):
+        fs.ls("")
+    assert all("/i.zarr/" in request.path for request in server.requests())

@@ -58,7 +58,7 @@ def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[
         pins = yield from _listed(hierarchy, tell)
         documents, grids = yield from _documents(hierarchy, pins)
     else:
-        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.consolidated()).keys), tell)
+        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.known()).keys), tell)
         documents, grids = yield from _documents(hierarchy, pins)
         if not pins:
             raise NotListable(
