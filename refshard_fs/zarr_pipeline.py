@@ -290,8 +290,9 @@ def install() -> None:
     if config.get(SETTING) != _default():
         return
     config.set(setting(True))
-    _trial = _Trial(name="refshard-trial")
-    _trial.start()
+    trial = _Trial(name="refshard-trial")
+    trial.start()
+    _trial = trial  # only now: other threads join it
 
 
 def problem() -> Exception | None:

@@ -761,3 +761,21 @@ def test_loops_of_ones_own_end_and_leave_nothing(http_server: RangeServer) -> No
     for _ in range(5):
         assert asyncio.run(read()) == PAYLOAD
     gc.collect()
+
+
+def test_trial_is_known_to_other_threads_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that asks while another one installs the pipeline joins no thread that was not started."""
+    start, told = zarr_pipeline._Trial.start, list[object]()
+
+    def ask_first(trial: Any) -> None:
+        asking = threading.Thread(target=lambda: told.append(zarr_pipeline.problem()))
+        asking.start()
+        asking.join()
+        start(trial)
+
+    monkeypatch.setattr(zarr_pipeline, "_trial", None)
+    monkeypatch.setattr(zarr_pipeline._Trial, "start", ask_first)
+    with zarr.config.set(zarr_pipeline.setting(False)):
+        zarr_pipeline.install()
+        assert zarr_pipeline.problem() is None
+    assert told == [None]
