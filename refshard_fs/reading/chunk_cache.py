@@ -144,7 +144,7 @@ class ChunkCache:
                 self._process, self._writer, self._bytes = os.getpid(), None, 0
                 self._is_full = threading.Event()
                 self._waiting.clear()
-            if entry.size > self.capacity or (self._waiting and self._bytes + entry.size > WAITING):
+            if entry.size > self.capacity or (self._waiting and self._bytes + entry.size > min(WAITING, self.capacity)):
                 return
             self._waiting.append(entry)
             self._bytes += entry.size
