@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -101,6 +102,28 @@ def test_plain_arguments_are_for_the_source_and_for_what_lies_in_its_bucket(
     given = {"engine": "refshard", "storage_options": {**options, "skip_instance_cache": True}, "chunks": None}
     with xarray.open_dataset(f"s3://{bucket}/refs.json.zst", decode_cf=False, **given) as data:
         np.testing.assert_array_equal(data["a"].values, VALUES)
+
+
+@pytest.mark.parametrize("how", ["remote_options", "protocol", "prefix", "environment"])
+def test_a_set_made_of_ones_bucket_is_read_as_before(
+    how: str, s3_server: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it says that its references came from there."""
+    options, out = s3_server.storage_options, str(tmp_path / "out.json")
+    RefShardFileSystem(f"s3://{bucket}/refs.json.zst", **options).save(out)
+    given: dict[str, Any] = {
+        "remote_options": {"remote_options": options},
+        "protocol": {"remote_protocol": "s3", "remote_options": options},
+        "prefix": {"options": {f"s3://{bucket}": options}},
+        "environment": {},
+    }[how]
+    if how == "environment":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", options["key"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint_url)
+    fs = RefShardFileSystem(out, **given)
+    assert fs._session.open().strangers == {f"s3://{bucket}"}
+    assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
 
 
 @pytest.mark.parametrize("fast", [True, False])
