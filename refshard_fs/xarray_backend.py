@@ -34,6 +34,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.selection import GUARD, TOGETHER, Together
 from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.tools.views import progress
+from refshard_fs.unpacking import unpack_in_blocks
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
@@ -99,8 +100,11 @@ class RefShardBackend(BackendEntrypoint):
                 options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
                 options["store"].task_size = task_size
             if open_dataset_options:
-                return xr.open_dataset(store, engine="zarr", **options)
+                ds = xr.open_dataset(store, engine="zarr", **options)
+                unpack_in_blocks(ds.variables.values())
+                return ds
             ds = ZarrBackendEntrypoint().open_dataset(store, **options)
+            unpack_in_blocks(ds.variables.values())
             _load_coordinates([ds])
         if not ds.variables:
             _warn_of_groups(options["store"].zarr_group, options.get("group"))
@@ -133,6 +137,8 @@ class RefShardBackend(BackendEntrypoint):
                 path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options)
                 for path, typed in stores.items()
             }
+            for ds in groups.values():
+                unpack_in_blocks(ds.variables.values())
             _load_coordinates(groups.values())
         return groups
 

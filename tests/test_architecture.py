@@ -32,6 +32,7 @@ tools
 fs
 sets
 direct_array
+unpacking
 cli universal_path xarray_backend zarr_pipeline
 __main__
 """
