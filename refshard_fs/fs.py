@@ -52,7 +52,8 @@ from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.views import Counters, Plan, html_of, progress
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
-from refshard_fs.writing.writer import OverlayTransaction, Writer
+from refshard_fs.writing.transaction import OverlayTransaction
+from refshard_fs.writing.writer import Writer
 
 if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet
@@ -957,7 +958,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Raises ConflictError if somebody else wrote the source since it was opened, and ReadOnlyError if it cannot be
         written. What was written is then kept, for another try or for `save`.
         """
-        self._writing("commit").commit()
+        from refshard_fs.writing.commit import commit  # not imported for reading
+
+        commit(self._writing("commit"))
 
     def flush(self) -> None:
         """Commit, as fsspec's ``LazyReferenceMapper`` calls it; of a source in memory there is nothing to commit."""
@@ -1052,7 +1055,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def _stored(self) -> KeySpace:
         """Return the keys as they are stored, or would be after a commit: those of shards, not of inner chunks."""
-        return self._session.open() if self._writer is None else self._writer.stored()
+        if self._writer is None:
+            return self._session.open()
+        from refshard_fs.writing.shards import stored_keys  # as in `save`
+
+        return stored_keys(self._writer)
 
     def _respelling(self) -> Respell:
         """Return what makes URLs of the source absolute."""

@@ -82,6 +82,32 @@ def test_imports_point_downward(path: Path) -> None:
     assert not above, f"{path.name} imports from layers above its own"
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports within functions and for types count, too."""
+    names = {path: ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in modules()}
+    by_name = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    graph = {path: imported_files(path, by_name) - {path} for path in modules()}
+    left = dict(graph)
+    while free := [path for path, below in left.items() if not below & left.keys()]:
+        for path in free:
+            del left[path]
+    while unused := [path for path in left if not any(path in below for below in left.values())]:
+        for path in unused:
+            del left[path]
+    assert not left, f"these import each other: {sorted(names[path] for path in left)}"
+
+
+def imported_files(path: Path, by_name: dict[str, Path]) -> set[Path]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {known if (known := f"{module}.{alias.name}") in by_name else module for alias in names}
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names}
+    return {by_name[name] for name in found if name in by_name}
+
+
 @pytest.mark.parametrize("path", [p for p in modules() if top(p) in PURE], ids=lambda path: str(path.relative_to(ROOT)))
 def test_formats_know_no_io(path: Path) -> None:
     _, others = imports(path)

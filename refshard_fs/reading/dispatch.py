@@ -9,7 +9,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import Any, Protocol
 
 import msgspec
 
@@ -17,12 +18,9 @@ from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told
+from refshard_fs.reading.failures import fail
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import Answer, Pool, check
-
-if TYPE_CHECKING:
-    from refshard_fs.reading.fetch import Fetcher, Reader
-
 
 logger = logging.getLogger("refshard_fs")
 
@@ -139,6 +137,27 @@ class SharedBudget(SharedMemory):
                     each.loop.call_soon_threadsafe(each.pump)
 
 
+class Reader(msgspec.Struct, eq=False):
+    """A future of the bytes of ``span``. Errors name ``key``; if that is None, they are set as they are.
+
+    If the object's length is not known, more than ``most`` bytes of it are an error.
+    """
+
+    key: str | None
+    span: Span
+    future: asyncio.Future[bytes]
+    most: int | None = None
+    keep: bool = True  # on disk
+    blocks: list[Block] = []
+    facts: Facts | None = None  # of the version that all bytes so far are of, if that is told
+    missing: int = 0  # bytes, of a span of known size
+    buffer: BytesIO | None = None  # of what comes in several blocks
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
+
+
 class Block:
     """A request for a range of one target, and its bytes once they have arrived.
 
@@ -209,16 +228,25 @@ class Host:
         self.later: deque[Block] = deque()
 
 
+class Receiver(Protocol):
+    """What takes answers, and makes room for them."""
+
+    def make_room(self) -> bool: ...
+    def arrived(self, block: Block, answer: Answer) -> None: ...
+    def failed(self, block: Block, error: Exception) -> None: ...
+    def abandon(self) -> None: ...
+
+
 class Dispatch(Share):
     """Begins requests on the running event loop; ``used`` counts the bytes under way, and those kept for later."""
 
-    def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, fetcher: Fetcher) -> None:
+    def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, receiver: Receiver) -> None:
         super().__init__(shared)
         self.pool = pool
         self.shared = shared
         self.active = 0  # requests under way
         self._stats = stats
-        self._fetcher = fetcher
+        self._receiver = receiver
         self._hosts: dict[str, Host] = {}
         self._changed: asyncio.Future[None] | None = None
 
@@ -297,7 +325,7 @@ class Dispatch(Share):
             size = self._size(queue[0])
             while not self.shared.begin(self, host, size, most):
                 # What a reader waits for takes the room of what is kept for later.
-                if queue is host.later or not (self.lacks(size, most) and self._fetcher.make_room()):
+                if queue is host.later or not (self.lacks(size, most) and self._receiver.make_room()):
                     return None
             queue[0].reserved = size
             return queue.popleft()
@@ -348,16 +376,16 @@ class Dispatch(Share):
             answer = await self._answer(block)
             if block.state == UNDER_WAY:
                 block.state = OVER
-                self._fetcher.arrived(block, answer)
+                self._receiver.arrived(block, answer)
         except asyncio.CancelledError:
             if block.state == UNDER_WAY:  # not by us: the loop is ending
-                self._fetcher.abandon()
+                self._receiver.abandon()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             if logger.isEnabledFor(logging.DEBUG):
                 span = block.span
                 logger.debug("%s [%s:%s] failed: %s", told(span.url), span.start, span.stop, told(repr(error)))
-            self._fetcher.failed(block, error)
+            self._receiver.failed(block, error)
         finally:
             self._ended(block)
 

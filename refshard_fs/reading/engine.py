@@ -19,8 +19,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import METADATA_NAMES
+from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import NoSuchKey, blame, cause_of, fail
-from refshard_fs.reading.fetch import Fetcher, Reader
+from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.lookups import Lookups, part_of
 from refshard_fs.reading.plan import KIB

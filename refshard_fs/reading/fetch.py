@@ -14,15 +14,12 @@ from io import BytesIO
 from operator import attrgetter
 from typing import Any
 
-import msgspec
-
-from refshard_fs.core.model import Facts, Span
+from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
-from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, SharedBudget
-from refshard_fs.reading.failures import fail
+from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, Reader, SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.versioned import Version
 
@@ -33,27 +30,6 @@ SPARE = 16 * plan.MIB
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 TURN = 32  # ranges that are read from the disk before their readers are told
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
-
-
-class Reader(msgspec.Struct, eq=False):
-    """A future of the bytes of ``span``. Errors name ``key``; if that is None, they are set as they are.
-
-    If the object's length is not known, more than ``most`` bytes of it are an error.
-    """
-
-    key: str | None
-    span: Span
-    future: asyncio.Future[bytes]
-    most: int | None = None
-    keep: bool = True  # on disk
-    blocks: list[Block] = []
-    facts: Facts | None = None  # of the version that all bytes so far are of, if that is told
-    missing: int = 0  # bytes, of a span of known size
-    buffer: BytesIO | None = None  # of what comes in several blocks
-
-    def fail(self, error: Exception) -> None:
-        if not self.future.done():
-            self.future.set_exception(error if self.key is None else fail(self.key, self.span, error))
 
 
 class Fetcher:

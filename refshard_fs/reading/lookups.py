@@ -16,8 +16,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Head, Load, Names, Need, Origin, Packed, Span, Stat, Steps, Tree
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
+from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, note
-from refshard_fs.reading.fetch import Fetcher, Reader
+from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, load, naming, sized
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.failures import ABSENT

@@ -16,7 +16,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -28,8 +28,13 @@ from refshard_fs.core.model import ABSENT, Facts, Inline, Span, Version
 from refshard_fs.errors import CostlyPattern, told
 from refshard_fs.reading.cache import Cache
 
-if TYPE_CHECKING:
-    from refshard_fs.session.session import Session
+
+class Reading(Protocol):
+    """A session that has opened the source."""
+
+    def latest(self, url: str) -> Version | None: ...
+    def forget(self, below: str | None = None) -> None: ...
+
 
 # ------------------------------------------------------------------ an overlay on its way to another process
 
@@ -164,7 +169,7 @@ class Overlay:
         self.written = Cache(REMEMBERED)  # the versions that commits of these edits put last, by URL
         self._versions: dict[str, Version] = {}  # by URL: what the edits were made on
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # which have opened the source
+        self._sessions: weakref.WeakSet[Reading] = weakref.WeakSet()  # which have opened the source
         self._guard = fork_safe(threading.Lock())
         self._uncommitted = [0]  # how many writes
         if is_durable:  # nothing is lost of a source in memory that is not lost with it
@@ -220,7 +225,7 @@ class Overlay:
                     self.base = base if before is None else base._replace(facts=before.facts)
                 adopt(self.base, self.edits)
 
-    def join(self, session: Session) -> None:
+    def join(self, session: Reading) -> None:
         """Have ``session`` open the source again whenever that changes."""
         self._sessions.add(session)
 

@@ -10,7 +10,7 @@ from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ConflictError, ReadOnlyError, TargetChanged, told
+from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, told
 from refshard_fs.references.stream import FlatStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.options import takes_objects
@@ -25,10 +25,45 @@ from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.save import as_written
 from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit
 from refshard_fs.writing.shards import shard_edits
+from refshard_fs.writing.staging import merge
 from refshard_fs.writing.writer import HIERARCHY, MANIFESTS, Writer
 
 
-def commit(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | None]:
+def commit(writer: Writer) -> None:
+    """Make all that was written durable in the source."""
+    writer.refuse_elsewhere()
+    _commit_all(writer)
+    writer.overlay.costs.tell()
+
+
+def _commit_all(writer: Writer) -> None:
+    overlay, store = writer.overlay, writer.store
+    with overlay.lock:
+        if overlay.is_shared and store is not None:
+            reads_all = writer.format_of(writer.base()) == HIERARCHY
+            merge(overlay, store, writer.options.inline_threshold, reads_all=reads_all)
+        if not overlay.edits:
+            return
+        base = writer.base()
+        edits = overlay.savepoint()
+        if store is not None:
+            store.make_durable(overlay.objects())
+        try:
+            stored, finish = commit_edits(writer, base, edits)
+        except BaseException as e:
+            is_refused = e.is_certain if isinstance(e, ConflictError) else isinstance(e, RefShardError)
+            if not is_refused:  # the store may have done it all the same: `discard` removes no object that it names
+                overlay.entrust()
+            raise
+        try:
+            if finish is not None:
+                finish()
+        finally:  # the commit is made, also where Ctrl-C ends this
+            left = overlay.settle(edits, stored)
+    writer.remove_objects(left)
+
+
+def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | None]:
     """Make the edits part of the source; return them as the source has them, and what is left to do, if anything is.
 
     Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.edits import REMOVED, Edits, Spool, Spooled
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, Spooled
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
@@ -336,3 +336,18 @@ def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:
         case Span(url) | Packed(Span(url)):
             found: bytes | None = yield Load(entry, Raw())
             return url, found
+
+
+def stored_keys(writer: Writer) -> KeySpace:
+    """Return the keys as a commit would store them: those of shards, not of inner chunks.
+
+    Other sets may refer to their objects, so that none of these is removed from now on.
+    """
+    keyspace = writer.session.open()
+    if writer.session.options.overlay is None:
+        return keyspace
+    match keyspace:
+        case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
+            keyspace = EditedKeySpace(view.base, shard_edits(writer, view, edits))
+    writer.overlay.entrust()
+    return keyspace

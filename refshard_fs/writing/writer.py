@@ -10,17 +10,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
-from fsspec.transaction import Transaction
-
-from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
+from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Span, of_origin
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError
+from refshard_fs.errors import ReadOnlyError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.security.origins import named_by
@@ -29,11 +26,10 @@ from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.session.session import Session
-from refshard_fs.sharding.view import ShardView
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
 from refshard_fs.targets.generic import in_thread
-from refshard_fs.writing.staging import clear, merge, stage, staged_reference
+from refshard_fs.writing.staging import clear, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
 MANIFESTS: Final = "chunk-manifest"
@@ -212,54 +208,20 @@ class Writer:
 
     # ------------------------------------------------------------------ commits
 
-    def commit(self) -> None:
-        """Make all that was written durable in the source."""
-        self._refuse_elsewhere()
-        self._commit()
-        self.overlay.costs.tell()
-
-    def _commit(self) -> None:
-        from refshard_fs.writing.commit import commit  # not imported for reading
-
-        overlay, store = self.overlay, self.store
-        with overlay.lock:
-            if overlay.is_shared and store is not None:
-                reads_all = self.format_of(self.base()) == HIERARCHY
-                merge(overlay, store, self.options.inline_threshold, reads_all=reads_all)
-            if not overlay.edits:
-                return
-            base = self.base()
-            edits = overlay.savepoint()
-            if store is not None:
-                store.make_durable(overlay.objects())
-            try:
-                stored, finish = commit(self, base, edits)
-            except BaseException as e:
-                is_refused = e.is_certain if isinstance(e, ConflictError) else isinstance(e, RefShardError)
-                if not is_refused:  # the store may have done it all the same: `discard` removes no object that it names
-                    overlay.entrust()
-                raise
-            try:
-                if finish is not None:
-                    finish()
-            finally:  # the commit is made, also where Ctrl-C ends this
-                left = overlay.settle(edits, stored)
-        self._remove_objects(left)
-
     def discard(self) -> None:
         """Drop all edits, and remove their objects."""
-        self._refuse_elsewhere()
+        self.refuse_elsewhere()
         with self.overlay.lock:
             if self.overlay.is_shared and self.store is not None:
                 clear(self.overlay, self.store)
             left = self.overlay.drop()
-        self._remove_objects(left)
+        self.remove_objects(left)
 
     def roll_back(self, savepoint: Edits) -> None:
         """Drop the edits since ``savepoint``, one of the overlay."""
         with self.overlay.lock:
             left = self.overlay.roll_back(savepoint)
-        self._remove_objects(left)
+        self.remove_objects(left)
 
     # ------------------------------------------------------------------ the source and the overlay
 
@@ -278,62 +240,17 @@ class Writer:
             if base is not None:  # no other thread has replaced the edits meanwhile
                 return base
 
-    def stored(self) -> KeySpace:
-        """Return the keys as a commit would store them: those of shards, not of inner chunks.
-
-        Other sets may refer to their objects, so that none of these is removed from now on.
-        """
-        from refshard_fs.writing.shards import shard_edits  # as in `commit`
-
-        keyspace = self.session.open()
-        if self.session.options.overlay is None:
-            return keyspace
-        match keyspace:
-            case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
-                keyspace = EditedKeySpace(view.base, shard_edits(self, view, edits))
-        self.overlay.entrust()
-        return keyspace
-
     def overlay_copy(self) -> OverlayCopy | None:
         """Return ``overlay=`` of copies in other processes; None where this is such a copy, and has been given one."""
         overlay = self.session.options.overlay
         return None if overlay is None or overlay.worker is not None else overlay.copy()
 
-    def _refuse_elsewhere(self) -> None:
+    def refuse_elsewhere(self) -> None:
+        """Raise ReadOnlyError where another process commits."""
         if self.overlay.worker is not None:
             raise ReadOnlyError(_ELSEWHERE)
 
-    def _remove_objects(self, urls: list[str]) -> None:
+    def remove_objects(self, urls: list[str]) -> None:
+        """Remove the objects at ``urls`` that lie in the store."""
         if urls and self.store is not None:
             self.store.remove_all(name for name in map(self.store.name_of, urls) if name is not None)
-
-
-class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
-    """Commits, or drops, all that was written meanwhile to the overlay, also by other filesystems that share it.
-
-    If the commit fails, the edits are kept: they can be committed again, saved elsewhere or discarded.
-    """
-
-    fs: Any
-
-    def __init__(self, fs: Any, **kwargs: Any) -> None:
-        super().__init__(fs, **kwargs)
-        self._begin()  # fsspec's `start_transaction` never calls `start`
-
-    def start(self) -> None:
-        super().start()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._savepoint = self.fs._writing("begin a transaction").overlay.savepoint()
-
-    def complete(self, commit: bool = True) -> None:
-        fs, self.fs = self.fs, None
-        fs._intrans = False
-        fs._transaction = None
-        writer = fs._writing("commit")
-        if not commit:
-            writer.roll_back(self._savepoint)
-        elif writer.overlay.worker is None and isinstance(writer.session.options.source, str):
-            # A process that writes for another one leaves it to that, and a source in memory has what was written.
-            writer.commit()

@@ -11,8 +11,8 @@ from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetChanged
 from refshard_fs.reading import dispatch, fetch
-from refshard_fs.reading.dispatch import FEW, Budget, SharedBudget
-from refshard_fs.reading.fetch import Fetcher, Reader
+from refshard_fs.reading.dispatch import FEW, Budget, Reader, SharedBudget
+from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.plan import Limits
 from refshard_fs.targets import Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Unfit

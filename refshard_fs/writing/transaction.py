@@ -1,0 +1,40 @@
+"""fsspec's transaction over the writes to one source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsspec.transaction import Transaction
+
+
+class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
+    """Commits, or drops, all that was written meanwhile to the overlay, also by other filesystems that share it.
+
+    If the commit fails, the edits are kept: they can be committed again, saved elsewhere or discarded.
+    """
+
+    fs: Any
+
+    def __init__(self, fs: Any, **kwargs: Any) -> None:
+        super().__init__(fs, **kwargs)
+        self._begin()  # fsspec's `start_transaction` never calls `start`
+
+    def start(self) -> None:
+        super().start()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._savepoint = self.fs._writing("begin a transaction").overlay.savepoint()
+
+    def complete(self, commit: bool = True) -> None:
+        fs, self.fs = self.fs, None
+        fs._intrans = False
+        fs._transaction = None
+        writer = fs._writing("commit")
+        if not commit:
+            writer.roll_back(self._savepoint)
+        elif writer.overlay.worker is None and isinstance(writer.session.options.source, str):
+            # A process that writes for another one leaves it to that, and a source in memory has what was written.
+            from refshard_fs.writing import commit as committing  # not imported for reading
+
+            committing.commit(writer)
