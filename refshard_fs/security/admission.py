@@ -290,7 +290,7 @@ class Admission(msgspec.Struct, frozen=True):
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
-        return url == source or (url.startswith(below) and not climbs(url))
+        return f"{url}/" == below or url == source or (url.startswith(below) and not climbs(url))
 
     def _cache_before(self, url: str) -> str:
         """Return the cache (``simplecache::``) that stands before the source, if ``url`` has it too; else nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, BinaryIO, Final
 
 from fsspec.asyn import sync
@@ -19,7 +18,7 @@ _REFUSED: Final = (404, 409, 412)  # what S3 answers where a condition does not 
 
 
 class S3Store(Store):
-    """The objects of s3fs. botocore repeats requests that fail in passing."""
+    """The objects of s3fs. botocore repeats requests that fail in passing, with the condition."""
 
     def facts(self, path: str) -> Facts | None:
         bucket, key, _ = self.fs.split_path(path)
@@ -38,23 +37,16 @@ class S3Store(Store):
         return found
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
-        if not _headers_of(condition):
-            self.check(place, condition)
-        return self.persist(
-            partial(self._put, place, parts, condition), partial(self._put, place, parts, condition, is_first=False)
-        )
-
-    def _put(
-        self, place: Place, parts: Sequence[Buffer], condition: Condition, *, is_first: bool = True
-    ) -> Facts | None:
         when = _headers_of(condition)
+        if not when:
+            self.check(place, condition)
         try:
             with _body(parts) as body:
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
         except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
             if not when or _status(e) not in _REFUSED:
                 raise as_os_error(e) from e
-            is_certain = is_first and not _was_repeated(e)
+            is_certain = not _was_repeated(e)
             there = None if is_certain else self.fetch(place.path)  # else others wrote it, though it be the same
             if there is None or sum_of([there.data]) != sum_of(parts):
                 raise conflict(place, condition, is_certain=is_certain) from e

@@ -71,6 +71,22 @@ def test_signed_commit_follows_no_redirect(status: int, elsewhere: RangeServer) 
         fs.discard()
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize("name", ["h.zarr", "set.parq", "set.json"])
+@pytest.mark.parametrize("kind", ["path", "memory"])
+def test_allow_list_lets_the_source_be_written(kind: str, name: str, slash: str, tmp_path: Path) -> None:
+    """What it lists are other targets; the source, however it ends, and its data are the user's own."""
+    if name == "set.json" and slash:
+        pytest.skip("a file")
+    url = f"{'memory://' if kind == 'memory' else ''}{tmp_path}/{name}"
+    format = {"h.zarr": "zarr-hierarchy", "set.parq": "parquet", "set.json": "json"}[name]
+    for mode in ("w", "a"):
+        fs = RefShardFileSystem(url + slash, mode=mode, format=format, allow=["s3://other/"], inline_threshold=16)
+        fs.pipe({".zgroup": b'{"zarr_format": 2}', "t/.zarray": json.dumps(ARRAY).encode(), "t/1": mode.encode() * 99})
+        fs.commit()
+        assert RefShardFileSystem(url).cat_file("t/1") == mode.encode() * 99
+
+
 def test_endpoint_that_redirects_all_is_named(elsewhere: RangeServer) -> None:
     pytest.importorskip("s3fs")
     with RangeServer() as server:
