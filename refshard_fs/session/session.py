@@ -184,6 +184,7 @@ class Engines:
     def _after_fork(self) -> None:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
+        self._home = None  # its loop runs in the parent
         self._budget = SharedBudget(self.options.budget)
 
 

@@ -147,6 +147,29 @@ def test_a_forked_child_reads_the_same(source: Any) -> None:
     assert fs.cat_file("k/1") == want["k/1"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_prefetches_on_a_loop_of_its_own(source: Any) -> None:
+    refs, want = source
+    keys = list(want)[:20]
+    fs = RefShardFileSystem(fo=refs, block_cache=20_000, skip_instance_cache=True)
+    fs.prefetch(keys)
+    assert fs.cat(keys) == {key: want[key] for key in keys}
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        try:
+            fs.prefetch(keys)
+            os.write(writer, b"+" if fs.cat(keys) == {key: want[key] for key in keys} else b"-")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 1) == b"+"
+    os.close(reader)
+    os.waitpid(pid, 0)
+
+
 def test_a_cancelled_read_leaves_nothing_running_and_the_rest_unharmed(http_server: Any) -> None:
     data = bytes(200)
     url = http_server.put("/x.bin", data)
