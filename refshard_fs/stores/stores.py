@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import tokenize
 
-from refshard_fs.core.forks import in_child
+from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.errors import ReadOnlyError, told
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.stores.local import LocalStore
@@ -39,10 +40,11 @@ class Stores:
         """Return the stores for a ``url`` of the user's own, by an instance or options."""
         protocol = protocol_of(url)
         which = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))
-        known = _known.pop(which, None) or cls(PoolOptions({protocol: given}))
-        _known[which] = known  # as the latest
-        if len(_known) > _KNOWN:
-            _known.pop(next(iter(_known)), None)
+        with _knowing:
+            known = _known.pop(which) if which in _known else cls(PoolOptions({protocol: given}))
+            _known[which] = known  # as the latest
+            if len(_known) > _KNOWN:
+                del _known[next(iter(_known))]
         return known
 
     def open_now(self, url: str) -> tuple[Store, str] | None:
@@ -83,6 +85,7 @@ class Stores:
 
 
 _known: Final[dict[Any, Stores]] = {}
+_knowing: Final = fork_safe(threading.Lock())
 _all: Final[weakref.WeakSet[Stores]] = weakref.WeakSet()
 _orphans: Final[list[object]] = []  # of the parent process, whose sockets are not closed here
 
