@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -192,3 +193,17 @@ def test_what_lists_all_on_s3_lists_flat(
 ) -> None:
     assert ask(image)
     assert len(listings(s3_proxy)) <= 3
+
+
+def test_each_request_to_s3_is_logged(
+    image: RefShardFileSystem, s3_proxy: CountingProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "refshard_fs"):
+        image.find("")
+        image.ls("p")
+        image.cat(["p/a/0/0/0", "p/a/1/2/3"])
+    logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs"]
+    assert sum("list-type=2" in text for text in logged) == len(listings(s3_proxy)) > 0
+    chunks = [request.path.rpartition("/p/")[2] for request in s3_proxy.requests() if "/p/" in request.path]
+    assert len(chunks) == 2
+    assert all(any(f"/p/{chunk} " in text for text in logged) for chunk in chunks)
