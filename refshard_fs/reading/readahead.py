@@ -25,6 +25,7 @@ STEPS = 512  # the last ones, in which is looked for what comes next,
 ALIKE = 32  # and those that are compared: few, since all this is done at each unexpected chunk
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
 LEAST = 16  # a window does not become smaller than this part of the one that it began with
+FACTOR = 3  # times as many bytes as were read may be fetched ahead: a selection may be all that is read
 
 
 class Advice(NamedTuple):
@@ -165,7 +166,7 @@ class ReadAhead:
 
     def _fetch(self, chunk: int, most: int) -> list[int]:
         """Return the chunks that are expected, as far as the window reaches and they are not fetched yet."""
-        window = min(self._window, most)
+        window = min(self._window, most, FACTOR * self._bytes)
         room = min(window // chunk - len(self._coming), most // chunk - len(self._unread))
         if room <= 0 or room * chunk < min(window // 2, MIB):  # too little to be worth a request
             return []

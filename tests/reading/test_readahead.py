@@ -126,6 +126,12 @@ def test_chunks_that_come_nearly_in_order_are_followed() -> None:
     assert got.overread <= 1.1
 
 
+@pytest.mark.parametrize("size", [8, 16])
+def test_a_selection_alone_is_followed_by_three_times_as_much(size: int) -> None:
+    policy = ReadAhead(10_000)  # a plane of an image, say, of which no other one may be read
+    assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
+
+
 def test_the_window_halves_when_chunks_were_fetched_in_vain() -> None:
     policy = ReadAhead(10_000)
     sizes = []
