@@ -194,12 +194,12 @@ class _TypedStore(ZarrStore):
         variable: xr.Variable = super().open_store_variable(name, *arguments)
         fs = self._filesystem
         if fs is not None and run_by_zarr() is not None:
-            array = DirectArray(self.zarr_group[name], fs)
+            array = DirectArray(self._array(name), fs)
             variable = xr.Variable(variable.dims, LazilyIndexedArray(array), variable.attrs, variable.encoding)
         guard = _guard.get()
         if guard is not None:
             is_index = variable.dims == (name,)
-            guard.add(join(self.zarr_group.path, name), document_of(self.zarr_group[name]), is_loaded=is_index)
+            guard.add(join(self.zarr_group.path, name), document_of(self._array(name)), is_loaded=is_index)
         if "_Unsigned" in variable.attrs:  # for which xarray takes the bytes of the fill value for those of the machine
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)
@@ -209,6 +209,10 @@ class _TypedStore(ZarrStore):
                 for name in ("compressors", "filters"):
                     variable.encoding.pop(name, None)
         return variable
+
+    def _array(self, name: Any) -> Any:
+        """Return an array of the group: the one that xarray keeps, if it does, whose metadata were read."""
+        return self.members[name] if getattr(self, "_cache_members", False) else self.zarr_group[name]
 
     def get_attrs(self) -> dict[str, Any]:
         attributes: dict[str, Any] = super().get_attrs()

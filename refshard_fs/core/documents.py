@@ -327,18 +327,24 @@ class ArrayView(View, Generic[K]):
         return (yield from self.chunk(key, path, coords)) if is_inside else None
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        return self._look_all_up(keys, reads=False)
+
+    def reads(self, keys: Sequence[str]) -> list[LookUp]:
+        return self._look_all_up(keys, reads=True)
+
+    def _look_all_up(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
         doubtful = self._doubtful(keys)
         if not doubtful:
-            return self.certain_lookups(keys)
+            return self.certain_lookups(keys, reads=reads)
         places = {number for numbers in doubtful.values() for number in numbers}
         rest = [number for number in range(len(keys)) if number not in places]
         found = [
             LookUp(numbers, self._confirmed(path, [keys[n] for n in numbers])) for path, numbers in doubtful.items()
         ]
-        certain = self.certain_lookups([keys[number] for number in rest])
+        certain = self.certain_lookups([keys[number] for number in rest], reads=reads)
         return found + [LookUp([rest[number] for number in numbers], steps) for numbers, steps in certain]
 
-    def certain_lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
         """Return look-ups that find all of ``keys``, none of which is of an array that has to be confirmed."""
         paths = [None if self._documents.is_document(key) else self._documents.known(key) for key in keys]
         are_base = [path is not None and self.remapped(path) is None for path in paths]

@@ -129,6 +129,10 @@ class KeySpace(ABC):
         """
         return [self.single_lookup(place, key) for place, key in enumerate(keys)]
 
+    def reads(self, keys: Sequence[str]) -> list[LookUp]:
+        """Return the same look-ups for keys that are read at once: some may find bytes, where others find ranges."""
+        return self.lookups(keys)
+
     def likely(self, keys: Sequence[str]) -> dict[int, Span]:
         """Return where some of ``keys`` probably lie, by their places, if looking them up takes a read to be sure."""
         return {}

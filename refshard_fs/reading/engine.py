@@ -194,7 +194,9 @@ class Engine(Lookups):
         some = [keys[place] for place in unknown]
         begun = {unknown[place]: reader for place, reader in self._begin(keyspace, some).items()}
         try:
-            for place, entry in zip(unknown, await self.find_all(keyspace, some) if some else (), strict=True):
+            for place, entry in zip(
+                unknown, await self.find_all(keyspace, some, reads=True) if some else (), strict=True
+            ):
                 entries[place] = entry
                 if isinstance(entry, Exception):
                     raise blame(keys[place], entry)
@@ -273,7 +275,7 @@ class Engine(Lookups):
             if all(read.request.is_whole and not read.future.done() for read in reads):
                 begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
             async with self.ahead.full_shards(keyspace, keys):
-                self._serve(zip(reads, await self.find_all(keyspace, keys), strict=True), begun)
+                self._serve(zip(reads, await self.find_all(keyspace, keys, reads=True), strict=True), begun)
         except Exception as e:  # a bug must not leave readers waiting
             _fail(reads, e)
             raise

@@ -103,9 +103,14 @@ class Lookups:
             answers = dict(zip(needs, await self._meet(list(needs.values())), strict=True)) if needs else {}
         return results
 
-    async def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Entry | Exception | None]:
-        """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets."""
-        many = keyspace.lookups(keys)
+    async def find_all(
+        self, keyspace: KeySpace, keys: Sequence[str], *, reads: bool = False
+    ) -> list[Entry | Exception | None]:
+        """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets.
+
+        With ``reads``, they are read at once.
+        """
+        many = keyspace.reads(keys) if reads else keyspace.lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)
         for look_up, found in zip(many, await self.run_all([look_up.steps for look_up in many]), strict=True):
             for i, place in enumerate(look_up.places):

@@ -23,6 +23,7 @@ from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
 from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.index import Level, Table, TableIndex
 from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unsharded
 
@@ -105,6 +106,7 @@ class ShardView(ArrayView[ArrayInfo]):
         self.reports = reports
         self.options = options
         self._documents = Documents(base, Unshard(options, whole), report)
+        self._begun: set[str] = set()  # paths of sharded arrays of which something was found
         self.grids = self._documents.grids
 
     @property
@@ -146,10 +148,10 @@ class ShardView(ArrayView[ArrayInfo]):
     def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
         layout = self._layout(path)
         shard, lengths, place = layout.split(coords)
-        (entry,) = yield from self._chunks([key], path, shard, lengths, [layout.slots(place, lengths)])
+        (entry,) = yield from self._chunks([key], path, shard, lengths, [layout.slots(place, lengths)], reads=False)
         return entry
 
-    def certain_lookups(self, keys: Sequence[str]) -> list[LookUp]:
+    def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
         """Return look-ups that find all of ``keys``, one for all keys that are found by the same indexes."""
         found: list[LookUp] = []
         of_base: list[int] = []
@@ -175,7 +177,7 @@ class ShardView(ArrayView[ArrayInfo]):
         for (path, shard, lengths, _), wanted in shards.items():
             numbers, all_slots = zip(*wanted, strict=True)
             some = [keys[number] for number in numbers]
-            found.append(LookUp(numbers, self._chunks(some, path, shard, lengths, all_slots)))
+            found.append(LookUp(numbers, self._chunks(some, path, shard, lengths, all_slots, reads=reads)))
         return found + lookups_of(self.base, keys, of_base)
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
@@ -208,34 +210,41 @@ class ShardView(ArrayView[ArrayInfo]):
         return (yield from self.base.is_empty(key))
 
     def _chunks(
-        self, keys: Sequence[str], path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
+        self, keys: Sequence[str], path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords], *, reads: bool
     ) -> Steps[Sequence[Entry | None]]:
         """Return the same as `_in_shard`, for chunks called ``keys``.
 
-        Of an array that consolidated metadata alone tell of, its own document comes in the same round as the index, or
-        as the whole of a small shard of which most is wanted.
+        Of an array that consolidated metadata alone tell of, its own document comes in the same round as the index.
+        With ``reads``, what is read of an array first, if it is most of a small shard, comes as bytes, in one request.
         """
-        if not (self.confirms and self._documents.is_hearsay(path)):
+        is_told = self.confirms and self._documents.is_hearsay(path)
+        if not is_told and (path in self._begun or not reads):
             return (yield from self._in_shard(path, shard, lengths, wanted))
         layout = self._layout(path)
         name, levels = layout.key(path, shard), layout.levels(lengths)
-        meta = array_meta(self._documents.arrays[path].stored or {}, path)
-        is_small = meta is not None and meta.chunks is not None and math.prod(meta.chunks) <= _SMALL
         entry = yield from self.base.lookup(name)
         try:
             if not isinstance(entry, Span) or entry != Span(entry.url, optional=True):
                 yield from self._documents.confirm(path)
-            elif is_small and len(wanted) >= _FULL * math.prod(lengths):
+            elif reads and len(wanted) >= _FULL * math.prod(lengths) and self._is_small(path, entry.url):
                 _, whole = yield from together([self._documents.confirm(path), _answer(Head(entry.url, _WHOLE))])
                 now = self._layout(path)
                 is_same = now.grid.shards == layout.grid.shards and now.levels(lengths) == levels
                 if is_same and whole is not None and whole[0].size == len(whole[1]):
+                    self._begun.add(path)
                     return (yield from self._in_level(Inline(whole[1]), levels, 0, wanted, name, path))
-            else:
+            elif is_told:
                 yield from together([self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))])
         except (OSError, RefShardError):  # of the shard, perhaps: the array may have others
             pass
+        self._begun.add(path)
         return (yield from self._confirmed(path, keys))
+
+    def _is_small(self, path: str, url: str) -> bool:
+        """Whether a shard of the array ``path`` at ``url`` costs no more to read whole than in parts."""
+        meta = array_meta(self._documents.arrays[path].stored or {}, path)
+        is_near = protocol_of(url) in (None, *LOCAL)
+        return not is_near and meta is not None and meta.chunks is not None and math.prod(meta.chunks) <= _SMALL
 
     def _in_shard(
         self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]

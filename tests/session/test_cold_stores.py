@@ -222,3 +222,14 @@ def test_attributes_that_name_what_is_not_there_list_nothing(tmp_path: Path, ser
     with pytest.raises(NotListable, match="no consolidated metadata"):
         fs.ls("")
     assert all("/i.zarr/" in request.path for request in server.requests())
+
+
+def test_a_small_shard_that_was_read_is_still_a_range(tmp_path: Path, server: RangeServer) -> None:
+    write(tmp_path / "s.zarr", "shards")
+    fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
+    keys = [f"v/c/{step}/0/0" for step in range(4)]
+    fs.cat_file("zarr.json")  # its consolidated metadata are all that is known of the array
+    first = fs.cat(keys)
+    assert len([request for request in server.requests() if request.path.endswith("v/c/0/0/0")]) == 1
+    assert [planned.url for planned in fs.plan(keys)] == [f"{server.url}/s.zarr/v/c/0/0/0"]
+    assert fs.cat(keys) == first
