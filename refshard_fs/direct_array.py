@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any, Final, NamedTuple
 
@@ -24,10 +25,10 @@ from refshard_fs.formats.virtual_concat.recoding import ChunkDecoder
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.engine import Unmade
 from refshard_fs.reading.plan import MIB
-from refshard_fs.reading.selection import GUARD
+from refshard_fs.reading.selection import GUARD, WORKERS
 
-LARGE: Final = 16 * MIB  # bytes of chunks, decoded, above which zarr's pipeline reads a selection, in threads,
-LARGE_ALONE: Final = 2 * MIB  # or, in the main thread, beside which nobody else may be decoding
+LARGE: Final = 16 * MIB  # bytes of chunks, decoded, above which zarr's pipeline reads a selection
+ALONE: Final = 2 * MIB  # bytes above which threads decode for the main thread, beside which nobody else may be
 
 
 class _Piece(NamedTuple):
@@ -79,26 +80,40 @@ class DirectArray(ZarrArrayWrapper):
     def _values(self, meta: ArrayMeta, pieces: Sequence[Sequence[_Piece]]) -> npt.NDArray[Any] | None:
         """Return the values of a selection; None where its chunks cannot be read or decoded here."""
         assert meta.grid is not None
-        most = LARGE_ALONE if threading.current_thread() is threading.main_thread() else LARGE
+        session = self._fs._session
         size = math.prod(map(len, pieces)) * math.prod(meta.chunks or ()) * self.dtype.itemsize
-        if size > min(most, self._fs._session.memory // 8):
+        if size > min(LARGE, session.memory // 8):
             return None
         chunks = list(product(*pieces))
         encode, path = meta.grid.encoding.encode, self._array.path
         keys = [join(path, encode([piece.chunk for piece in chunk])) for chunk in chunks]
-        read = self._fs._session.read_chunks(keys, run_by_zarr())
+        kept = session.decoded
+        known = {key: values for key in keys if (values := kept.get(key)) is not None}
+        unread = [key for key in keys if key not in known] if known else keys
+        read = dict(zip(unread, session.read_chunks(unread, run_by_zarr()) if unread else (), strict=True))
         shape = tuple(last.target.stop for along in pieces if (last := along[-1]).target is not None)
         out: npt.NDArray[Any] = np.empty(shape, self.dtype)
-        for chunk, data in zip(chunks, read, strict=True):
-            target = tuple(piece.target for piece in chunk if piece.target is not None)
-            values = self._decoded(meta, data)
+
+        def fill(key: str, chunk: Sequence[_Piece]) -> npt.NDArray[Any] | None:
+            values = known.get(key)
+            if values is None:
+                values = self._decoded(meta, read[key])
             if values is None:
                 return None
             part = values[tuple(piece.within for piece in chunk)] if values.ndim else values
-            if len(chunks) == 1 and part.shape == shape and part.size == values.size and values.flags.writeable:
+            if part.size < values.size and key in read:
+                kept.put(key, values, values.nbytes)
+            elif len(chunks) == 1 and part.shape == shape and values.flags.writeable:
                 return part
-            out[target] = part
-        return out
+            out[tuple(piece.target for piece in chunk if piece.target is not None)] = part
+            return out
+
+        if size > ALONE and len(unread) > 1 and threading.current_thread() is threading.main_thread():
+            with ThreadPoolExecutor(WORKERS) as pool:
+                filled = list(pool.map(fill, keys, chunks))
+        else:
+            filled = list(map(fill, keys, chunks))
+        return None if any(each is None for each in filled) else filled[0]
 
     def _decoded(self, meta: ArrayMeta, data: bytes | Unmade | None) -> npt.NDArray[Any] | None:
         """Return the values of a chunk, or the fill value of one that does not exist; None where zarr is to read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.core.model import Inline
+from refshard_fs.direct_array import DirectArray
 from refshard_fs.xarray_backend import RefShardBackend
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
 
 pytestmark = pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 3 alone")
 
+GROUP = '{"zarr_format": 2}'
 NAMED = {"a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x", "y"]}'}
 LAYOUTS: list[dict[str, Any]] = [
     {"zarr_format": 2, "dtype": ">i4", "order": "F", "filters": None, "compressors": Zlib(1)},
@@ -161,3 +165,46 @@ def test_announced_chunks_are_read_without_a_request(http_server: RangeServer) -
     assert len(chunked.ranges) == before
     fs.cat_file("a/0.0")  # each announcement is used up
     assert len(chunked.ranges) == before + 1
+
+
+def steps(server: RangeServer) -> tuple[dict[str, Any], bytes]:
+    """Return references of an array of 20 steps, four of which are in a chunk, and its bytes."""
+    values = bytes(range(200)) * 10
+    url = server.put("/steps.bin", values)
+    meta = {"zarr_format": 2, "shape": [20, 100], "chunks": [4, 100], "dtype": "|u1", "order": "C", "fill_value": 0}
+    chunks = {f"a/{number}.0": [url, number * 400, 400] for number in range(5)}
+    return {".zgroup": GROUP, "a/.zarray": json.dumps({**meta, "filters": None, "compressor": None}), **NAMED, **chunks}, values
+
+
+def filesystem_of(ds: xr.Dataset) -> RefShardFileSystem:
+    array: Any = ds["a"].variable._data
+    while not isinstance(array, DirectArray):
+        array = array.array
+    return array._fs
+
+
+def test_a_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> None:
+    refs, values = steps(http_server)
+    ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+    for step in range(20):
+        assert ds["a"][step].values.tobytes() == values[step * 100 : step * 100 + 100]
+    assert http_server.bytes_sent == len(values)
+
+
+def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -> None:
+    refs, values = steps(http_server)
+    ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+    assert ds["a"][1].values.tobytes() == values[100:200]
+    fs = filesystem_of(ds)
+    fs._session.edited().put("a/0.0", Inline(bytes(400)))
+    assert ds["a"][1].values.tobytes() == bytes(100)
+
+
+def test_a_remembered_chunk_is_forgotten_when_the_source_is(http_server: RangeServer) -> None:
+    refs, values = steps(http_server)
+    ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+    ds["a"][1].load()
+    http_server.put("/steps.bin", bytes(len(values)))
+    filesystem_of(ds).invalidate_cache()
+    ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+    assert ds["a"][1].values.tobytes() == bytes(100)

@@ -58,6 +58,7 @@ T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 Chunks = Sequence[bytes | Unmade | None]  # that were read
 
+DECODED = 32 * MIB  # bytes of decoded chunks that a source remembers
 INDEXES = Cache(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
 
 
@@ -77,6 +78,8 @@ class Engines:
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
         self._blocks = Cache(options.block_cache) if options.block_cache else None
+        # Decoded chunks of which a part was read: a loop over steps comes back to them.
+        self.decoded = Cache(min(DECODED, options.budget.memory // 8) if options.overlay is None else 0)
         self._on_disk = _chunk_cache(options.cache_dir, options.cache_bytes)
         keep, longest = _keep(options.index_cache), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, keep)
@@ -177,6 +180,7 @@ class Engines:
         """Forget the engines and what they hold; ``_lock`` is held."""
         if self._blocks is not None:
             self._blocks.clear()
+        self.decoded.clear()
         self._engines.clear()
         self._budget = SharedBudget(self.options.budget)  # reads that go on with a forgotten engine do not count
         self._immediate = None
@@ -420,6 +424,7 @@ class Session(Engines):
                 overlay = overlay_of(None, str(self.options.source), is_durable=False)
                 overlay.mirror = self.mapper
                 self.options = msgspec.structs.replace(self.options, overlay=overlay)
+                self.decoded = Cache(0)  # what was written is looked up again
                 overlay.join(self)
                 if self._keyspace is not None:
                     overlay.share(Base(self._keyspace, (), None), overlay.openings, self._take)
