@@ -173,7 +173,12 @@ def steps(server: RangeServer) -> tuple[dict[str, Any], bytes]:
     url = server.put("/steps.bin", values)
     meta = {"zarr_format": 2, "shape": [20, 100], "chunks": [4, 100], "dtype": "|u1", "order": "C", "fill_value": 0}
     chunks = {f"a/{number}.0": [url, number * 400, 400] for number in range(5)}
-    return {".zgroup": GROUP, "a/.zarray": json.dumps({**meta, "filters": None, "compressor": None}), **NAMED, **chunks}, values
+    return {
+        ".zgroup": GROUP,
+        "a/.zarray": json.dumps({**meta, "filters": None, "compressor": None}),
+        **NAMED,
+        **chunks,
+    }, values
 
 
 def filesystem_of(ds: xr.Dataset) -> RefShardFileSystem:

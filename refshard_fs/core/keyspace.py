@@ -155,6 +155,13 @@ class KeySpace(ABC):
         yield from ()
         return []
 
+    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+        """Yield a key of each part that is not opened yet, those nearest to the part of ``key`` first.
+
+        A look-up of such a key opens its part. Sources that consist of others have parts.
+        """
+        return iter(())
+
     def some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs of some targets, as they are written; a set that is read lazily has to look for them."""
         yield from ()
@@ -239,6 +246,9 @@ class View(KeySpace):
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
         return (yield from self.base.directories(prefix))
+
+    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+        return self.base.keys_of_other_parts(key)
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
         return (yield from self.base.some_urls())

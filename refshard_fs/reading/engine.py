@@ -204,6 +204,8 @@ class Engine(Lookups):
             _give_up(begun.values())
             raise
         known = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
+        if some:
+            self.ahead.open_parts(keyspace, some, [entries[place] for place in unknown])
         announced = sum(self.ahead.was_announced(key) for key in keys)
         if not announced:
             self.ahead.note_selection(keyspace, keys, [span for entry in known for span in entry.spans])
@@ -275,7 +277,9 @@ class Engine(Lookups):
             if all(read.request.is_whole and not read.future.done() for read in reads):
                 begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
             async with self.ahead.full_shards(keyspace, keys):
-                self._serve(zip(reads, await self.find_all(keyspace, keys, reads=True), strict=True), begun)
+                found = await self.find_all(keyspace, keys, reads=True)
+                self.ahead.open_parts(keyspace, keys, found)
+                self._serve(zip(reads, found, strict=True), begun)
         except Exception as e:  # a bug must not leave readers waiting
             _fail(reads, e)
             raise

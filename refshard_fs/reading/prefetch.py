@@ -10,11 +10,12 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Span
+from refshard_fs.core.model import Entry, Packed, Span
 from refshard_fs.reading.boxes import Boxes
 from refshard_fs.reading.dispatch import Block
 from refshard_fs.reading.lookups import Lookups
@@ -24,6 +25,7 @@ from refshard_fs.reading.readahead import ReadAhead
 ARRAYS = 256  # followed at once
 WAVE = 4096  # keys that are looked up together
 BOX = 256  # chunks of a selection, at most, that is followed: more tell little of what is read next
+MOST_PARTS = 5  # of two to the power of so many parts, at most, are opened ahead
 MANY = 16  # keys from which on they may be nearly all of a shard
 UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which memory is given back
 # Bytes a second that a machine's link carries: what is fetched ahead at first fills a round trip of it,
@@ -71,6 +73,7 @@ class Ahead:
         self._expected: Counter[str] = Counter()  # keys that the reader said would be read, and how often
         self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
         self._announced = 0  # so many times
+        self._lookups_done: Counter[int] = Counter()  # that needed reads, by key space
         self._watch: asyncio.TimerHandle | None = None
 
     async def _find(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Sequence[Span]]:
@@ -101,6 +104,22 @@ class Ahead:
             self._fetcher.release(begun)
 
     # ------------------------------------------------------------------ guesses
+
+    def open_parts(self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Entry | Exception | None]) -> None:
+        """Open parts of ``keyspace`` that may be read next: looking ``keys`` up opened theirs, and was not free.
+
+        The first look-ups open one part, the second ones two more, the third ones four, and so on: what reads at random
+        reads most parts soon, and waits for few.
+        """
+        spans = (span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans)
+        if all(map(self._near, spans)):
+            return
+        token = id(keyspace)
+        self._lookups_done[token] += 1
+        count = 1 << min(self._lookups_done[token] - 1, MOST_PARTS)
+        others = list(islice(keyspace.keys_of_other_parts(keys[0]), count)) if count > 1 and self._most else []
+        if others:
+            self._lookups.start(self._find(keyspace, others))
 
     def note_selection(self, keyspace: KeySpace, keys: Sequence[str], spans: Sequence[Span]) -> None:
         """Take note of a selection of several chunks, such as a task of dask reads."""

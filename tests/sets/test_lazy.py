@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,29 @@ def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> No
     http_server.log.clear()
     assert fs.cat(["air/13.0", "air/7.0", "air/7.1"])["air/7.1"] == b"071".ljust(24, b"-")
     assert {r.path for r in http_server.log.requests()} == {"/parts/7.json"}
+
+
+def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer) -> None:
+    """The first read opens its own part alone; each that has to wait opens twice as many as the one before."""
+    data = http_server.put("data.bin", b"x" * 24)
+    urls = []
+    for i in range(20):
+        part = day(2 * i, 2) | {f"air/0.{j}": [data, 0, 24] for j in range(2)}
+        part = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
+        part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes().decode()
+        urls.append(http_server.put(f"parts/{i}.json", json.dumps(part).encode()))
+    fs = opened(http_server.put("parts/all.json", refshard_fs.concat(urls, "time", lazy=True).document.dumps(str)))
+    http_server.log.clear()
+
+    def parts() -> int:
+        return len({r.path for r in http_server.log.requests() if r.path.startswith("/parts/") and "all" not in r.path})
+
+    fs.cat_file("air/13.1")
+    assert parts() == 2  # with the first
+    for number in (3, 16, 8, 18):
+        fs.cat_file(f"air/{number}.0")
+    time.sleep(0.1)
+    assert parts() >= 12
 
 
 def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -286,6 +286,22 @@ class ConcatKeySpace(KeySpace):
         for (path, part), (numbers, chunks) in by_part.items():
             found.append(LookUp(numbers, self._entries(part, path, self._documents.arrays[path], chunks)))
         return found
+
+    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+        at = place(self.grids, key)
+        array = None if at is None else self._documents.arrays.get(at.array)
+        if at is None or array is None or not array.starts or array.grid is None or array.recut is not None:
+            return
+        coords = array.grid.coords(at.number)
+        here = array.locate(coords)[0]
+        count = len(array.starts) - 1
+        both = (number for step in range(1, count) for number in (here + step, here - step) if 0 <= number < count)
+        with self._lock:
+            opened = {self._first, *self._parts}
+        for number in islice(both, self._keep // 2):
+            if number not in opened:
+                begin = [*coords[: array.axis], array.starts[number], *coords[array.axis + 1 :]]
+                yield join(at.array, array.grid.encoding.encode(begin))
 
     def _entries(
         self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]
