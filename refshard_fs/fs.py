@@ -58,6 +58,7 @@ from refshard_fs.writing.writer import Writer
 if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet
     from refshard_fs.references.stream import Respell
+    from refshard_fs.session.collect import Unread
     from refshard_fs.tools.picture import Picture
 
 
@@ -1033,16 +1034,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Write the references as a JSON set to ``url``."""
         self.save(url, "json", **storage_options)
 
-    def _collect(self, unread: Iterable[str] | None = None) -> ReferenceSet:
+    def _collect(self, unread: Unread | None = None) -> ReferenceSet:
         """Return the references in columns, URLs absolute and shards whole, for `refshard_fs.concat` and others.
 
-        With dimensions ``unread``, chunks along these that would have to be made are not read: see `gather`.
+        Chunks of arrays that are ``unread`` and would have to be made are not read: see `gather`.
         """
         from refshard_fs.session.collect import collect  # as in `save`
 
-        return collect(
-            self._stored(), self._session.run, self._respelling(), None if unread is None else frozenset(unread)
-        )
+        return collect(self._stored(), self._session.run, self._respelling(), unread)
 
     def _pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now, for `refshard_fs.snapshot`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,6 +61,13 @@ DIRECTORIES = 64  # and directories that are gone through
 ROWS = 1 << 17  # references of a parquet set that are read at a time
 
 
+class Unread(NamedTuple):
+    """Which arrays a joiner does not read: those along all ``dims``, and those in ``same``, the first set's."""
+
+    dims: frozenset[str]
+    same: frozenset[str] = frozenset()
+
+
 class _Array:
     """The references to chunks of one array, found so far."""
 
@@ -80,14 +87,13 @@ class _Array:
         return ChunkTable.from_parts(self.grid, [*self._parts, Part.from_rows(self._rows)])
 
 
-def gather(
-    keyspace: KeySpace, prefix: str = "", unread: Collection[str] | None = None
-) -> Steps[tuple[ReferenceSet, Extras]]:
+def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -> Steps[tuple[ReferenceSet, Extras]]:
     """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
 
     Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
-    more than `INLINED`. With the names of dimensions ``unread``, chunks of arrays along these, and of large ones, are
-    references to what they are made from: for those who ask which chunks there are, and read none.
+    more than `INLINED`. With ``unread``, chunks of arrays that are joined, that are taken from the first set, or that
+    are large are references to what they are made from: a document that joins sets needs to know which chunks there
+    are, and reads those alone that it compares.
     """
     walk = yield from walked(keyspace, prefix)
     if unread is not None:
@@ -229,17 +235,23 @@ class Walk:
         for _, group in itertools.groupby(zip(self.made, ends, strict=True), lambda pair: pair[1] // COPIED):
             yield [made for made, _ in group]
 
-    def leave(self, dims: Collection[str]) -> None:
-        """Keep what the chunks of arrays along ``dims``, and of large arrays, are made from in place of the chunks."""
+    def leave(self, unread: Unread) -> None:
+        """Keep what chunks are made from in place of the chunks, but for those that a joiner compares."""
         sizes: dict[int, int] = {}
         for made in self.made:
             sizes[id(made.array)] = sizes.get(id(made.array), 0) + made.size
+        stated = {path: _attributes(self.side, path) for path in self.arrays}
+        known = unread.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
+        named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
         left: dict[int, bool] = {}
         for path, array in self.arrays.items():
-            if id(array) in sizes:
-                names = _dimensions(self.side, path)
-                is_coordinate = names == [parent(path)[1]]
-                left[id(array)] = not is_coordinate and (sizes[id(array)] > LARGE or not set(dims).isdisjoint(names))
+            dims = stated[path].dims
+            if dims == [parent(path)[1]]:  # a coordinate
+                continue
+            is_data = len(dims) > 0 and path not in named
+            is_joined = known.issubset(dims) if known else is_data  # where a set has none of them, data get them
+            is_large = sizes.get(id(array), 0) > LARGE
+            left[id(array)] = is_joined or is_large or (is_data and path in unread.same)
         every, self.made = self.made, []
         for made in every:
             spans = made.entry.spans
@@ -277,15 +289,26 @@ class Walk:
         raise ManifestError(f"{key!r} is counted from the end of its target: no reference can stand for it")
 
 
-def _dimensions(side: Mapping[str, Value], path: str) -> list[Any]:
-    """Return the names of an array's dimensions, as far as its documents have them."""
+class _Attributes(NamedTuple):
+    """The names of an array's dimensions, and of its auxiliary coordinates, as far as its documents have them."""
+
+    dims: Sequence[str | None] = ()
+    coordinates: Sequence[str] = ()
+
+
+def _attributes(side: Mapping[str, Value], path: str) -> _Attributes:
     for name in ("zarr.json", ".zattrs"):
         data = side.get(join(path, name))
         if isinstance(data, bytes):
             doc = zarrmeta.object_in(data, join(path, name))
-            names = doc.get("dimension_names" if name == "zarr.json" else "_ARRAY_DIMENSIONS")
-            return names if isinstance(names, list) else []
-    return []
+            attributes = doc.get("attributes") if name == "zarr.json" else doc
+            dims = doc.get("dimension_names" if name == "zarr.json" else "_ARRAY_DIMENSIONS")
+            names = attributes.get("coordinates") if isinstance(attributes, dict) else None
+            return _Attributes(
+                [dim if isinstance(dim, str) else None for dim in dims] if isinstance(dims, list) else (),
+                names.split() if isinstance(names, str) else (),
+            )
+    return _Attributes()
 
 
 def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
@@ -311,7 +334,7 @@ def _is_made(entry: Entry) -> bool:
     return isinstance(entry, Packed) and not (is_checked and entry.start is None and entry.stop is None)
 
 
-def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Collection[str] | None = None) -> ReferenceSet:
+def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Unread | None = None) -> ReferenceSet:
     """Return all references of ``keyspace``, their URLs respelled; ``run`` runs the look-ups.
 
     ``unread`` is as `gather` takes it. Raises ManifestError where a reference set cannot hold what there is.
@@ -327,7 +350,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Collection[s
     return respelled(found, respell)
 
 
-def collected(keyspace: KeySpace, unread: Collection[str] | None = None) -> Steps[ReferenceSet]:
+def collected(keyspace: KeySpace, unread: Unread | None = None) -> Steps[ReferenceSet]:
     """Return all references of ``keyspace``, which is no parquet set, as `collect` does but for their URLs."""
     flat = references_in(keyspace)
     if isinstance(flat, FlatKeySpace):

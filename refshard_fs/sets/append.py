@@ -26,6 +26,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
+from refshard_fs.session.collect import Unread
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.options import for_sources
 from refshard_fs.session.overlay import Base
@@ -296,7 +297,7 @@ def _append_line(
     urls = [joined.resolve(lead.url), url]
     first, new = [
         stacked_along(part, dim, document.stacked)
-        for part in read_sets(urls, options, _ignore, unread=frozenset([dim]))
+        for part in read_sets(urls, options, _ignore, unread=Unread(frozenset([dim]), rules.same))
     ]
     shown = with_metadata(first, document.metadata)
     if first.length(dim) != lead.length:

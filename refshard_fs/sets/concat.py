@@ -25,6 +25,7 @@ from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, re
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
 from refshard_fs.security.policy import directory_of, protocol_of
+from refshard_fs.session.collect import Unread
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.options import for_sources
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
@@ -387,6 +388,7 @@ def concat(
     """
     options = for_sources(options, _urls_in(sets), RefShardFileSystem.__init__, concat)
     order = tuple(dims) if dims is not None else (dim,)
+    same = frozenset(same)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
     file_grid = _grid_of(sets, order, join, on_error, options)
@@ -422,7 +424,7 @@ def concat(
             failed if on_error == "skip" else None,
             executor,
             resume,
-            frozenset(filter(None, order)) if lazy else None,
+            Unread(frozenset(filter(None, order)), same) if lazy else None,
         )
     opened = [number for number in range(len(sources)) if number not in failed]
     sources, places = tuple(sources[n] for n in opened), tuple(places[n] for n in opened)
@@ -458,7 +460,7 @@ def concat(
             sources = tuple(sources[number] for number, _, _ in kept)
             places, file_grid = tuple((place,) for place in range(len(kept))), None
     rules = Rules(
-        frozenset(same),
+        same,
         chunks or {},
         subchunks or {},
         regular={} if freq is None else {_regular_dimension(order, file_grid, read): freq},

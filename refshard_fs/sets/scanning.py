@@ -34,7 +34,7 @@ from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
-from refshard_fs.session.collect import collected, respelled
+from refshard_fs.session.collect import Unread, collected, respelled
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import beneath, open_source
 from refshard_fs.session.session import Engines
@@ -75,8 +75,6 @@ class Unchanged:
 # Called with number and result of each source; None is a source that has to be opened by itself.
 Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
 Known = Mapping[str, Facts]  # by URL, the versions of sources that were scanned before
-# Dimensions along which chunks that have to be made are not read, for a document: its parts are opened again.
-Unread = frozenset[str] | None
 
 
 def can_scan(options: Mapping[str, Any]) -> bool:
@@ -94,7 +92,9 @@ def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str
     return passed
 
 
-def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known, unread: Unread = None) -> None:
+def scan(
+    urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known, unread: Unread | None = None
+) -> None:
     """Call ``found`` with number and content of each source at ``urls``, in any order, or with its error.
 
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
@@ -111,7 +111,7 @@ def scan(urls: Sequence[str], options: Mapping[str, Any], found: Found, known: K
 class _Scanner(Engines):
     """Opens many sources. What each may point to is judged by its own origin."""
 
-    def __init__(self, options: SessionOptions, known: Known, unread: Unread) -> None:
+    def __init__(self, options: SessionOptions, known: Known, unread: Unread | None) -> None:
         super().__init__(options, Cache(REMEMBERED))
         self._unread = unread
         self._known = known
@@ -210,7 +210,7 @@ def spread(
     options: Mapping[str, Any],
     found: Found,
     known: Known,
-    unread: Unread = None,
+    unread: Unread | None = None,
 ) -> None:
     """Scan with the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
     futures: dict[Future[list[Any]], Sequence[int]] = {}
@@ -227,7 +227,9 @@ def spread(
             future.cancel()
 
 
-def scan_piece(urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: Unread = None) -> list[Any]:
+def scan_piece(
+    urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: Unread | None = None
+) -> list[Any]:
     """Return the result for each of ``urls``."""
     results: list[Any] = [None] * len(urls)
     scan(urls, options, results.__setitem__, known, unread)

@@ -19,6 +19,7 @@ from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.policy import LOCAL, protocol_of
+from refshard_fs.session.collect import Unread
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.sets.alike import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, opened
@@ -27,7 +28,6 @@ from refshard_fs.sets.scanning import (
     Scanned,
     ScansFile,
     Unchanged,
-    Unread,
     can_scan,
     coordinates_to_read,
     reading_options,
@@ -55,7 +55,7 @@ def read_sets(
     failed: dict[int, Exception] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
-    unread: Unread = None,
+    unread: Unread | None = None,
 ) -> list[NamedSet]:
     """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
 
@@ -134,10 +134,10 @@ def _scan(
     take: Callable[[int, Scanned | Exception | None], None],
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
-    unread: Unread,
+    unread: Unread | None,
 ) -> None:
     """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
-    kind = "" if unread is None else f" without {sorted(unread)}"  # what such a scan lacks others need
+    kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # what such a scan lacks others need
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
     kept = None if resume is None else ScansFile(os.fspath(resume))

@@ -13,7 +13,10 @@ import xarray as xr
 
 import refshard_fs
 from refshard_fs.core.format import HEAD
+from refshard_fs.errors import ManifestError
 from tests.servers.http import RangeServer
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
 
 FILES = 3
 RNG = np.random.default_rng(3)
@@ -33,6 +36,25 @@ def _tiff(number: int, predictor: int, dtype: str) -> bytes:
     values = _values(512, 512, dtype=dtype)
     tifffile.imwrite(file, values, tile=(128, 128), compression="zlib", predictor=predictor, extratags=place)
     return file.getvalue()
+
+
+def _scene(predictor: int, dtype: str, number: int = 0) -> bytes:
+    """Return a COG as GDAL writes it: its index, then its overviews, each of less than 1 MiB, then the image."""
+    rasterio = pytest.importorskip("rasterio")
+    from rasterio.transform import from_origin
+
+    kind = {"driver": "COG", "count": 1, "crs": "EPSG:32633", "blocksize": 128, "compress": "DEFLATE"}
+    place = {"width": 512, "height": 512, "transform": from_origin(5e5 + 5120 * number, 5e6, 10, 10)}
+    with rasterio.MemoryFile() as memory:
+        with memory.open(**kind, **place, dtype=np.dtype(dtype).name, predictor=predictor, overviews="AUTO") as file:
+            file.write(_values(512, 512, dtype=dtype), 1)
+        return bytes(memory.read())
+
+
+def _mask(path: Path, number: int, mask: np.ndarray[Any, Any]) -> bytes:
+    ds = xr.Dataset({"v": (("time", "y", "x"), _values(1, 300, 400)), "mask": (("y", "x"), mask)}, {"time": [number]})
+    ds.to_netcdf(path, engine="h5netcdf", encoding={"mask": {"zlib": True, "chunksizes": (100, 400)}})
+    return path.read_bytes()
 
 
 def _netcdf4(number: int, path: Path) -> bytes:
@@ -103,3 +125,47 @@ def test_concat_reads_metadata_and_coordinates_alone(
     assert http_server.bytes_sent < FILES * (HEAD + (8 << 10)) < sum(map(len, files)) / 2
     with xr.open_dataset(joined, engine="refshard") as ds:
         assert ds.sizes[dim] > 1
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
+@pytest.mark.parametrize(("predictor", "dtype"), [(1, "u2"), (2, "u2"), (3, "f4")])
+def test_overviews_are_joined_unread_by_names(
+    predictor: int, dtype: str, s3_server: SeaweedServer, s3_proxy: CountingProxy, *, lazy: bool
+) -> None:
+    bucket = f"overviews{predictor}{lazy:d}"
+    s3_server.create_bucket(bucket)
+    for number in range(FILES):
+        s3_server.put(f"{bucket}/red_2024010{number + 1}.tif", _scene(predictor, dtype))
+    options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
+    how: dict[str, Any] = {"dims": ["time"], "lazy": lazy, "target_options": options}
+    joined: Any = refshard_fs.concat(f"s3://{bucket}/red_{{time:%Y%m%d}}.tif", **how)
+    if lazy or predictor == 1:  # references alone cannot stand for a tile with a predictor: it is copied
+        assert s3_proxy.bytes_sent < FILES * (HEAD + (8 << 10))
+    read = {"options": {"s3://": options}}
+    with xr.open_dataset(joined, engine="refshard", storage_options=read) as ds:
+        assert {name: ds[name].shape for name in "012"} == {"0": (3, 512, 512), "1": (3, 256, 256), "2": (3, 128, 128)}
+        for number in range(FILES):
+            url = f"s3://{bucket}/red_2024010{number + 1}.tif"
+            with xr.open_dataset(url, engine="refshard", storage_options=read) as one:
+                np.testing.assert_array_equal(ds["1"][number], one["1"])
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
+def test_a_mask_is_read_to_be_compared_unless_same(http_server: RangeServer, tmp_path: Path, *, lazy: bool) -> None:
+    mask = _values(300, 400)
+    files = [_mask(tmp_path / f"{number}.nc", number, mask + (number == 2)) for number in range(FILES)]
+    urls = [http_server.put(f"{number}.nc", data) for number, data in enumerate(files)]
+    http_server.clear()
+    refshard_fs.concat(urls, "time", lazy=lazy, same=["mask"])  # type: ignore[call-overload]
+    assert http_server.bytes_sent < FILES * (HEAD + (8 << 10))
+    refshard_fs.concat(urls[:2], "time", lazy=lazy)  # type: ignore[call-overload]
+    with pytest.raises(ManifestError, match=r"different bytes of 'mask'.*same="):
+        refshard_fs.concat(urls, "time", lazy=lazy)  # type: ignore[call-overload]
+
+
+def test_overviews_are_not_read_if_same(http_server: RangeServer) -> None:
+    urls = [http_server.put(f"{number}.tif", _scene(2, "u2", number)) for number in range(FILES)]
+    http_server.clear()
+    names = [*"12", *(f"{axis}_{level}" for axis in "xy" for level in "12"), "spatial_ref"]
+    assert len(refshard_fs.concat(urls, "x", lazy=True, same=names)) == FILES
+    assert http_server.bytes_sent < FILES * (HEAD + (8 << 10))
