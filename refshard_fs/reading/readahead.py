@@ -25,7 +25,9 @@ STEPS = 512  # the last ones, in which is looked for what comes next,
 ALIKE = 32  # and those that are compared: few, since all this is done at each unexpected chunk
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
 LEAST = 16  # a window does not become smaller than this part of the one that it began with
-FACTOR = 3  # times as many bytes as were read may be fetched ahead: a selection may be all that is read
+# What is fetched ahead and not read, so far or ever, has at most so many bytes, or this part of what was read.
+FREE = MIB
+SHARE = 4
 
 
 class Advice(NamedTuple):
@@ -42,6 +44,7 @@ class ReadAhead:
         self._size = size
         self._window = 0  # bytes
         self._bytes = 0  # that were read
+        self._dropped: set[int] = set()  # chunks that were fetched ahead and not expected any more, nor read since
         self._read: set[int] = set()  # chunks of this pass over the array: threads read in strange orders
         self.forget()
 
@@ -77,6 +80,8 @@ class ReadAhead:
             self._read.add(number)
             self._follow(number, drop)
             self._unread.discard(number)
+            self._dropped.discard(number)  # it may have been kept
+        self._dropped.update(drop)
         self._window = self._window or window
         if drop:
             self._window = max(self._window // 2, window // LEAST)
@@ -166,7 +171,7 @@ class ReadAhead:
 
     def _fetch(self, chunk: int, most: int) -> list[int]:
         """Return the chunks that are expected, as far as the window reaches and they are not fetched yet."""
-        window = min(self._window, most, FACTOR * self._bytes)
+        window = min(self._window, most, max(FREE, self._bytes // SHARE) - len(self._dropped) * chunk)
         room = min(window // chunk - len(self._coming), most // chunk - len(self._unread))
         if room <= 0 or room * chunk < min(window // 2, MIB):  # too little to be worth a request
             return []

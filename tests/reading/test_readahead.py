@@ -62,10 +62,10 @@ PATTERNS = [
     pytest.param(GRID, box(GRID, range(64), range(3, 4)), 1, 1.0, id="column"),
     pytest.param(GRID, box(GRID, range(64), range(3, 5)), 3, 1.1, id="two-columns"),
     pytest.param(GRID, box(GRID, range(64), range(2, 6)), 3, 1.1, id="columns"),
-    pytest.param((16, 32), box((16, 32), range(16), range(16)), 1, 1.12, id="half-rows"),
+    pytest.param((16, 32), box((16, 32), range(16), range(16)), 6, 1.12, id="half-rows"),
     pytest.param((16, 33), box((16, 33), range(16), range(0, 33, 4)), 3, 1.3, id="stride-that-wraps"),
     pytest.param(CUBE, box(CUBE, range(8), range(8), range(4)), 3, 1.1, id="slab-3d"),
-    pytest.param(CUBE, box(CUBE, range(8), range(2, 6), range(2, 6)), 3, 1.25, id="box-3d"),
+    pytest.param(CUBE, box(CUBE, range(8), range(2, 6), range(2, 6)), 6, 1.25, id="box-3d"),
     pytest.param((512,), [i for s in range(496, -1, -16) for i in range(s, s + 16)], 3, 1.1, id="slabs-backwards"),
     pytest.param(GRID, [row * 8 + column for column in range(8) for row in range(64)], 3, 1.0, id="Fortran"),
     pytest.param((512,), [n for i in range(256) for n in (i, 256 + i)], 3, 1.1, id="interleaved"),
@@ -132,27 +132,28 @@ def test_a_selection_alone_is_followed_by_three_times_as_much(size: int) -> None
     assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
 
 
-def test_the_window_halves_when_chunks_were_fetched_in_vain() -> None:
+def test_no_more_than_a_quarter_is_fetched_in_vain() -> None:
+    """Runs that end early: what was fetched beyond them counts, until enough else was read."""
     policy = ReadAhead(10_000)
-    sizes = []
-    for start in (0, 2000, 4000, 6000):
-        fetched = policy.observe(range(start, start + 20), CHUNK, WINDOW, MOST).fetch
-        sizes.append(len(fetched))
+    read, vain = 0, 0
+    for start in range(0, 8000, 400):
+        fetched = len(policy.observe(range(start, start + 20), CHUNK, WINDOW, MOST).fetch)
         elsewhere = random.Random(start).sample(range(8000, 10_000), 60)
-        dropped = [n for e in elsewhere for n in policy.observe([e], CHUNK, WINDOW, MOST).drop]
-        assert fetched
-        assert set(fetched) <= set(dropped)
-    assert sizes == [50, 25, 12, 6]
+        drops = [policy.observe([e], CHUNK, WINDOW, MOST).drop for e in elsewhere]
+        read, vain = read + 80, vain + sum(map(len, drops))
+        assert vain * CHUNK <= max(1 << 20, read * CHUNK // 4)
+        assert fetched or vain * CHUNK > max(1 << 20, read * CHUNK // 4) - (1 << 20)
+    assert vain > 80
 
 
-def test_the_window_doubles_while_chunks_come_late_but_not_beyond_what_was_read() -> None:
+def test_the_window_grows_with_what_was_read() -> None:
     policy = ReadAhead(1 << 20)
     ahead = 0
     for first in range(0, 1000, 10):
-        advice = policy.observe(range(first, first + 10), CHUNK, WINDOW // 5, MOST, late=first > 0)
-        ahead += len(advice.fetch)
-        assert ahead <= 2 * (first + 10)
-    assert ahead - 990 > 300
+        ahead += len(policy.observe(range(first, first + 10), CHUNK, WINDOW, MOST, late=first > 0).fetch)
+        unread = ahead - first
+        assert unread * CHUNK <= max(1 << 20, (first + 10) * CHUNK // 4) + 10 * CHUNK
+    assert unread > 200
 
 
 def test_nothing_is_expected_after_giving_up() -> None:
