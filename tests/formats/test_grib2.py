@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.core.format import HEAD, IN_MEMORY, OpenOptions, Probe
+from refshard_fs.core.model import Facts
+from refshard_fs.formats.grib2 import messages, source
 from refshard_fs.formats.grib2.decoding import Values
 from tests.formats.files_of_arrays import check_commands
 from tests.memory import taking
@@ -464,8 +468,61 @@ def many() -> bytes:
     )
 
 
+def test_a_small_file_is_read_in_one_more_request() -> None:
+    files = Files({ROOT: many()})
+    assert files.open().grids
+    assert files.rounds == 2, "the head of the file, and the rest"
+    assert sum(stop - start for _, start, stop in files.wanted) == len(files.files[ROOT]) - HEAD
+
+
+@pytest.mark.parametrize("pitch", [4_000, 100_000])
+def test_messages_of_various_lengths_are_read_through(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WHOLE", 0)
+    points = np.resize(POINTS, 90_000)
+    keys = {"shortName": "t", "Ni": 300, "Nj": 300, "values": points}
+    wide = [on_level(500, bitsPerValue=8 + step % 2, step=step, **keys) for step in range(24)]
+    data = many() if pitch == 4_000 else b"".join(wide)
+    files = Files({ROOT: data})
+    keys = files.open().grids.keys()
+    assert (
+        keys
+        == Files({ROOT: data}).run(source.open_(Probe(IN_MEMORY, Facts(len(data)), data), OpenOptions())).grids.keys()
+    )
+    assert files.rounds <= 7
+    assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
+
+
+def test_joining_steps_takes_two_requests_a_file() -> None:
+    """Fields that get the new dimension are not read to be compared."""
+    keys = {"shortName": "t", "Ni": 150, "Nj": 150, "bitsPerValue": 16, "values": np.resize(POINTS, 22_500)}
+    with RangeServer() as server:
+        urls = [
+            server.put(f"{step}.grib2", b"".join(on_level(level, step=step, **keys) for level in (1000, 850, 500, 300)))
+            for step in range(3)
+        ]
+        server.clear()
+        made = refshard_fs.concat(urls, "step", lazy=True, allow=[server.url])
+        assert len(server.requests()) == 2 * len(urls)
+        server.clear()
+        with xr.open_dataset(made, engine="refshard") as ds:
+            found = ds["t"].sel(isobaricInhPa=500).values
+        assert len(server.requests()) == 3 * len(urls), "the head, the rest and a field"
+    assert found.shape == (3, 150, 150)
+    assert np.ptp(found, axis=0).max() == 0
+
+
+def test_of_large_messages_a_window_is_read() -> None:
+    keys = {"shortName": "t", "Ni": 700, "Nj": 700, "values": np.resize(POINTS, 490_000)}
+    data = b"".join(on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
+    files = Files({ROOT: data})
+    assert files.open().grids
+    assert sum(stop - start for _, start, stop in files.wanted) < len(data) / 25
+
+
 @pytest.mark.usefixtures("large_files")
-def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path) -> None:
+def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((source, "WHOLE"), (messages, "EVEN"), (messages, "UNEVEN")):
+        monkeypatch.setattr(module, name, 0)
     data = many()
     (tmp_path / "a.grib2").write_bytes(data)
     walked = Files({ROOT: data})
@@ -496,9 +553,11 @@ def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
     files = Files({ROOT: b"".join(on_level(500, values=values + 0.0, **keys, step=n) for n in range(60))})
     files.open()
     assert files.rounds <= 12
+    assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
 
 
-def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path) -> None:
+def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WHOLE", 0)
     data = many()
     for text, reason in (
         (b"1:0:d\n2:5:d\n", "no message begins at byte 5"),

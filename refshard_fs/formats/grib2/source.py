@@ -5,19 +5,34 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, MadeChunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Parsed, Span, Steps, together
+from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
-from refshard_fs.formats.grib2.messages import TEMPLATES, Field, Grib, Unshown, integer, parse_sidecar, signed
+from refshard_fs.formats.grib2.messages import (
+    TEMPLATES,
+    Field,
+    Grib,
+    Unshown,
+    find_message,
+    integer,
+    length_of,
+    parse_sidecar,
+    signed,
+)
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
+# Bytes of a file that is read in one request, where each of its messages, and each name that a sidecar may have, would
+# take one: as many take two rounds of 20 ms at 60 MB/s. Its messages are
+WHOLE: Final = 2 << 20
+SHORT: Final = 64 << 10  # bytes long, as the first one says: of few long ones, a window each is far less
+FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
 RATIO: Final = 1 << 10  # points may be for each byte: fields of one value take no more bytes than their header
@@ -59,13 +74,59 @@ _COORDINATES: Final = {
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a GRIB2 file."""
     source, size = probe.file("GRIB2")
-    grib = Grib(probe.url, source, size, probe.head)
-    offsets = None if probe.is_in_memory else (yield from _sidecar(probe.url))
-    messages = yield from grib.messages(offsets or ())
-    found = yield from together([_fields(grib, *message) for message in messages])
+    if probe.is_in_memory or (size <= WHOLE and _begins_with_short(probe.head)):
+        rest = source.part(len(probe.head), size - len(probe.head))
+        index = Parsed(_scanned, (probe.head, probe.url))
+        scan = (yield Load(rest, index)) if rest.size else index.decode(b"")
+    else:
+        offsets = yield from _sidecar(probe.url)
+        scan = yield from _scan(Grib(probe.url, source, size, probe.head), offsets or ())
     group = _Group(probe.url, source, options.zarr_format)
-    group.show([*grib.unshown, *itertools.chain.from_iterable(found)])
+    group.show(scan.found)
     return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
+
+
+def _begins_with_short(head: bytes) -> bool:
+    """Whether the first message of a file is a short one."""
+    at = find_message(head)
+    return 0 <= at <= len(head) - 16 and length_of(head[at : at + 16]) <= SHORT
+
+
+class _Scan(NamedTuple):
+    """The fields of a file, and why others are not shown."""
+
+    found: tuple[Field | Unshown, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(FIELD_BYTES + (len(one.grid) if isinstance(one, Field) else 0) for one in self.found)
+
+
+def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[_Scan]:
+    messages = yield from grib.messages(offsets)
+    found = yield from together([_fields(grib, *message) for message in messages])
+    return _Scan((*grib.unshown, *itertools.chain.from_iterable(found)))
+
+
+def _scanned(rest: bytes, head: bytes, url: str) -> _Scan:
+    """Return the scan of a file whose bytes are ``head`` and ``rest``."""
+    data = head + rest
+    steps = _scan(Grib(url, Inline(data), len(data), data))
+    answer: Any = None
+    while True:
+        try:
+            need = steps.send(answer)
+        except StopIteration as stop:
+            scan: _Scan = stop.value
+            return scan
+        answer = tuple(map(_met, need)) if isinstance(need, tuple) else _met(need)
+
+
+def _met(need: Need) -> Any:
+    """Return the answer to a need of a file in memory."""
+    assert isinstance(need, Load)
+    assert isinstance(need.entry, Inline), "all bytes of the file are in memory"
+    return need.index.decode(need.entry.data)
 
 
 def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
