@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from io import BytesIO
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
@@ -27,6 +27,9 @@ FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known w
 # Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks
 # in the order of their names (0, 1, 10, 100, 101, ...), and comes back to what a run went past.
 SPARE = 16 * plan.MIB
+# A small source is fetched whole to look chunks up, since more rounds follow. The first chunks that are read of it are
+# ranges if more than as many bytes again, and these (20 ms at 100 Mbit/s), would be fetched in vain.
+IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
 TURN = 32  # ranges that are read from the disk before their readers are told
 NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
@@ -64,8 +67,10 @@ class Fetcher:
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Have each reader's future set, and fetch the (exact) spans ``ahead`` to keep them until they are read."""
+        readers = list(readers)
         fresh: list[tuple[Span, Reader | None]] = []
         recalled: list[Reader] = []
+        in_ranges: set[Version] = set()  # small sources of which these readers want a small part
         keys = 0
         for reader in readers:
             if reader.future.done():
@@ -74,7 +79,7 @@ class Fetcher:
             if self._kept is not None and (data := self._kept.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
-            elif self._read_kept(reader):
+            elif self._read_kept(reader, readers, in_ranges):
                 continue
             elif self._may_be_on_disk(reader):
                 recalled.append(reader)
@@ -94,14 +99,17 @@ class Fetcher:
         self._fetch(fresh)
         self.requests.pump()
 
-    def _read_kept(self, reader: Reader) -> bool:
-        """Serve ``reader`` from a small source that is kept, or have it fetched whole; False if it is neither."""
+    def _read_kept(self, reader: Reader, every: Sequence[Reader], in_ranges: set[Version]) -> bool:
+        """Serve ``reader`` from a small source that is kept, or have it fetched whole; False if it is neither.
+
+        ``every`` reader counts that comes with it; sources that these read in ranges are added to ``in_ranges``.
+        """
         span = reader.span
         version = self.requests.pool.versions.kept(span)
         if version is None:
             return False
         rest = version.rest
-        if rest is None:
+        if rest is None or version.holds(span):
             try:
                 answer = version.answer(span.start, span.stop, span.pin)
                 check(answer, span.start, span.stop, exact=span.exact)
@@ -113,8 +121,14 @@ class Fetcher:
             return True
         waiting = self._for_whole.get(version)
         if waiting is None:
-            if span.start < 0 or span.stop is None or not span.exact:
+            if span.start < 0 or span.stop is None or not span.exact or version in in_ranges:
                 return False
+            if reader.most is None and not version.is_sampled:  # a chunk, which says nothing of where others lie
+                wanted = sum(r.span.size or 0 for r in every if r.span.url == span.url and not version.holds(r.span))
+                if rest[1] - rest[0] > 2 * wanted + IN_VAIN:
+                    version.is_sampled = True
+                    in_ranges.add(version)
+                    return False
             waiting = self._for_whole[version] = []
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda _: self._has_rest(version, future))

@@ -54,7 +54,7 @@ IGNORES_RANGES: Final = (
 class Version:
     """What is known of one object; shared by all loops and threads of a session."""
 
-    __slots__ = ("_pin", "content", "is_absent", "is_answered", "is_kept", "only_size", "seen", "url")
+    __slots__ = ("_pin", "content", "is_absent", "is_answered", "is_kept", "is_sampled", "only_size", "seen", "url")
 
     def __init__(self, url: str, *, only_size: bool = False) -> None:
         self.url = url
@@ -62,6 +62,7 @@ class Version:
         self.is_absent = False  # whether it was not there when it was looked for last
         self.is_kept = False  # whether the bytes of a small object are kept, once some of it were read:
         self.content = b""  # the first ones, or all
+        self.is_sampled = False  # whether ranges of a small object were read, of which only the first bytes are kept
         self.is_answered = False  # whether the session was told so itself, and did not take it from an earlier one
         self.only_size = only_size
         self._pin: Pin | None = None
@@ -76,6 +77,10 @@ class Version:
         """The range that is missing of a small object whose first bytes are kept; None if there is none."""
         size = None if self.seen is None else self.seen.size
         return (len(self.content), size) if self.content and size is not None and len(self.content) < size else None
+
+    def holds(self, span: Span) -> bool:
+        """Whether the bytes of ``span`` are kept."""
+        return span.stop is not None and 0 <= span.start <= span.stop <= len(self.content)
 
     def keep(self, content: bytes) -> None:
         """Keep the first bytes of the object, or all, if they are to be kept and it is small."""

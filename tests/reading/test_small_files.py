@@ -18,6 +18,7 @@ from zarr.storage import ZipStore
 from refshard_fs.core.format import HEAD
 from refshard_fs.errors import TargetChanged
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading import fetch
 from refshard_fs.targets.versioned import SMALL_FILE
 from tests.servers.http import RangeServer
 
@@ -130,3 +131,24 @@ def test_stats_count_what_memory_answers(http_server: RangeServer, tmp_path: Pat
     assert after["requests"] == before["requests"]
     assert after["cache_hits"] > before["cache_hits"]
     assert after["bytes_fetched"] == http_server.bytes_sent
+
+
+def _one_page(path: Path) -> None:
+    tifffile.imwrite(path, np.tile(VALUES[0], (12, 4)), tile=(64, 64))
+
+
+@pytest.mark.parametrize("write", [_one_page, _netcdf3], ids=["tiff", "netcdf3"])
+def test_a_small_part_of_a_small_file_is_a_range_once(
+    write: Callable[[Path], None], http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "IN_VAIN", 0)  # the file is smaller
+    write(tmp_path / "file")
+    data = (tmp_path / "file").read_bytes()
+    with xr.open_dataset(http_server.put("/file", data), engine="refshard", decode_coords=False) as ds:
+        values = ds["0" if "0" in ds else "v"]
+        corner = values[-1:, ..., -1:].values
+        assert len(http_server.requests()) == 2
+        assert http_server.bytes_sent < HEAD + (len(data) - HEAD) // 2
+        np.testing.assert_array_equal(values.load()[-1:, ..., -1:], corner)
+    assert len(http_server.requests()) == 3
+    assert http_server.bytes_sent < len(data) + (len(data) - HEAD) // 2
