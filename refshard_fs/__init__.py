@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
     from refshard_fs.session.tuning import tune_zarr
     from refshard_fs.sets.append import append
-    from refshard_fs.sets.concat import LazySet, concat
+    from refshard_fs.sets.concat import concat
+    from refshard_fs.sets.lazy_set import LazySet
     from refshard_fs.sets.rebase import MadeSet, rebase, snapshot
     from refshard_fs.tools.check import Finding, Report, check
     from refshard_fs.tools.diff import Changes, Difference, DocumentChange
@@ -86,7 +87,8 @@ _NAMES = {  # by module, of what is imported at its first use
     "fs": "RefShardFileSystem replace_reference_filesystem",
     "session.tuning": "tune_zarr",
     "sets.append": "append",
-    "sets.concat": "LazySet concat",
+    "sets.concat": "concat",
+    "sets.lazy_set": "LazySet",
     "sets.rebase": "MadeSet rebase snapshot",
     "tools.check": "Finding Report check",
     "tools.diff": "Changes Difference DocumentChange",

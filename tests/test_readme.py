@@ -107,7 +107,7 @@ def test_every_public_function_and_class_says_what_it_does() -> None:
     methods = {
         **vars(RefShardFileSystem),
         **vars(refshard_fs.sets.rebase.MadeSet),
-        **vars(refshard_fs.sets.concat.LazySet),
+        **vars(refshard_fs.sets.lazy_set.LazySet),
     }
     silent = [
         name

@@ -34,7 +34,7 @@ from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import with_digests
-from refshard_fs.sets.concat import Rules, SetRow, relative_urls, url_of_set
+from refshard_fs.sets.concat import Rules, SetRow, url_of_set
 from refshard_fs.sets.concatenation import (
     Overlap,
     arrange,
@@ -44,6 +44,7 @@ from refshard_fs.sets.concatenation import (
     coordinate_values,
     shown_value,
 )
+from refshard_fs.sets.lazy_set import relative_urls
 from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets

@@ -7,7 +7,7 @@ import os
 import reprlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Literal, overload
 
@@ -24,93 +24,22 @@ from refshard_fs.formats.virtual_concat.cf_times import is_time
 from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
-from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.collect import Unread
-from refshard_fs.session.in_memory_source import InMemorySource, source_of
+from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.options import for_sources
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
 from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
+from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import NamedSet, with_type
-from refshard_fs.stores.objects import Objects
-from refshard_fs.tools.views import folded, progress, table, view
+from refshard_fs.tools.views import progress
 
 Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any
-
-# ----------------------------------------------------------------------------------------------------
-# Sets joined by a document that names them: what it says is looked at when it is made, and opened when it is read.
-
-
-class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
-    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
-
-    ``remark`` says why other software does not read what it shows, ``joined`` what it joins.
-    """
-
-    remark: str
-    joined: str
-
-    @property
-    def title(self) -> str:
-        """What it joins, in a few words."""
-        return self.joined
-
-    @property
-    def document(self) -> ConcatDocument:
-        """What the document says."""
-        assert isinstance(self.content, bytes), "a document that joins sets is bytes"
-        return ConcatDocument.read(self.content, repr(self))
-
-    def __len__(self) -> int:
-        """Number of parts."""
-        return self.document.count
-
-    def save(self, url: str, **storage_options: Any) -> str:
-        """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
-
-        Returns in one line why only this package reads it.
-        """
-        data = self.document.dumps(relative_urls(url))
-        Objects(url, storage_options).put("", (data,))
-        return self.remark
-
-    def _repr_html_(self) -> str:
-        document = self.document
-        dim, total = document.dim, len(document.parts)
-        starts = document.starts
-        parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
-        arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
-        return view(
-            self.joined,
-            f"{dim} {starts[-1]:,}",
-            table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
-            folded(
-                count_text(len(document.axes), "joined array"),
-                table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
-            ),
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LazySet, (self.content, self.digest, self.remark, self.joined)
-
-
-def relative_urls(url: str) -> Callable[[str], str]:
-    """Return how URLs are spelled in a document at ``url``."""
-    absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
-    directory = directory_of(absolute)
-    stem = directory if directory.endswith("/") else directory + "/"
-
-    def respell(part: str) -> str:
-        rest = part.removeprefix(stem)
-        plain = rest != part and "::" not in part and protocol_of(rest) is None and not rest.startswith("/")
-        return rest if plain else part
-
-    return respell
 
 
 def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import count_text
-from refshard_fs.errors import UnknownSource, redacted
+from refshard_fs.errors import ManifestError, SourceNotReachable, UnknownSource, redacted
+from refshard_fs.formats.virtual_concat.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet, adopted
 from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
-from refshard_fs.security.policy import LOCAL, links, longest_prefix, protocol_of
+from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
 from refshard_fs.session.collect import respelled
 from refshard_fs.session.in_memory_source import InMemorySource, digest_of
 from refshard_fs.session.options import RECORD_SIZE
+from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import html_of
 
 # ----------------------------------------------------------------------------------------------------
@@ -108,14 +112,20 @@ def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
     return fs
 
 
-def rebase(
-    fo: Any, prefixes: Mapping[str, str], *, missing: Literal["raise", "ignore"] = "raise", **options: Any
-) -> MadeSet:
+Missing = Literal["raise", "ignore"]
+
+
+@overload
+def rebase(fo: MadeSet, prefixes: Mapping[str, str], *, missing: Missing = ..., **options: Any) -> MadeSet: ...
+@overload
+def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = ..., **options: Any) -> MadeSet | LazySet: ...
+def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", **options: Any) -> MadeSet | LazySet:
     """Return the set ``fo`` with URL prefixes replaced: the longest that fits wins, and a prefix ends at a slash.
 
     ``fo`` is whatever `RefShardFileSystem` takes (``options`` are its further arguments), or such a filesystem.
     Relative URLs become absolute before they are compared, and ``file:///data`` is ``/data``; chunk data are not read.
     ValueError if a prefix is empty, or no URL begins with it (``missing="ignore"`` lets that be).
+    A lazily joined set whose parts are not where it names them stays a lazily joined set, of the moved parts.
     Of pinned targets (`refshard_fs.snapshot`) that move, the pin keeps the size alone, with a warning: another server
     gives other ETags and times. TargetNotAllowed where a set from elsewhere points to where it may not.
 
@@ -141,7 +151,15 @@ def rebase(
         return base + rest if rest else new.rstrip("/")
 
     fs = opened(fo, options)
-    refs = fs._collect()
+    try:
+        refs = fs._collect()
+    except SourceNotReachable:
+        joined = _lazy_set_of(fs)
+        if joined is None:
+            raise
+        if missing == "raise":
+            _check_all_begin_some(prefixes, joined.urls)
+        return joined.respelled(lambda url: respell(url) or url)
     origins = _origins_of_moved(refs, respell, dict.fromkeys(prefixes.values(), True), fs._session.admission)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
@@ -159,6 +177,25 @@ def rebase(
             )
         new = msgspec.structs.replace(new, pins=pins)
     return made(new)
+
+
+def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
+    """Return the user's own lazily joined set that ``fs`` could not open, its URLs absolute; None of other sources."""
+    source = fs._session.options.source
+    if isinstance(source, str) and fs._session.admission.trusts_source:
+        data = Objects(source, fs._session.stores).read([""])[""]
+        directory: str | None = directory_of(source)
+    elif isinstance(source, InMemorySource) and isinstance(source.content, bytes):
+        data, directory = source.content, None
+    else:
+        return None
+    try:
+        document = ConcatDocument.read(data, str(source))
+    except ManifestError:
+        return None
+    data = document.dumps(lambda url: resolve(url, directory, None))
+    joined = f"{count_text(document.count, 'set')} joined along {document.dim}"
+    return LazySet(data, hashlib.sha256(data).hexdigest(), "only refshard reads a lazily joined set", joined)
 
 
 def _place(url: str) -> str:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
-from refshard_fs.sets.concat import LazySet
+from refshard_fs.sets.lazy_set import LazySet
 from tests.sets.test_concatenating import VERSIONS, chunked
 
 xr = pytest.importorskip("xarray")

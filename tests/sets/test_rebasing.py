@@ -94,3 +94,23 @@ def test_a_local_path_and_its_url_are_the_same_place(url: str, prefix: str) -> N
     new = refshard_fs.rebase({"a": [url, 0, 4], "b": ["/database/x"]}, {prefix: "s3://b/"}).references
     assert new["a"][0] == ("s3://b/x.nc" if "data" in prefix else "s3://b/data/x.nc")
     assert new["b"] == (["/database/x"] if "data" in prefix else ["s3://b/database/x"])
+
+
+def test_a_lazily_joined_set_follows_files_that_moved(tmp_path: Path) -> None:
+    """Relative parts and absolute ones, in memory and from a file; nothing lies where they were any more."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    for number in range(2):
+        meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": None}
+        refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps({**meta, "filters": None, "compressor": None}),
+                "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}', "a/0": f"{number}!"}  # fmt: skip
+        (old / f"{number}.json").write_text(json.dumps(refs))
+    joined = refshard_fs.concat([str(old / f"{number}.json") for number in range(2)], "x", lazy=True)
+    joined.save(str(tmp_path / "cube.refshard"))
+    old.rename(new)
+    for source in (joined, str(tmp_path / "cube.refshard")):
+        moved = refshard_fs.rebase(source, {str(old): str(new)})
+        assert isinstance(moved, refshard_fs.LazySet)
+        assert RefShardFileSystem(moved).cat_file("a/1") == b"1!"
+    with pytest.raises(ValueError, match="begins none of the set's 2 URLs"):
+        refshard_fs.rebase(joined, {"s3://elsewhere/": str(new)})

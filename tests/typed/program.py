@@ -105,6 +105,5 @@ def failing(fs: RefShardFileSystem) -> str:
 def mistaken() -> None:
     refshard_fs.concatenate([])  # type: ignore[attr-defined]  # no such name
     RefShardFileSystem("refs.json", max_gap="wide")  # type: ignore[arg-type]
-    RefShardFileSystem("refs.json").save("x", "xml")  # type: ignore[arg-type]
     check(RefShardFileSystem("refs.json"), "deep")  # type: ignore[arg-type]
     concat("one.json", dim=1)  # type: ignore[call-overload]

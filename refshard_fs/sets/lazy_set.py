@@ -1,0 +1,99 @@
+"""Sets joined by a document that names them. Its parts are opened when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from refshard_fs.core.stats import count_text
+from refshard_fs.formats.virtual_concat.document import ConcatDocument
+from refshard_fs.security.policy import directory_of, protocol_of
+from refshard_fs.session.in_memory_source import InMemorySource
+from refshard_fs.stores.objects import Objects
+from refshard_fs.tools.views import folded, table, view
+
+
+class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
+    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
+
+    ``remark`` says why other software does not read what it shows, ``joined`` what it joins.
+    """
+
+    remark: str
+    joined: str
+
+    @property
+    def title(self) -> str:
+        """What it joins, in a few words."""
+        return self.joined
+
+    @property
+    def document(self) -> ConcatDocument:
+        """What the document says."""
+        assert isinstance(self.content, bytes), "a document that joins sets is bytes"
+        return ConcatDocument.read(self.content, repr(self))
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all parts, of documents within it, too."""
+        found: list[str] = []
+
+        def note(url: str) -> str:
+            found.append(url)
+            return url
+
+        self.document.dumps(note)
+        return found
+
+    def __len__(self) -> int:
+        """Number of parts."""
+        return self.document.count
+
+    def save(self, url: str, **storage_options: Any) -> str:
+        """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
+
+        Returns in one line why only this package reads it.
+        """
+        data = self.document.dumps(relative_urls(url))
+        Objects(url, storage_options).put("", (data,))
+        return self.remark
+
+    def _repr_html_(self) -> str:
+        document = self.document
+        dim, total = document.dim, len(document.parts)
+        starts = document.starts
+        parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
+        arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
+        return view(
+            self.joined,
+            f"{dim} {starts[-1]:,}",
+            table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
+            folded(
+                count_text(len(document.axes), "joined array"),
+                table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
+            ),
+        )
+
+    def respelled(self, respell: Callable[[str], str]) -> LazySet:
+        """Return the set with other URLs."""
+        data = self.document.dumps(respell)
+        return LazySet(data, hashlib.sha256(data).hexdigest(), self.remark, self.joined)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazySet, (self.content, self.digest, self.remark, self.joined)
+
+
+def relative_urls(url: str) -> Callable[[str], str]:
+    """Return how URLs are spelled in a document at ``url``."""
+    absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
+    directory = directory_of(absolute)
+    stem = directory if directory.endswith("/") else directory + "/"
+
+    def respell(part: str) -> str:
+        rest = part.removeprefix(stem)
+        plain = rest != part and "::" not in part and protocol_of(rest) is None and not rest.startswith("/")
+        return rest if plain else part
+
+    return respell
