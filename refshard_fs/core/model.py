@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 
+from refshard_fs.core.zarrmeta import is_metadata
+
 T = TypeVar("T")
 Origin: TypeAlias = tuple[str, ...]  # servers
 
@@ -418,19 +420,36 @@ Directories = Mapping[str, tuple[Listed, ...]]
 
 
 def answered(steps: Steps[T], root: str, directories: Directories | None) -> Steps[T]:
-    """Return what ``steps`` return; ``directories`` are known, all that there are at and below the URL ``root``."""
+    """Return what ``steps`` return; ``directories`` are known, all that there are at and below the URL ``root``.
+
+    An optional document of zarr's that none of them has is absent: it is not asked for. Others may be spelled
+    otherwise in URLs.
+    """
     if directories is None:
         return steps
 
+    def has(url: str) -> bool:
+        directory, _, name = url.rpartition("/")
+        return any(listed.name == name and not listed.is_directory for listed in directories.get(directory, ()))
+
     def is_known(need: Need) -> bool:
-        return isinstance(need, Names) and (need.url == root or need.url.startswith(root.rstrip("/") + "/"))
+        match need:
+            case Names(url):
+                return url == root or url.startswith(root.rstrip("/") + "/")
+            case Load(Span(url, optional=True)) if is_metadata(url):
+                return url.startswith(root.rstrip("/") + "/") and not has(url)
+        return False
+
+    def known(need: Need) -> Any:
+        return directories.get(need.url) if isinstance(need, Names) else None
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
         if not isinstance(need, tuple):
-            return directories.get(need.url) if isinstance(need, Names) and is_known(need) else (yield need)
-        left = tuple(one for one in need if not is_known(one))
+            return known(need) if is_known(need) else (yield need)
+        are_known = [is_known(one) for one in need]
+        left = tuple(one for one, is_one in zip(need, are_known, strict=True) if not is_one)
         answers = iter((yield left) if left else ())
-        return tuple([directories.get(n.url) if isinstance(n, Names) and is_known(n) else next(answers) for n in need])
+        return tuple(known(one) if is_one else next(answers) for one, is_one in zip(need, are_known, strict=True))
 
     return driven(steps, meet)
 

@@ -195,6 +195,16 @@ def test_what_lists_all_on_s3_lists_flat(
     assert len(listings(s3_proxy)) <= 3
 
 
+@pytest.mark.parametrize("ask", [lambda fs: fs.find(""), summarise, lambda fs: fs._collect()])
+def test_no_document_that_a_listing_lacks_is_asked_for(
+    ask: Callable[[RefShardFileSystem], Any], image: RefShardFileSystem, s3_proxy: CountingProxy
+) -> None:
+    ask(image)
+    asked = [r.path.partition("/i.zarr/")[2] for r in s3_proxy.requests() if "list-type" not in r.query]
+    assert set(asked) <= {".zgroup", "p/a/.zarray"}
+    assert len(asked) == len(set(asked))
+
+
 def test_each_request_to_s3_is_logged(
     image: RefShardFileSystem, s3_proxy: CountingProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
