@@ -41,10 +41,8 @@ def _tiff(number: int, predictor: int, dtype: str) -> bytes:
 def _scene(predictor: int, dtype: str, number: int = 0) -> bytes:
     """Return a COG as GDAL writes it: its index, then its overviews, each of less than 1 MiB, then the image."""
     rasterio = pytest.importorskip("rasterio")
-    from rasterio.transform import from_origin
-
     kind = {"driver": "COG", "count": 1, "crs": "EPSG:32633", "blocksize": 128, "compress": "DEFLATE"}
-    place = {"width": 512, "height": 512, "transform": from_origin(5e5 + 5120 * number, 5e6, 10, 10)}
+    place = {"width": 512, "height": 512, "transform": rasterio.Affine(10, 0, 5e5 + 5120 * number, 0, -10, 5e6)}
     with rasterio.MemoryFile() as memory:
         with memory.open(**kind, **place, dtype=np.dtype(dtype).name, predictor=predictor, overviews="AUTO") as file:
             file.write(_values(512, 512, dtype=dtype), 1)
