@@ -195,7 +195,7 @@ class Engine(Lookups):
         begun = {unknown[place]: reader for place, reader in self._begin(keyspace, some).items()}
         try:
             for place, entry in zip(
-                unknown, await self.find_all(keyspace, some, reads=True) if some else (), strict=True
+                unknown, await self.find_all(keyspace, some, reads=not self.fetcher.has_disk) if some else (), strict=True
             ):
                 entries[place] = entry
                 if isinstance(entry, Exception):
@@ -277,7 +277,7 @@ class Engine(Lookups):
             if all(read.request.is_whole and not read.future.done() for read in reads):
                 begun = {reads[place].future: reader for place, reader in self._begin(keyspace, keys).items()}
             async with self.ahead.full_shards(keyspace, keys):
-                found = await self.find_all(keyspace, keys, reads=True)
+                found = await self.find_all(keyspace, keys, reads=not self.fetcher.has_disk)
                 self.ahead.open_parts(keyspace, keys, found)
                 self._serve(zip(reads, found, strict=True), begun)
         except Exception as e:  # a bug must not leave readers waiting

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_example_is_json() -> None:
-    assert len(EXAMPLES) == 9
+    assert len(EXAMPLES) == 10
     for text in EXAMPLES.values():
         json.loads(text)
 
