@@ -1,7 +1,8 @@
-"""Read a NetCDF file over HTTP as if it were zarr: only the chunks asked for, in as few requests as they need.
+"""Read a NetCDF file over HTTP as if it were zarr, in as few requests as that needs.
 
 Everything is local: real data is written as a chunked NetCDF file and served on loopback. The file itself says where
-its chunks lie, so nothing has to be made before. What comes back is checked against h5netcdf, and plotted.
+its chunks lie, so nothing has to be made before. This file is small, and comes whole in its first request. Of a larger
+one, only the chunks that are asked for come. What comes back is checked against h5netcdf, and plotted.
 
     python examples/quickstart.py [--plot quickstart.png]
 """
@@ -34,11 +35,10 @@ def main() -> None:
 
         # From here on there is nothing but the URL of the file. With dask's chunks={} it works as well; its threads ask
         # for fewer chunks at a time, so that fewer of them come in one request.
-        ds = xr.open_dataset(f"{server.url}/air.nc", engine="refshard")
-
         server.forget()
+        ds = xr.open_dataset(f"{server.url}/air.nc", engine="refshard")
         day = ds["air"].sel(time="2014-10-17").load()
-        report("one day", day, server.requests["air.nc"], server.bytes["air.nc"])
+        report("opening it, and one day", day, server.requests["air.nc"], server.bytes["air.nc"])
 
         server.forget()
         month = ds["air"].load()

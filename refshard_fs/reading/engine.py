@@ -195,7 +195,9 @@ class Engine(Lookups):
         begun = {unknown[place]: reader for place, reader in self._begin(keyspace, some).items()}
         try:
             for place, entry in zip(
-                unknown, await self.find_all(keyspace, some, reads=not self.fetcher.has_disk) if some else (), strict=True
+                unknown,
+                await self.find_all(keyspace, some, reads=not self.fetcher.has_disk) if some else (),
+                strict=True,
             ):
                 entries[place] = entry
                 if isinstance(entry, Exception):
