@@ -9,11 +9,8 @@ from pathlib import Path
 import h5netcdf
 import numpy as np
 import pytest
-import tifffile
 import xarray as xr
 import zarr
-from astropy.io import fits
-from zarr.storage import ZipStore
 
 from refshard_fs.core.format import HEAD
 from refshard_fs.errors import TargetChanged
@@ -34,20 +31,24 @@ def _netcdf4(path: Path) -> None:
 
 
 def _netcdf3(path: Path) -> None:
+    pytest.importorskip("scipy")
     xr.Dataset(dict.fromkeys("vw", (("t", "y", "x"), VALUES))).to_netcdf(path, engine="scipy", unlimited_dims="t")
 
 
 def _tiff(path: Path) -> None:
-    tifffile.imwrite(path, np.concatenate([VALUES] * 2, 0)[:, None], tile=(64, 64))
+    pytest.importorskip("tifffile").imwrite(path, np.concatenate([VALUES] * 2, 0)[:, None], tile=(64, 64))
 
 
 def _fits(path: Path) -> None:
+    fits = pytest.importorskip("astropy.io.fits")
     hdus = [fits.PrimaryHDU(), *(fits.ImageHDU(VALUES, name=name) for name in ("V", "W"))]
     fits.HDUList(hdus).writeto(path)
 
 
 def _zip(path: Path) -> None:
-    with ZipStore(path, mode="w", compression=zipfile.ZIP_STORED) as store:
+    if zarr.__version__.startswith("2."):
+        pytest.skip("zarr 3 writes it")
+    with zarr.storage.ZipStore(path, mode="w", compression=zipfile.ZIP_STORED) as store:
         group = zarr.open_group(store, mode="w", zarr_format=2)
         for name in "vw":
             made = group.create_array(
@@ -134,7 +135,7 @@ def test_stats_count_what_memory_answers(http_server: RangeServer, tmp_path: Pat
 
 
 def _one_page(path: Path) -> None:
-    tifffile.imwrite(path, np.tile(VALUES[0], (12, 4)), tile=(64, 64))
+    pytest.importorskip("tifffile").imwrite(path, np.tile(VALUES[0], (12, 4)), tile=(64, 64))
 
 
 @pytest.mark.parametrize("write", [_one_page, _netcdf3], ids=["tiff", "netcdf3"])

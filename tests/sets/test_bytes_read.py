@@ -70,6 +70,7 @@ def _netcdf4(number: int, path: Path) -> bytes:
 
 
 def _netcdf3(number: int, path: Path) -> bytes:
+    pytest.importorskip("scipy")
     variables = {name: (("time", "x"), _values(8, 30_000)) for name in "vw"}
     ds = xr.Dataset(variables, {"time": np.arange(8) + 8 * number})
     ds.to_netcdf(path, engine="scipy", unlimited_dims=["time"])
