@@ -45,7 +45,7 @@ class DirectArray(ZarrArrayWrapper):
     All else goes zarr's way: other selections, codecs and types, and what is read while a source is opened.
     """
 
-    __slots__ = ("_decoder", "_fs", "_is_open", "_meta")
+    __slots__ = ("_decoder", "_fs", "_is_open", "_meta", "_token")
 
     def __init__(self, array: Any, fs: RefShardFileSystem) -> None:
         super().__init__(array)
@@ -53,6 +53,7 @@ class DirectArray(ZarrArrayWrapper):
         self._is_open = self.dtype.kind in "iuf" and array.ndim > 0
         self._meta: ArrayMeta | None = None
         self._decoder: ChunkDecoder | None = None
+        self._token = object()  # chunks that are remembered are for this array alone: one opened later may have grown
 
     def __reduce__(self) -> Any:
         return DirectArray, (self._array, self._fs)
@@ -87,8 +88,10 @@ class DirectArray(ZarrArrayWrapper):
         chunks = list(product(*pieces))
         encode, path = meta.grid.encoding.encode, self._array.path
         keys = [join(path, encode([piece.chunk for piece in chunk])) for chunk in chunks]
-        kept = session.decoded
-        known = {key: values for key in keys if (values := kept.get(key)) is not None}
+        keyspace = session.opened()
+        is_fixed = keyspace is not None and keyspace.url_of is None  # other processes may write objects of a hierarchy
+        kept, token = session.decoded, self._token
+        known = {key: values for key in keys if is_fixed and (values := kept.get((token, key))) is not None}
         unread = [key for key in keys if key not in known] if known else keys
         read = dict(zip(unread, session.read_chunks(unread, run_by_zarr()) if unread else (), strict=True))
         shape = tuple(last.target.stop for along in pieces if (last := along[-1]).target is not None)
@@ -101,8 +104,8 @@ class DirectArray(ZarrArrayWrapper):
             if values is None:
                 return None
             part = values[tuple(piece.within for piece in chunk)] if values.ndim else values
-            if part.size < values.size and key in read:
-                kept.put(key, values, values.nbytes)
+            if part.size < values.size and key in read and is_fixed:
+                kept.put((token, key), values, values.nbytes)
             elif len(chunks) == 1 and part.shape == shape and values.flags.writeable:
                 return part
             out[tuple(piece.target for piece in chunk if piece.target is not None)] = part

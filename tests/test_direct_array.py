@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
 from refshard_fs.xarray_backend import RefShardBackend
@@ -194,6 +194,22 @@ def test_a_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> 
     for step in range(20):
         assert ds["a"][step].values.tobytes() == values[step * 100 : step * 100 + 100]
     assert http_server.bytes_sent == len(values)
+
+
+def test_a_chunk_of_a_store_that_others_write_is_not_remembered(tmp_path: Path) -> None:
+    array = zarr.open_group(tmp_path, mode="w", zarr_format=2).create_array(
+        "a", shape=(6,), chunks=(4,), dtype="i4", attributes={"_ARRAY_DIMENSIONS": ["x"]}
+    )
+    array[:] = np.arange(6)
+    ds = xr.open_dataset(tmp_path, engine=RefShardBackend, mask_and_scale=False, consolidated=False)
+    assert ds["a"][4:5].values.tolist() == [4]
+    array.resize((8,))
+    array[4:] = [14, 15, 16, 17]
+    with pytest.raises(TargetChanged):
+        ds["a"][4:5].load()
+    filesystem_of(ds).invalidate_cache()
+    again = xr.open_dataset(tmp_path, engine=RefShardBackend, mask_and_scale=False, consolidated=False)
+    assert again["a"][4:8].values.tolist() == [14, 15, 16, 17]
 
 
 def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -> None:
