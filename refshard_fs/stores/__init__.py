@@ -1,1 +1,1 @@
-"""Writing: whole objects in the filesystems of the pool, each on condition that it is a known version."""
+"""Write whole objects in the filesystems of the pool, each only if it still has the version that was read."""

@@ -1,4 +1,4 @@
-"""One document that is a commit."""
+"""The one document whose replacement is a commit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from refshard_fs.targets.pool import Given
 
 
 class Document:
-    """The object at ``url``, which is to be the version ``expected`` (None: is not to exist) when it is replaced.
+    """The object at ``url``, replaced only while it has the version ``expected`` (None: while it does not exist).
 
-    ``sent`` are the sums of what was put without an answer, here and by earlier tries: one of these may be there.
+    ``sent`` holds the hashes of the puts whose answers were lost, here and in earlier tries: the object may be one of
+    them.
     """
 
     def __init__(
@@ -27,13 +28,13 @@ class Document:
         self._object = Objects(url, stores)
         self._condition: Condition = ABSENT if expected is None else expected
         self._sent: set[bytes] = set() if sent is None else sent
-        self.made: Facts | None = None  # what it is after it was replaced
+        self.made: Facts | None = None  # the version that the replacement made
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
-        """Give a file to write the new content to; it takes the object's place when the block ends without an error.
+        """Yield a file for the new content; it replaces the object when the block ends without an error.
 
-        Raises ConflictError, and changes nothing, if the object is not the one that was expected.
+        Raises ConflictError, and changes nothing, if the object does not have the expected version.
         """
         if self._object.is_local:
             with self._committing():
@@ -47,7 +48,7 @@ class Document:
                 self.put(file.read())
 
     def put(self, data: bytes) -> None:
-        """Replace the object by ``data``; ConflictError if it is not the one that was expected."""
+        """Replace the object by ``data``; ConflictError if it does not have the expected version."""
         known, sent = frozenset(self._sent), sum_of([data])
         self._sent.add(sent)
         with self._committing(is_first=not known):
@@ -64,15 +65,15 @@ class Document:
         self._sent.clear()
 
     def may_be(self, data: bytes) -> bool:
-        """Whether the object is ``data`` or may still become it, after `put` raised what is no ConflictError."""
+        """Whether the object is ``data`` or may still become it, after `put` raised an error other than a conflict."""
         if not self._object.is_immediate:
-            return True  # a server may do what it was asked for after nobody waits for it any more
+            return True  # a server may still carry out a request after its client stopped waiting
         there = self._object.fetch("")
         return there is not None and there.data == data
 
     @contextlib.contextmanager
     def _committing(self, *, is_first: bool = True) -> Iterator[None]:
-        """Say of a conflict what it means for the commit; an earlier try, if this is not the first, had no answer."""
+        """Explain a conflict in terms of the commit. The answers of earlier tries, if there were any, were lost."""
         try:
             with self._object.lock(of_parent=True):
                 yield
@@ -83,12 +84,12 @@ class Document:
             done = (
                 "Nothing was committed, and your writes are kept"
                 if is_certain
-                else "An answer of the store was lost, so that your writes may have been committed before that, and be "
-                "part of what is there now; they are kept here, too"
+                else "The answer to an earlier try was lost, so your writes may have been committed and be part of "
+                "what is there now; they are kept here, too"
             )
             conflict = ConflictError(
-                f"{self._object.url} {what}: somebody else wrote it. {done}: discard() goes on with what is there now, "
-                "save() writes what you have to another place"
+                f"{self._object.url} {what}: another writer wrote it. {done}: discard() continues with what is there "
+                "now, save() writes your version to another place"
             )
             conflict.is_certain = is_certain
             raise conflict from e

@@ -1,4 +1,4 @@
-"""A local file that takes its place when it is whole: written aside, made durable, renamed."""
+"""Replace local files atomically: write a draft beside the file, sync it, rename it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import BinaryIO, Final
 
 from refshard_fs.targets.local import draft_of
 
-_HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has rights of another kind
+_HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and modes
 
 
 @contextlib.contextmanager
 def replacing(path: str, *, check: Callable[[], object] | None = None, durable: bool = False) -> Iterator[BinaryIO]:
-    """Give a file that becomes ``path`` when the block ends without an error, and else disappears.
+    """Yield a draft that replaces ``path`` when the block ends without an error, and is removed otherwise.
 
-    ``check()`` is called just before; what it raises leaves ``path`` as it was. ``durable``: the file, and its name,
-    are on the disk before and after that. ``path`` is replaced even if it is a link: `path_to_write` resolves those.
-    Nobody may read the draft who may not read the file that it replaces.
+    ``check()`` runs just before the rename; if it raises, ``path`` stays as it was. ``durable`` syncs the content
+    before the rename, and the directory after it. A link at ``path`` is replaced, not followed: `path_to_write`
+    resolves links. The draft is never readable by users who may not read the file that it replaces.
     """
     draft = draft_of(path)
-    mode = 0o666 if _replaced(path) is None else 0o600  # of a new file, the umask decides
+    mode = 0o666 if _replaced(path) is None else 0o600  # the umask decides the mode of a new file
     try:
         with open(os.open(draft, _DRAFT_FLAGS, mode), "wb") as file:
             yield file
@@ -46,7 +46,7 @@ _DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINA
 
 
 def _copy_mode(path: str, draft: str) -> None:
-    """Let ``draft`` have the mode and the group of ``path``, if that exists."""
+    """Copy the mode and the group of ``path`` to ``draft``, if ``path`` exists."""
     found = _replaced(path)
     if found is None:
         return
@@ -55,12 +55,12 @@ def _copy_mode(path: str, draft: str) -> None:
         try:
             os.chown(draft, -1, found.st_gid)
         except PermissionError:
-            mode &= 0o707  # it has another group than the file had, whose members were not meant
+            mode &= 0o707  # the draft keeps another group, whose members had no rights to the file
     os.chmod(draft, mode)
 
 
 def _replaced(path: str) -> os.stat_result | None:
-    """Return what is known of the file or folder at ``path``; None of a link, and if there is none."""
+    """Return the status of the file or directory at ``path``; None for a link, and if nothing is there."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -69,7 +69,7 @@ def _replaced(path: str) -> os.stat_result | None:
 
 
 def replace_directory(path: str, draft: str) -> None:
-    """Let the directory ``draft``, which lies beside it, take the place of ``path``."""
+    """Replace the directory ``path`` by ``draft``, a directory beside it."""
     old = draft_of(path)
     _copy_mode(path, draft)
     os.rename(path, old)
@@ -82,8 +82,8 @@ def replace_directory(path: str, draft: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """See that a file, or the names in a directory, are on the disk, where the platform lets one."""
-    with contextlib.suppress(OSError):  # Windows opens no directories
+    """Write a file, or the names in a directory, to the disk, where the platform can."""
+    with contextlib.suppress(OSError):  # Windows cannot open directories
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

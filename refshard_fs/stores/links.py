@@ -1,4 +1,4 @@
-"""Where a write to a local path goes: links of others, and links inside of what is written to, are not followed."""
+"""Resolve the local path of a write. Links of other users, and links inside the written hierarchy, are refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Final
 
 from refshard_fs.errors import told
 
-_HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has rights of another kind
-_MOST_LINKS: Final = 40  # in a path, as on Linux
+_HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and modes
+_MOST_LINKS: Final = 40  # links in a path: the limit of Linux
 
 
 def path_to_write(path: str, root: str | None = None) -> str:
-    """Return where a write to ``path`` goes; it is the directory ``root`` or below it (by default: just that path).
+    """Return ``path`` with the links on the way to ``root`` resolved; ``path`` is ``root`` (the default) or below it.
 
-    Links of the user and of the system lead to ``root``. Raises PermissionError at a link of another user there, who
-    would choose what is overwritten, and at any link below: a hierarchy may come from elsewhere, links included.
+    On the way to ``root``, links of the user and of the system are followed; a link of another user raises
+    PermissionError, because that user would choose the file to overwrite. Below ``root`` every link raises it: a
+    downloaded hierarchy may contain links.
     """
     if not _HAS_OWNERS:
         return os.path.realpath(path)
@@ -27,14 +28,15 @@ def path_to_write(path: str, root: str | None = None) -> str:
         place = os.path.join(place, step)
         if os.path.islink(place):
             raise PermissionError(
-                f"{told(place)} is a symbolic link inside of what is written to: expected a folder. Nothing is written "
-                f"or removed behind it; open {told(os.path.realpath(place))} itself if you mean that"
+                f"{told(place)} is a symbolic link inside the hierarchy that is written to: expected a directory. "
+                f"Nothing is written or removed behind links: to write there, open {told(os.path.realpath(place))} "
+                "itself"
             )
     return os.path.join(place, os.path.basename(path)) if path != root else place
 
 
 def _without_links(path: str) -> str:
-    """Return ``path`` with its links resolved, all of which are the user's or the system's."""
+    """Return ``path`` with its links resolved; PermissionError at a link of another user."""
     place, links = "/", 0
     left = os.path.abspath(path).split("/")[::-1]
     while left:
@@ -54,8 +56,8 @@ def _without_links(path: str) -> str:
         target = os.readlink(place)
         if found.st_uid not in (0, os.geteuid()):
             raise PermissionError(
-                f"{told(place)} is a symbolic link of another user (number {found.st_uid}), which is not followed in "
-                f"writing. Give the path that it leads to, {told(target)}, if you mean that"
+                f"{told(place)} is a symbolic link of another user (number {found.st_uid}): writes follow only "
+                f"links of yours and of the system. To write where it leads, give that path: {told(target)}"
             )
         links += 1
         if links > _MOST_LINKS:

@@ -1,4 +1,4 @@
-"""Objects that are files of this machine: written aside, made durable, and renamed under a lock of the directory."""
+"""Store objects as local files: drafts are synced, and renamed under a lock of the directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from refshard_fs.targets.local import facts_of
 
 
 class LocalStore(Store):
-    """The files of this machine."""
+    """The local filesystem."""
 
     is_local = True
 

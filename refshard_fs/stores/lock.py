@@ -1,7 +1,8 @@
-"""The lock of a local directory, for commits.
+"""Lock a local directory while a commit changes it.
 
-An advisory lock belongs to an open file, which a forked process has as well: it is given up, not only closed, and the
-child closes its own at once. So a child that lives on holds no lock of a commit that ended, or of a parent that died.
+An advisory lock belongs to the open file description, which a forked child shares. So the parent unlocks before it
+closes, and a child closes its copies at once: otherwise a child that lives on would keep the lock of a commit that
+ended, or of a parent that died.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Final
 
 from refshard_fs.core.forks import in_child
 
-_held: Final[set[int]] = set()  # descriptors of this process
+_held: Final[set[int]] = set()  # descriptors of the directories that this process has locked
 
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a local directory, which is made if there is none, where the platform has such locks."""
+    """Hold the lock of a local directory, created if missing. Without ``fcntl`` (Windows) nothing is locked."""
     try:
         import fcntl
     except ImportError:
@@ -28,7 +29,7 @@ def locked(folder: str) -> Iterator[None]:
         os.makedirs(folder, exist_ok=True)
         try:
             descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # who held the lock has just removed it
+        except FileNotFoundError:  # the process that held the lock has just removed the directory
             continue
         _held.add(descriptor)
         try:
@@ -37,14 +38,14 @@ def locked(folder: str) -> Iterator[None]:
                 yield
                 return
         finally:
-            if descriptor in _held:  # else it was closed: the lock is the parent's
+            if descriptor in _held:  # otherwise a fork closed it: the lock is the parent's
                 _held.discard(descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
 
 def _is_at(descriptor: int, folder: str) -> bool:
-    """Whether an open directory is the one at ``folder``: who had its lock before may have removed it."""
+    """Whether an open directory is still the one at ``folder``: the previous holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder))
     except FileNotFoundError:

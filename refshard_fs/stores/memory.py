@@ -1,4 +1,4 @@
-"""Objects in the memory of this process."""
+"""Store objects in the memory of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refshard_fs.targets.pool import IMMEDIATE
 
 
 class MemoryStore(Store):
-    """The files of ``memory://``, which have versions, and one lock."""
+    """The files of ``memory://``. Each has a version; one lock guards all of them."""
 
     def facts(self, path: str) -> Facts | None:
         try:

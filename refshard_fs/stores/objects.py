@@ -1,4 +1,4 @@
-"""Objects below a URL: put whole or removed one by one, on condition that they are a known version."""
+"""Put and remove whole objects below a URL, each only if it still has the version that was read."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from refshard_fs.targets.generic import protocols_of
 from refshard_fs.targets.local import draft_of, is_draft
 from refshard_fs.targets.pool import Given
 
-PUT_AT_ONCE: Final = 8
-SYNCED_ONE_BY_ONE: Final = 64  # files; to sync more of them takes longer than to sync the whole system
+PUT_AT_ONCE: Final = 8  # objects in parallel
+SYNCED_ONE_BY_ONE: Final = 64  # files; syncing more one by one takes longer than syncing the whole system
 
 
 class Objects:
-    """The objects below ``url``, in the ``stores`` of a session. Any thread may use it.
+    """The objects below ``url``, in the ``stores`` of a session; usable from any thread.
 
-    For a place that the user named, there may be a filesystem, or the options of one, instead of the stores.
-    The store is opened at the first use, and again in a forked process. The name ``""`` is the URL itself.
+    For a URL that the user gave, ``stores`` may be a filesystem, or the options of one. The store is opened at the
+    first use, and again in a forked process. The name ``""`` stands for the URL itself.
     """
 
     def __init__(self, url: str, stores: Stores | Given) -> None:
@@ -42,24 +42,24 @@ class Objects:
         return self._url_of(name) if name else self.url
 
     def name_of(self, url: str) -> str | None:
-        """Return the name of the object at ``url``; None if it is not below this one."""
+        """Return the name of the object at ``url``; None if it is not below this URL."""
         is_below = url.startswith(self.url + "/") and not climbs(url)
         return url[len(self.url) + 1 :] if is_below else None
 
     def is_at(self, url: str) -> bool:
-        """Whether ``url`` is the same place."""
+        """Whether ``url`` names the same place."""
         fs = self.store.fs
         same = (protocol_of(url) or "file") in protocols_of(fs)
         return same and str(fs._strip_protocol(url)).rstrip("/") == self.path("")
 
     @property
     def store(self) -> Store:
-        """The filesystem that they are in."""
+        """The store that holds the objects."""
         return self._open()[0]
 
     @property
     def is_local(self) -> bool:
-        """Whether the objects are files of this machine."""
+        """Whether the objects are local files."""
         return self.store.is_local
 
     @cached_property
@@ -70,25 +70,25 @@ class Objects:
     def path(self, name: str) -> str:
         """Return the path of the object ``name`` in the filesystem; ReadOnlyError if it leads out of the directory.
 
-        Sets name objects, and may have been downloaded.
+        Names come from sets, which may have been downloaded.
         """
         root = self._open()[1]
         if ".." in name and ".." in name.replace("\\", "/").split("/"):
-            raise ReadOnlyError(f"{told(name)!r} lies outside of {told(self.url)}: nothing is read or written there")
+            raise ReadOnlyError(f"{told(name)!r} lies outside {told(self.url)}: expected a name without '..'")
         return f"{root}/{name}" if name else root
 
     def _at(self, name: str) -> Place:
         return Place(self.url_of(name), self.path(name), self.path(""))
 
     def check_places(self, names: Iterable[str]) -> None:
-        """Raise PermissionError if a link leads one of the objects ``names`` elsewhere."""
+        """Raise PermissionError if the path of one of ``names`` has a link below the URL."""
         for folder in {name.rpartition("/")[0] for name in names}:
             self.store.real(self._at(f"{folder}/_" if folder else "_"))
 
     def lock(self, *, of_parent: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Keep other commits of this process out; from local files, those of all processes of this machine.
+        """Return the lock for a commit: among the threads of this process; for local files, among all processes.
 
-        ``of_parent``: the URL is that of one file, so the lock is that of its directory.
+        ``of_parent``: the URL names one file, so lock its directory.
         """
         return self.store.lock(self._at(""), of_parent=of_parent)
 
@@ -101,7 +101,7 @@ class Objects:
     # ------------------------------------------------------------------ reading
 
     def facts(self, name: str) -> Facts | None:
-        """Return what tells the version of the object ``name`` from others; None if there is none."""
+        """Return the size and version of the object ``name``; None if it does not exist."""
         return self.store.facts(self.path(name))
 
     def version(self, name: str) -> Version:
@@ -109,27 +109,27 @@ class Objects:
         return self.facts(name) or ABSENT
 
     def fetch(self, name: str) -> Fetched | None:
-        """Return the object ``name``; None if there is none. One that is not whole is an error."""
+        """Return the object ``name``; None if it does not exist, SourceNotReachable if fewer bytes come than it has."""
         try:
             found = self.store.fetch(self.path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
         if found is not None and found.facts.size is not None and len(found.data) != found.facts.size:
             raise SourceNotReachable(
-                f"{self.url_of(name)} has {found.facts.size} bytes, and {len(found.data)} were read: is it being "
-                "written?"
+                f"expected the {found.facts.size} bytes of {self.url_of(name)}, got {len(found.data)}: another process "
+                "may be writing it; try again when it has finished"
             )
         return found
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the objects ``names``, all requested at once."""
+        """Return the objects ``names``, requested in parallel."""
         paths = {self.path(name): name for name in names}
         return {paths[path]: data for path, data in self.store.read(list(paths)).items()}
 
     def find(self, below: str) -> dict[str, Facts]:
-        """Return all objects below the directory ``below`` (empty: all there are), by name, as listings describe them.
+        """Return the facts of all objects below the directory ``below`` (empty: the URL), by name, as listed.
 
-        Drafts of killed writers are not among them.
+        Drafts of killed writers are left out.
         """
         store, root = self._open()
         store.fs.invalidate_cache()
@@ -142,7 +142,7 @@ class Objects:
         return {path[stem:]: facts_in(info) for path, info in sorted(objects) if not is_draft(path)}
 
     def names(self) -> list[str]:
-        """Return the names directly below the URL; none where it does not exist. FileExistsError if it is a file."""
+        """Return the names directly below the URL; none if it does not exist, FileExistsError if it is a file."""
         store, root = self._open()
         store.fs.invalidate_cache()
         try:
@@ -150,24 +150,27 @@ class Objects:
         except FileNotFoundError:
             return []
         except NotADirectoryError as e:
-            raise FileExistsError(f"{self.url} is a file") from e
+            raise self._is_file() from e
         if paths == [root] and not store.call("isdir", root):
-            raise FileExistsError(f"{self.url} is a file")
+            raise self._is_file()
         return [path.rpartition("/")[2] for path in paths if path != root]
+
+    def _is_file(self) -> FileExistsError:
+        return FileExistsError(f"{self.url} is a file: expected a directory, or a URL where nothing is yet")
 
     # ------------------------------------------------------------------ writing
 
     def check(self, name: str, condition: Condition) -> None:
-        """Raise ConflictError if the object ``name`` is known to be another than ``condition`` says."""
+        """Raise ConflictError if the object ``name`` does not meet ``condition``."""
         self.store.check(self._at(name), condition)
 
     def put(
         self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
     ) -> Facts | None:
-        """Let the object ``name`` be ``parts``, one after the other; return what is then known of its version.
+        """Write the concatenated ``parts`` as the object ``name``; return its new version, if the store tells it.
 
-        Raises ConflictError, and changes nothing, if it is not what ``condition`` says. Local files are on the disk
-        when this returns, if they are to be ``durable``.
+        Raises ConflictError, and changes nothing, if the object does not meet ``condition``. ``durable`` local files
+        are on the disk when this returns.
         """
         return self.store.put(self._at(name), parts, condition, durable=durable)
 
@@ -179,14 +182,14 @@ class Objects:
     def stream(
         self, name: str = "", condition: Condition = None, *, durable: bool = False
     ) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Give a file to write the object ``name`` to; it takes its place when the block ends without an error.
+        """Yield a file that replaces the object ``name`` when the block ends without an error.
 
-        The ``condition`` is for local files.
+        Only local files have a ``condition``.
         """
         return self.store.stream(self._at(name), condition, durable=durable)
 
     def make_durable(self, urls: Iterable[str]) -> None:
-        """Return when the objects at ``urls``, which were put before, are on the disk, if they are local."""
+        """Sync the objects at ``urls`` to the disk, if they are local files."""
         if not self.is_local:
             return
         paths = [self.path(name) for name in map(self.name_of, urls) if name is not None]
@@ -197,30 +200,30 @@ class Objects:
             sync_file(path)
 
     def copy(self, name: str, new: str) -> None:
-        """Copy the object ``name`` to ``new``, whole or not at all."""
+        """Copy the object ``name`` to ``new`` in one step."""
         self.store.copy(self.path(name), self._at(new))
 
     # ------------------------------------------------------------------ removing
 
     def remove(self, name: str, condition: Condition = None) -> None:
-        """Let there be no object ``name``; one that is not there, whatever it was, is none already.
+        """Remove the object ``name``, if it exists.
 
-        Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
+        Raises ConflictError, and changes nothing, if an existing object does not meet ``condition``.
         """
         self.store.remove(self._at(name), condition)
 
     def remove_all(self, names: Iterable[str]) -> None:
-        """Remove the objects ``names``, and directories that are empty then, as far as that can be done."""
+        """Remove the objects ``names`` that can be removed, and the directories that this leaves empty."""
         names = list(names)
         self.check_places(names)
         paths = [self.path(name) for name in names]
-        together = [path for path in paths if not has_magic(path)]  # `rm` would take the others for patterns
+        together = [path for path in paths if not has_magic(path)]  # `rm` takes the others for patterns
         alone = [path for path in paths if has_magic(path)]
         try:
             if together:
                 self.store.call_once("rm", together)
         except OSError:
-            alone = paths  # one that is gone does not keep the others
+            alone = paths  # one missing object must not keep the others
         for path in alone:
             with contextlib.suppress(OSError):
                 self.store.remove_file(path)
@@ -232,12 +235,12 @@ class Objects:
 
     @contextlib.contextmanager
     def directory(self, *, replaces: bool) -> Iterator[Objects]:
-        """Give where objects are put that are of use together alone: an error in the block takes them away again.
+        """Yield objects that are written as a whole: an error in the block removes all of them.
 
-        A directory that they are to replace stays what it is until the block ends, if it is one of this machine.
-        Elsewhere nothing takes the place of many objects at once: there it is removed first.
+        A local directory is replaced when the block ends. Object stores cannot replace many objects at once: there
+        ``replaces`` removes the old objects first.
         """
-        path = self.store.real(self._at("")) if self.is_local else ""  # of a link, what it leads to is replaced
+        path = self.store.real(self._at("")) if self.is_local else ""  # the directory behind a link, not the link
         draft = Objects(draft_of(path), {}) if replaces and path else self
         if draft is not self:
             os.mkdir(draft.path(""), 0o700)
@@ -252,7 +255,7 @@ class Objects:
             raise
 
     def sweep(self, names: Iterable[str]) -> None:
-        """Remove what killed processes left beside the objects ``names``; only while the `lock` is held."""
+        """Remove the drafts that killed processes left beside the objects ``names``. The caller holds the `lock`."""
         if not self.is_local:
             return
         for folder in {os.path.dirname(self.path(name)) for name in names}:
@@ -262,9 +265,9 @@ class Objects:
                         os.unlink(entry.path)
 
     def tidy(self, names: Iterable[str], *, with_root: bool = True) -> None:
-        """Remove the directories of the objects ``names`` that are empty, where there are directories.
+        """Remove the empty directories of the objects ``names``, if they are local.
 
-        ``with_root``: also that of all objects, whose lock ends with it.
+        ``with_root``: also the directory at the URL, and its lock with it.
         """
         if not self.is_local:
             return

@@ -1,4 +1,4 @@
-"""Objects of S3: each takes one request, and the store decides whether the object is still the one that was read."""
+"""Store objects in S3: one request each, with conditions that the server checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from refshard_fs.stores.store import LARGE, Buffer, Condition, Fetched, Place, S
 from refshard_fs.targets.failures import as_os_error, os_errors
 
 _PIECE: Final = 1 << 20
-_REFUSED: Final = (404, 409, 412)  # what S3 answers where a condition does not hold
+_REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a condition that does not hold
 
 
 class S3Store(Store):
-    """The objects of s3fs. botocore repeats requests that fail in passing, with the condition."""
+    """The objects of s3fs. botocore repeats failed requests, each with its condition."""
 
     def facts(self, path: str) -> Facts | None:
         bucket, key, _ = self.fs.split_path(path)
@@ -43,14 +43,14 @@ class S3Store(Store):
         try:
             with _body(parts) as body:
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
-        except Exception as e:  # of botocore, which is not ours to import; raised again unless it is a conflict
+        except Exception as e:  # botocore's, whose import is slow; raised again unless it is a conflict
             if not when or _status(e) not in _REFUSED:
                 raise as_os_error(e) from e
             is_certain = not _was_repeated(e)
-            there = None if is_certain else self.fetch(place.path)  # else others wrote it, though it be the same
+            there = None if is_certain else self.fetch(place.path)  # if certain, another writer wrote equal bytes
             if there is None or sum_of([there.data]) != sum_of(parts):
                 raise conflict(place, condition, is_certain=is_certain) from e
-            return there.facts  # it was written, and the answer to that was lost
+            return there.facts  # an earlier try wrote it, and its answer was lost
         self.fs.invalidate_cache(place.path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
 
@@ -63,7 +63,7 @@ class S3Store(Store):
                 raise
             if self.facts(place.path) is not None:
                 raise conflict(place, condition) from e
-        self.fs.invalidate_cache(place.path)  # it is gone: also where it was removed, and the answer to that was lost
+        self.fs.invalidate_cache(place.path)  # the object is gone, even if an earlier try removed it
 
 
 async def _fetch(fs: Any, path: str) -> Fetched:
@@ -71,14 +71,14 @@ async def _fetch(fs: Any, path: str) -> Fetched:
     answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
     with tempfile.SpooledTemporaryFile(LARGE) as copy:
         body = answer["Body"]
-        async with body:  # which gives the response beneath it before aiobotocore 3
+        async with body:  # before aiobotocore 3, `as` would give the response beneath the body
             while piece := await body.read(_PIECE):
                 copy.write(piece)
         return Fetched(content(copy), Facts(answer["ContentLength"], answer.get("ETag")))
 
 
 async def _send(fs: Any, path: str, body: bytes | BinaryIO, when: dict[str, str]) -> dict[str, Any]:
-    """Put an object on the conditions ``when``, with one request, and return the answer."""
+    """Put an object with one request, under the conditions ``when``, and return the answer."""
     bucket, key, _ = fs.split_path(path)
     await fs.set_session()
     client = await fs.get_s3(bucket)
@@ -90,7 +90,7 @@ async def _send(fs: Any, path: str, body: bytes | BinaryIO, when: dict[str, str]
 
 @contextlib.contextmanager
 def _body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
-    """Give what botocore sends for ``parts``: a file, if they are large, which it reads again if it tries again."""
+    """Yield the body of a request for ``parts``: a temporary file if they are large, which botocore can read again."""
     if sum(map(len, parts)) <= LARGE:
         yield b"".join(parts)
         return
@@ -101,7 +101,7 @@ def _body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
 
 
 def _headers_of(condition: Condition) -> dict[str, str]:
-    """Return what S3 is told of the version to replace."""
+    """Return the parameters by which S3 checks the version to replace."""
     match condition:
         case Facts(etag=str(etag)):
             return {"IfMatch": etag}
@@ -111,18 +111,18 @@ def _headers_of(condition: Condition) -> dict[str, str]:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the status of the answer of S3 that ``error`` tells of."""
+    """Return the HTTP status of the answer behind ``error``; None if there was no answer."""
     status: int | None = _told_by(error).get("HTTPStatusCode")
     return status
 
 
 def _was_repeated(error: Exception) -> bool:
-    """Whether botocore sent the request more than once: the store may have done it, and the answer to that was lost."""
+    """Whether botocore sent the request more than once: an earlier one may have succeeded without an answer."""
     return bool(_told_by(error).get("RetryAttempts"))
 
 
 def _told_by(error: Exception) -> Mapping[str, Any]:
-    """Return what botocore tells of the answer of S3 that is an ``error``."""
+    """Return botocore's metadata of the answer behind ``error``."""
     for e in (error, error.__cause__):
         response: Any = getattr(e, "response", None)
         if isinstance(response, dict):

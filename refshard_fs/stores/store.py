@@ -1,4 +1,4 @@
-"""One filesystem in which objects are written. What fails in passing is tried again, where that can do no harm."""
+"""Write objects in one filesystem. Requests that fail for a passing reason are retried where that is harmless."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from refshard_fs.targets.local import draft_of
 
 T = TypeVar("T")
 Buffer = bytes | memoryview
-Condition = Version | None  # what an object must be to be replaced; None: whatever it is
+Condition = Version | None  # the version that an object must have to be replaced; None: any
 
-LARGE: Final = 8 << 20  # bytes; objects of more are read and sent by way of a temporary file
-_RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # have directories, and rename a file over another
+LARGE: Final = 8 << 20  # bytes; larger objects are read and sent by way of a temporary file
+_RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # protocols with directories that rename a file over another
 
 
 class Place(NamedTuple):
-    """An object, or a directory of some: its ``path`` in the filesystem, and the directory ``root`` that it is in."""
+    """An object, or a directory of objects: its ``path`` in the filesystem, at or below the directory ``root``."""
 
     url: str
     path: str
@@ -42,14 +42,14 @@ class Place(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The bytes of an object, and which version of it they are."""
+    """The bytes of an object, and their version."""
 
     data: Buffer
     facts: Facts
 
 
 def sum_of(parts: Iterable[Buffer]) -> bytes:
-    """Return the SHA-256 of ``parts``, one after the other."""
+    """Return the SHA-256 of the concatenated ``parts``."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part)
@@ -57,7 +57,7 @@ def sum_of(parts: Iterable[Buffer]) -> bytes:
 
 
 def is_version(one: Version, other: Version) -> bool:
-    """Whether both are one version of an object, as far as they tell."""
+    """Whether both are the same version of an object, as far as their facts tell."""
     if isinstance(one, Absent) or isinstance(other, Absent):
         return one is other
     if one.etag is not None and other.etag is not None:
@@ -66,24 +66,26 @@ def is_version(one: Version, other: Version) -> bool:
 
 
 def conflict(place: Place, condition: Condition, *, is_certain: bool = True) -> ConflictError:
-    """Return the error for an object that is not what ``condition`` says.
+    """Return the error for an object that does not meet ``condition``.
 
-    It ``is_certain`` unless an answer of the store was lost before that.
+    It ``is_certain`` unless the store's answer to an earlier try was lost.
     """
-    what = "was not there" if isinstance(condition, Absent) else "was another one"
-    error = ConflictError(f"{place.url} {what} when it was read, and somebody else has written it since")
+    what = "did not exist" if isinstance(condition, Absent) else "had another version"
+    error = ConflictError(
+        f"{place.url} {what} when it was read: another writer has written it since. Read it again, then write"
+    )
     error.is_certain = is_certain
     return error
 
 
-_locks: Final[dict[str, threading.RLock]] = {}  # of what is not local, by URL; all that is in memory has one
+_locks: Final[dict[str, threading.RLock]] = {}  # by URL, for stores that are not local; memory:// has one for all
 in_child(_locks.clear)
 
 
 class Store:
-    """A filesystem as any thread may call it; ``loop`` runs what is asynchronous in it."""
+    """A filesystem that any thread may call; ``loop`` runs its coroutines."""
 
-    is_local = False  # whether objects are files of this machine
+    is_local = False  # whether objects are local files
 
     def __init__(self, fs: AbstractFileSystem, loop: AbstractEventLoop | None, retry: Retry) -> None:
         self.fs: Any = fs
@@ -93,12 +95,12 @@ class Store:
     # ------------------------------------------------------------------ requests
 
     def call(self, method: str, *given: Any, **named: Any) -> Any:
-        """Return what a method of the filesystem returns, which does no harm if it is called twice."""
+        """Call a method of the filesystem, with retries: calling it twice must be harmless."""
         return self.persist(partial(self.call_once, method, *given, **named))
 
     @os_errors()
     def call_once(self, method: str, *given: Any, **named: Any) -> Any:
-        """Do the same, and try once."""
+        """Call a method of the filesystem once."""
         fs = self.fs
         if has_coroutines(fs):
             return sync(self._loop if fs.asynchronous else fs.loop, getattr(fs, "_" + method), *given, **named)
@@ -106,7 +108,7 @@ class Store:
             return getattr(fs, method)(*given, **named)
 
     def persist(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """Return what ``call`` returns. What fails in passing is tried again, as ``again`` if that takes more care."""
+        """Return what ``call`` returns. After a passing failure call it again, or ``again`` if that is given."""
         tried = 0
         while True:
             try:
@@ -124,14 +126,14 @@ class Store:
     # ------------------------------------------------------------------ places
 
     def real(self, place: Place) -> str:
-        """Return the path at which an object is written; PermissionError where a link leads elsewhere."""
+        """Return the path that a write to ``place`` changes; PermissionError at a link that is not followed."""
         return place.path
 
     @contextlib.contextmanager
     def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
-        """Keep other commits of this process out; from local files, those of all processes of this machine.
+        """Lock ``place`` for a commit: among the threads of this process; for local files, among all processes.
 
-        ``of_parent``: the place is one file, so the lock is that of its directory.
+        ``of_parent``: the place is one file, so lock its directory.
         """
         with _locks.setdefault(place.url, threading.RLock()):
             yield
@@ -139,7 +141,7 @@ class Store:
     # ------------------------------------------------------------------ reading
 
     def facts(self, path: str) -> Facts | None:
-        """Return what tells the version of an object from others; None if there is none."""
+        """Return the size and version of an object; None if it does not exist."""
         self.fs.invalidate_cache()
         try:
             return facts_in(self.call("info", path))
@@ -147,7 +149,7 @@ class Store:
             return None
 
     def fetch(self, path: str) -> Fetched | None:
-        """Return an object, which may be cut short; None if there is none."""
+        """Return an object, or the part of it that came; None if it does not exist."""
         facts = self.facts(path)
         if facts is None:
             return None
@@ -160,26 +162,26 @@ class Store:
                 return Fetched(content(file), facts)
 
     def read(self, paths: list[str]) -> dict[str, bytes]:
-        """Return the objects at ``paths``, all requested at once."""
-        if any(map(has_magic, paths)):  # `cat` would take such a name for a pattern
+        """Return the objects at ``paths``, requested in parallel."""
+        if any(map(has_magic, paths)):  # `cat` takes such a name for a pattern
             if has_coroutines(self.fs):
                 found = self.call("cat_ranges", paths, None, None, on_error="raise")
             else:
-                found = [self.call("cat_file", path) for path in paths]  # the others' `cat_ranges` may return errors
+                found = [self.call("cat_file", path) for path in paths]  # `cat_ranges` of others may return errors
             return dict(zip(paths, found, strict=True))
         return dict(self.call("cat", paths)) if paths else {}
 
     # ------------------------------------------------------------------ writing
 
     def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
-        """Raise ConflictError if an object is known to be another than ``condition`` says."""
+        """Raise ConflictError if an object does not meet ``condition``."""
         if condition is not None and not is_version(condition, self.facts(place.path) or ABSENT):
             raise conflict(place, condition, is_certain=is_certain)
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
-        """Let an object be ``parts``, one after the other; return what is then known of its version.
+        """Write the concatenated ``parts`` as an object; return its new version, if the store tells it.
 
-        Raises ConflictError, and changes nothing, if it is not what ``condition`` says.
+        Raises ConflictError, and changes nothing, if the object does not meet ``condition``.
         """
         path = place.path
         if _RENAME_OVER.isdisjoint(protocols_of(self.fs)):
@@ -191,7 +193,7 @@ class Store:
             self.persist(partial(self._send, draft, parts))
             self._replace(place, draft, parts, condition, partial(self.call_once, "mv", draft, path))
         except BaseException:
-            with contextlib.suppress(Exception):  # the error that matters is the first
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 self.call_once("rm_file", draft)
             raise
         return None
@@ -199,7 +201,7 @@ class Store:
     def _replace(
         self, place: Place, source: str, parts: Sequence[Buffer], condition: Condition, replace: Callable[[], None]
     ) -> None:
-        """Make ``source`` the object by ``replace``. If its answer is lost, look before it is called again."""
+        """Call ``replace``, which makes ``source`` the object. If its answer is lost, look before calling it again."""
         has_renamed = source != place.path
 
         def again() -> None:
@@ -217,7 +219,7 @@ class Store:
         self.persist(first, again)
 
     def _is(self, path: str, parts: Sequence[Buffer]) -> bool:
-        """Whether the object at ``path`` is ``parts``."""
+        """Whether the bytes of the object at ``path`` are ``parts``."""
         there = self.fetch(path)
         return there is not None and sum_of([there.data]) == sum_of(parts)
 
@@ -229,15 +231,15 @@ class Store:
         data = b"".join(parts)
         try:
             self.call_once("pipe_file", path, data)
-        except FileNotFoundError:  # there are directories, such as pyarrow's, and not this one yet
+        except FileNotFoundError:  # the filesystem (pyarrow's, for example) has directories, and lacks this one
             self.call("makedirs", path.rpartition("/")[0], exist_ok=True)
             self.call_once("pipe_file", path, data)
 
     @contextlib.contextmanager
     def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
-        """Give a file to write an object to; it takes its place when the block ends without an error.
+        """Yield a file that replaces an object when the block ends without an error.
 
-        The ``condition`` is for local files.
+        Only local files have a ``condition``.
         """
         with self._uploading(place.path, self.call) as file:
             yield file
@@ -251,31 +253,31 @@ class Store:
             call("put_file", whole, path)
 
     def copy(self, path: str, new: Place) -> None:
-        """Copy an object, whole or not at all."""
+        """Copy an object in one step."""
         self.call("cp_file", path, new.path)
 
     # ------------------------------------------------------------------ removing
 
     def remove(self, place: Place, condition: Condition) -> None:
-        """Let there be no object; ConflictError if it is not what ``condition`` says. One that is gone is no error."""
+        """Remove an object, if it exists; ConflictError if it does not meet ``condition``."""
         if condition is not None and self.facts(place.path) is None:
             return
         self.check(place, condition)
         self.remove_file(self.real(place))
 
     def remove_file(self, path: str) -> None:
-        """Remove an object; one that is gone is no error."""
+        """Remove an object, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.call("rm_file", path)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it."""
+        """Remove a directory and everything in it, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.call("rm", path, recursive=True)
 
 
 def content(file: Any) -> Buffer:
-    """Return the content of a file that is ours alone; a large one without taking memory for it."""
+    """Return the content of a file that no one else writes; a large one is mapped, not read."""
     if file.seek(0, os.SEEK_END) > LARGE:
         file.flush()
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

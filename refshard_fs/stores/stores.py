@@ -1,4 +1,4 @@
-"""The stores in which objects are written: their filesystems are those of a pool, as for reads."""
+"""Open stores for writing, by the same pool of filesystems that reads use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from refshard_fs.targets.answer import ImmediateTarget
 from refshard_fs.targets.generic import is_s3fs
 from refshard_fs.targets.pool import Given, Pool, PoolOptions
 
-_KNOWN: Final = 8  # stores of places that the user named; to make a client of S3 takes 0.1 s
+_KNOWN: Final = 8  # stores kept by the options that the user gave; a client of S3 takes 0.1 s to make
 
 
 class Stores:
-    """The stores of one set of options. Any thread may use them; a forked process opens them again."""
+    """The stores of one set of options, usable from any thread; a forked process opens them again."""
 
     def __init__(self, options: PoolOptions) -> None:
         self.options = options
@@ -37,7 +37,7 @@ class Stores:
 
     @classmethod
     def of(cls, url: str, given: Given) -> Stores:
-        """Return the stores for a ``url`` of the user's own, by an instance or options."""
+        """Return the stores for a ``url`` that the user gave, with an instance or options."""
         protocol = protocol_of(url)
         which = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))
         with _knowing:
@@ -48,9 +48,9 @@ class Stores:
         return known
 
     def open_now(self, url: str) -> tuple[Store, str] | None:
-        """Return the store that takes objects at ``url``, and the path there; None where that takes a network.
+        """Return the store for objects at ``url`` and the path there; None where opening takes a network.
 
-        Raises TargetNotAllowed or ReadOnlyError where nothing is written to.
+        Raises TargetNotAllowed or ReadOnlyError where objects cannot be written.
         """
         found = Pool(self.options, None).store(url)
         if found is None:
@@ -59,7 +59,7 @@ class Stores:
         return self._store(url, (target.fs, path) if isinstance(target, ImmediateTarget) and target.fs else None, None)
 
     def open(self, url: str) -> tuple[Store, str]:
-        """Return the same, over a network too. It blocks, so that fsspec's event loop cannot call it."""
+        """Return the same, over a network too. It blocks: fsspec's event loop must not call it."""
         return self.open_now(url) or self._store(url, sync(get_loop(), self._opened, url), get_loop())
 
     async def _opened(self, url: str) -> tuple[AbstractFileSystem, str] | None:
@@ -76,8 +76,8 @@ class Stores:
     ) -> tuple[Store, str]:
         if opened is None:
             raise ReadOnlyError(
-                f"{told(url)} takes no objects: expected a local path, or a URL of an object store or of another "
-                "filesystem that can be written to"
+                f"{told(url)} cannot be written to: expected a local path, or a URL of an object store or of another "
+                "writable filesystem"
             )
         fs, path = opened
         kind = {LocalFileSystem: LocalStore, MemoryFileSystem: MemoryStore}.get(type(fs), Store)
@@ -87,7 +87,7 @@ class Stores:
 _known: Final[dict[Any, Stores]] = {}
 _knowing: Final = fork_safe(threading.Lock())
 _all: Final[weakref.WeakSet[Stores]] = weakref.WeakSet()
-_orphans: Final[list[object]] = []  # of the parent process, whose sockets are not closed here
+_orphans: Final[list[object]] = []  # stores of the parent process: collecting them would close its sockets
 
 
 def _after_fork() -> None:

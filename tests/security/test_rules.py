@@ -10,12 +10,13 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator
+from http.cookies import SimpleCookie
 from typing import Any
 
 import fsspec
 import pytest
 import trustme
-from aiohttp import DefaultResolver
+from aiohttp import CookieJar, DefaultResolver
 from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
@@ -305,12 +306,19 @@ def test_ftp_name_that_moves_inside_is_not_logged_in_to(names: dict[str, str], m
 # ------------------------------------------------------------------------------- what stays with its server
 
 
+@pytest.mark.parametrize("how", ["update_cookies", "update_cookies_from_headers"])
 @pytest.mark.parametrize("domain", ["", "; Domain=co.test", "; Domain=test"])
-def test_cookie_goes_to_no_other_port_or_host(domain: str) -> None:
+def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
+    """aiohttp 3.12.0 calls the first, later versions the second."""
+    if not hasattr(CookieJar, how):
+        pytest.skip("this aiohttp parses the headers itself")
+
     async def go() -> list[int]:
         jar = connections.OriginCookies()
         jar.update_cookies({"given": "1"})
-        jar.update_cookies_from_headers([f"set=2{domain}; Path=/"], URL("http://a.co.test:81/x"))
+        header = f"set=2{domain}; Path=/"
+        value = SimpleCookie(header) if how == "update_cookies" else [header]
+        getattr(jar, how)(value, URL("http://a.co.test:81/x"))
         asked = ("http://a.co.test:81/y", "http://a.co.test:82/y", "https://a.co.test:81/", "http://b.co.test:81/")
         return [len(jar.filter_cookies(URL(url))) for url in asked]
 

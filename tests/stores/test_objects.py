@@ -83,12 +83,12 @@ def test_large_objects_are_whole(make: Make) -> None:
 def test_an_object_is_replaced_on_condition_that_it_is_the_one_that_was_read(make: Make) -> None:
     objects, other = make(), make()
     objects.put("a", [b"first"], ABSENT)
-    with pytest.raises(ConflictError, match="was not there"):
+    with pytest.raises(ConflictError, match="did not exist"):
         other.put("a", [b"second"], ABSENT)
     read = other.fetch("a")
     assert read is not None
     objects.put("a", [b"longer than the first"])
-    with pytest.raises(ConflictError, match="was another one"):
+    with pytest.raises(ConflictError, match="had another version"):
         other.put("a", [b"second"], read.facts)
     with pytest.raises(ConflictError):
         other.remove("a", read.facts)
@@ -179,7 +179,7 @@ def test_name_that_climbs_is_refused(make: Make, name: str) -> None:
         lambda: objects.facts(name),
     ]
     for use in uses:
-        with pytest.raises(ReadOnlyError, match="lies outside of"):
+        with pytest.raises(ReadOnlyError, match="lies outside"):
             use()
 
 
@@ -210,7 +210,7 @@ def test_commit_removes_nothing_outside_of_its_set(how: str, tmp_path: Path) -> 
     fs = RefShardFileSystem(str(tmp_path / "set.zarr"), mode="a")
     fs.pipe_file("a/c/0", b"news")
     if how == "member":
-        with pytest.raises(ReadOnlyError, match="lies outside of"):
+        with pytest.raises(ReadOnlyError, match="lies outside"):
             fs.commit()
         fs.discard()
     else:

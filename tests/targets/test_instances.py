@@ -73,7 +73,7 @@ def test_a_set_is_read_written_and_committed_through_an_instance(place: Place) -
     first.pipe("small", b"first")
     second.pipe("small", b"second")
     second.commit()
-    with pytest.raises(ConflictError, match="somebody else wrote it"):
+    with pytest.raises(ConflictError, match="another writer wrote it"):
         first.commit()
     first.discard()
     assert place.opened("refs.json").cat_file("small") == b"second"
