@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks, Contents, Numbers
 from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merged
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
@@ -394,6 +395,30 @@ class ArrayView(View, Generic[K]):
         others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
         chunks = yield from self.chunks_in(prefix, grid.leading(""), names)
         return merged(chunks or (), others)
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        if not (self.base.holds_all_metadata or self.base.is_reference_set):
+            return (yield from super().contents(prefix, errors))
+        found = yield from self.base.contents(prefix, errors)
+        own = [path for path in found.arrays if self.remapped(path) is not None]
+        if not own:
+            return found
+        members, arrays, indexes = dict(found.members), dict(found.arrays), found.indexes
+        for key in filter(self._documents.is_document, found.members):
+            document = yield from self._documents.read(key)
+            if document is not None and document.arrays:
+                members[key] = document.data
+        for path in own:
+            listing = yield from self.list_chunks(path)
+            if listing is not None:
+                arrays[path] = listing.chunks
+                indexes |= listing.indexes
+        return Contents(members, arrays, found.others, indexes)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        if self.base.is_reference_set and self.remapped(array) is None:
+            return (yield from self.base.chunks(array, numbers, grid))
+        return (yield from super().chunks(array, numbers, grid))
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         at = yield from self._chunk_directory(prefix)

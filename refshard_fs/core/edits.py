@@ -12,13 +12,14 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks, Contents, Numbers
 from refshard_fs.core.consolidated import DOCUMENTS, parsed, reconsolidated, repeats
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
@@ -288,6 +289,22 @@ class EditedKeySpace(View):
     def find(self, key: str) -> Entry | None:
         edit = self.edits.get(key)
         return self._in_step(key, entry_of(edit) if edit is not None else self.base.find(key))
+
+    def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
+        return None if len(self.edits) else (yield from self.base.snapshot(threshold, tell))
+
+    @property
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # edits come and go
+        return not len(self.edits) and self.base.is_reference_set
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        found = super().contents(prefix, errors) if len(self.edits) else self.base.contents(prefix, errors)
+        return (yield from found)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        if not len(self.edits):
+            return (yield from self.base.chunks(array, numbers, grid))
+        return (yield from super().chunks(array, numbers, grid))
 
     def _may_repeat_edits(self, key: str) -> bool:
         path, name = parent(key)

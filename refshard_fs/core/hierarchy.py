@@ -40,17 +40,17 @@ DEEPEST: Final = 8  # names in a path; OME-Zarr has seven: row, column, field, "
 class Hierarchy(KeySpace):
     """The keys below ``url``; ``listable`` says whether the target can list, None that nobody has tried yet.
 
-    ``documents`` are those of the root that were read to recognise it, None for one that is absent. They answer whoever
-    opens the root: each is used once, and none after another key was asked for. Later ones may be others.
+    ``root_documents`` were read to recognise the source; None for one that is absent. Each answers one look-up, and
+    none after another key was looked up: later ones may be others.
     """
 
     url_of: Callable[[str], str]
 
     def __init__(self, url: str, *, listable: bool | None, documents: Mapping[str, bytes | None] | None = None) -> None:
-        self.url = url
+        self.url = self.root_url = url
         self._listable = listable
-        self.documents = documents or {}
-        self.consolidates = any(map(_has_members, self.documents.items()))
+        self.root_documents = documents or {}
+        self.consolidates = any(map(_has_members, self.root_documents.items()))
         self._is_bare = bool(documents) and not self.consolidates  # without consolidated metadata
         self._named_arrays: set[str] = set()
         self.url_of = locator(url)
@@ -61,9 +61,9 @@ class Hierarchy(KeySpace):
         return self._entry(key) if is_key(key) else None
 
     def _entry(self, key: str) -> Entry | None:
-        documents, self.documents = self.documents, {}
+        documents, self.root_documents = self.root_documents, {}
         if key in documents:
-            self.documents = {name: data for name, data in documents.items() if name != key}
+            self.root_documents = {name: data for name, data in documents.items() if name != key}
             return None if (data := documents[key]) is None else Inline(data)
         entry = Span(self.url_of(key), optional=True)
         check_name(key, entry.url)

@@ -15,9 +15,29 @@ from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
-from refshard_fs.core.columns import ChunkTable, UInt64s
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, splits
-from refshard_fs.core.model import Directories, Entry, Inline, Listed, Load, Raw, Span, Steps
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
+from refshard_fs.core.chunks import Listing as ArrayListing
+from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, relative, splits
+from refshard_fs.core.model import (
+    Directories,
+    Entry,
+    Inline,
+    Listed,
+    Load,
+    Raw,
+    Span,
+    Steps,
+    answered,
+    batches,
+    together,
+)
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
+from refshard_fs.errors import RefShardError
+from refshard_fs.security.origins import NOTHING, Origins
+
+DIRECTORIES: Final = 64  # that are listed together
 
 
 class Place(NamedTuple):
@@ -51,6 +71,8 @@ class KeySpace(ABC):
     urls: Sequence[str | None] = ()
     # The URL of the document that a commit replaces last.
     document_url: str | None = None
+    # The URL of the directory that the source is, if it is one.
+    root_url: str | None = None
     # Returns the URL of a key's object, if each key is one object.
     url_of: Callable[[str], str] | None = None
     # Why an array is not shown, or its shards are left whole, by the array's path.
@@ -69,6 +91,20 @@ class KeySpace(ABC):
     consolidated_anew: str | None = None
     # Whether the chunk manifests of its arrays are resolved already.
     resolves_manifests = False
+    # Whether it is a set of references: `contents` needs no listing, `chunks` no look-up of single keys, and URLs are
+    # as the set spells them.
+    is_reference_set: bool = False
+    # The set that it shows, where that is in memory as columns; then nothing has to be collected.
+    references: Any = None
+    # The documents of the root that recognising the source has read; None where one is absent.
+    root_documents: Mapping[str, bytes | None] = {}
+    # Uncommitted writes over ``base``.
+    edits: Any = None
+
+    @property
+    def origins(self) -> Origins:
+        """Which URLs sets of others named, as far as a set of references records it."""
+        return NOTHING
 
     @property
     def strangers(self) -> frozenset[str]:
@@ -167,6 +203,76 @@ class KeySpace(ABC):
         yield from ()
         return self.urls
 
+    # ------------------------------------------------------------------ whole arrays
+
+    @property
+    def whole_shards(self) -> KeySpace:
+        """The same source with each shard as one chunk, as it is stored."""
+        return self
+
+    def resolve(self, url: str | None) -> str:
+        """Return a URL of `chunks` as an absolute one; ManifestError for None where there is no default target."""
+        return url or ""
+
+    def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
+        """Return the metadata documents of every array and group below ``prefix``, by key."""
+        members = (yield from self.contents(prefix)).members
+        found: dict[str, bytes] = {}
+        for key, value in members.items():
+            if zarrmeta.is_metadata(key):
+                data = value if isinstance(value, bytes) else (yield from self.read(key))
+                if data is not None:
+                    found[key] = data
+        return found
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        """Return what lies below ``prefix``: the metadata, and which chunks each array may have.
+
+        By default all directories are listed. With ``errors``, the error of a directory or a document is added to it,
+        by its key, and not raised; of a directory that cannot be listed, the documents are asked for by name.
+        """
+        walk = _Walk(self, errors)
+        known = yield from self.directories(prefix)
+        root = prefix if self.url_of is None else self.url_of(prefix)
+        yield from answered(walk.directory(prefix, None), root, known)
+        return walk.contents()
+
+    def list_chunks(self, array: str) -> Steps[ArrayListing | None]:
+        """Return what lies below ``array``, if the key space knows a better way than to list its own directories."""
+        yield from ()
+        return None
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        """Return where the chunks ``numbers`` of ``array`` lie, a row for each; of those that do not exist, nothing.
+
+        ``grid`` is that of the array, if the caller knows it. By default the keys are looked up together.
+        """
+        if grid is None:
+            grid = self.grids[array]
+        column = np.arange(numbers.start, numbers.stop, dtype=np.uint64) if isinstance(numbers, range) else numbers
+        builder = ChunksBuilder(len(column))
+        entries = yield from self.entries([join(array, tail) for tail in tails(grid, column)])
+        for row, entry in enumerate(entries):
+            builder.put_entry(row, entry)
+        return builder.finish()
+
+    def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
+        """Return the set of references to all keys, pinned to their versions, if a listing states these; else None.
+
+        Metadata of up to ``threshold`` bytes are inline. ``tell`` is called with how many more keys are known.
+        """
+        yield from ()
+        return None
+
+    def entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
+        """Return the entries of ``keys``, which are looked up together."""
+        look_ups = self.lookups(keys)
+        found: list[Entry | None] = [None] * len(keys)
+        for look_up, entries in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
+            for place, entry in zip(look_up.places, entries, strict=True):
+                found[place] = entry
+        return found
+
     @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
         """The grids of those arrays whose metadata documents need no read either."""
@@ -204,6 +310,100 @@ class Grids(Mapping[str, ChunkGrid]):
         return sum(1 for _ in self)
 
 
+class _Walk:
+    """Lists all directories of a key space, and reads the metadata in them."""
+
+    def __init__(self, keyspace: KeySpace, errors: dict[str, Exception] | None) -> None:
+        self._keyspace = keyspace
+        self._errors = errors
+        self._members: dict[str, Any] = {}
+        self._others: dict[str, int | None] = {}
+        self._arrays: dict[str, ArrayChunks] = {}
+        self._is_known: set[str] = set()  # arrays whose chunks are not listed here
+        self._indexes: frozenset[str] = frozenset()
+        self._numbers: dict[str, list[int]] = {}
+        self._sizes: dict[str, list[int]] = {}
+
+    def directory(self, prefix: str, array: str | None) -> Steps[None]:
+        """Add all that lies below ``prefix``, which is a directory of chunks of ``array``, if of one."""
+        keyspace = self._keyspace
+        try:
+            names = (yield from keyspace.children(prefix)) or ()
+        except (OSError, RefShardError) as e:
+            if self._errors is None:
+                raise
+            self._errors[prefix] = e
+            names = [] if array is not None else [Listed(name, None) for name in (*ARRAY_DOCUMENTS, ".zattrs")]
+        documents = {n.name for n in names if not n.is_directory and zarrmeta.is_metadata(n.name)}
+        yield from together([self._document(prefix, n.name) for n in names if n.name in documents])
+        if prefix in self._arrays:
+            array = prefix
+            listing = yield from keyspace.list_chunks(prefix)
+            if listing is not None:
+                self._arrays[prefix] = listing.chunks
+                self._is_known.add(prefix)
+                self._indexes |= listing.indexes
+                self._others |= {k: size for k, size in listing.others.items() if not zarrmeta.is_metadata(k)}
+                yield from together([self.directory(path, None) for path in listing.directories])
+                return
+        self._files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
+        for some in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
+            yield from together([self.directory(path, array) for path in some])
+
+    def _document(self, prefix: str, name: str) -> Steps[None]:
+        key = join(prefix, name)
+        try:
+            data = yield from self._keyspace.read(key)
+            if data is None:
+                return
+            self._members[key] = data
+            grid = _grid_of(data, key) if name in ARRAY_DOCUMENTS else None
+        except (OSError, RefShardError) as e:
+            if self._errors is None:
+                raise
+            self._errors[key] = e
+            return
+        if grid is not None:
+            self._arrays[prefix] = ArrayChunks(grid)
+
+    def _files(self, prefix: str, files: Sequence[Listed], array: str | None) -> None:
+        grid = None if array is None else self._arrays[array].grid
+        stem = "" if array is None else relative(prefix, array)
+        numbers = self._numbers.setdefault(array or "", [])
+        sizes = self._sizes.setdefault(array or "", [])
+        for listed in files:
+            number = None if grid is None else grid.number(join(stem, listed.name))
+            if number is None:
+                self._others[join(prefix, listed.name)] = listed.size
+            else:
+                numbers.append(number)
+                sizes.append(WHOLE if listed.size is None else listed.size)
+
+    def contents(self) -> Contents:
+        """Return all that was added."""
+        arrays = {
+            path: array
+            if path in self._is_known
+            else ArrayChunks(
+                array.grid,
+                np.array(self._numbers.get(path, ()), np.uint64),
+                np.array(self._sizes.get(path, ()), np.uint64),
+            )
+            for path, array in self._arrays.items()
+        }
+        return Contents(self._members, arrays, self._others, self._indexes)
+
+
+def _grid_of(data: bytes, key: str) -> ChunkGrid | None:
+    """Return the grid of the array that the document ``key`` describes; None where it describes none."""
+    try:
+        document = zarrmeta.loads(data)
+    except ValueError:
+        return None  # readers see the bytes as they are
+    meta = zarrmeta.array_meta(document, repr(key)) if isinstance(document, dict) else None
+    return None if meta is None else meta.grid
+
+
 class View(KeySpace):
     """The keys of ``base``, some of which a subclass shows otherwise. All other answers are those of the base."""
 
@@ -216,6 +416,7 @@ class View(KeySpace):
             "grids",
             "urls",
             "document_url",
+            "root_url",
             "url_of",
             "reports",
             "consolidated_anew",
@@ -228,6 +429,16 @@ class View(KeySpace):
     @property
     def strangers(self) -> frozenset[str]:
         return self.base.strangers
+
+    @property
+    def origins(self) -> Origins:
+        return self.base.origins
+
+    def resolve(self, url: str | None) -> str:
+        return self.base.resolve(url)
+
+    def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
+        return (yield from self.base.snapshot(threshold, tell))
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))

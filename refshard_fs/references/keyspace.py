@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
+import numpy as np
+
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.dtypes import LONG, check_length
-from refshard_fs.core.keys import add_to_tree, join, splits
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, splits
 from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged, place
 from refshard_fs.core.model import Entry, Inline, Listed, Origin, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
@@ -17,15 +21,17 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in
+from refshard_fs.security.origins import Origins
 
 
 class FlatKeySpace(KeySpace):
     """The keys of a reference set, its URLs resolved: ``resolve`` maps a URL as written to an absolute one."""
 
     in_memory = True
+    is_reference_set = True
 
     def __init__(self, refs: ReferenceSet, resolve: Callable[[str | None], str], where: str) -> None:
-        self.refs = refs
+        self.refs = self.references = refs
         self.where = where
         self.grids = refs.grids
         self.urls = refs.urls
@@ -80,6 +86,72 @@ class FlatKeySpace(KeySpace):
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
         return self.find(key)
+
+    @property
+    def origins(self) -> Origins:
+        return self.refs.origins
+
+    def resolve(self, url: str | None) -> str:
+        return self._resolve(url)
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        yield from ()
+        members, inline = self._members
+        arrays = {}
+        for path, table in self.refs.tables.items():
+            if is_within(path, prefix):
+                numbers = table.present() if table.numbers is not None else [range(table.grid.size)]
+                if isinstance(numbers, np.ndarray) and path in inline:
+                    numbers = np.union1d(numbers, np.fromiter(inline[path], np.uint64, len(inline[path])))
+                arrays[path] = ArrayChunks(table.grid, numbers)
+        return Contents({key: value for key, value in members.items() if is_within(key, prefix)}, arrays)
+
+    @cached_property
+    def _members(self) -> tuple[dict[str, Any], dict[str, dict[int, Value]]]:
+        """The members that are no chunks, by key, and the inline chunks by array and number."""
+        refs = self.refs
+        members: dict[str, Any] = {}
+        inline: dict[str, dict[int, Value]] = {}
+        for key, value in refs.side.items():
+            if type(value) is Row:
+                members[key] = value.spelled(refs.urls[value.target])
+            elif (at := place(self.grids, key)) is None:
+                members[key] = value
+            else:
+                inline.setdefault(at.array, {})[at.number] = value
+        return members, inline
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        yield from ()
+        table = self.refs.tables[array]
+        builder = ChunksBuilder(len(numbers))
+        if isinstance(numbers, range):
+            present = table.present(numbers.start, numbers.stop)
+            rows = present.astype(np.int64) - numbers.start
+        else:
+            known = table.present()
+            rows = np.flatnonzero(np.isin(numbers, known))
+            present = numbers[rows]
+        ranges = table.part(present).ranges
+        used = np.unique(ranges.targets).tolist()
+        pins = {target: self.pin(target) for target in used} if self.refs.pins is not None else {}
+        origins = {target: self.origin(target) for target in used} if self.refs.origins else {}
+        builder.put(rows, self.refs.urls, ranges, pins, origins)
+        inline = self._members[1].get(array)
+        if inline:
+            places = range(len(numbers)) if isinstance(numbers, range) else np.argsort(numbers).tolist()
+            row_of = dict(
+                zip(numbers if isinstance(numbers, range) else np.sort(numbers).tolist(), places, strict=True)
+            )
+            for number in inline.keys() & row_of.keys():
+                builder.inline[row_of[number]] = self._decoded(join(array, table.grid.tail(number)), inline[number])
+        return builder.finish()
+
+    def _decoded(self, key: str, value: Value) -> bytes:
+        try:
+            return decode(value)
+        except ValueError as e:
+            raise ManifestError(f"{key!r} of {self.where}: {e}") from e
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()

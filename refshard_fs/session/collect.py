@@ -12,53 +12,41 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
-from refshard_fs.core.checksums import Checked
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts
-from refshard_fs.core.edits import EditedKeySpace, unedited
+from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents
+from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt64s
+from refshard_fs.core.edits import Edits, unedited
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import ChunkGrid, join, parent, relative
-from refshard_fs.core.keyspace import KeySpace, tails
+from refshard_fs.core.keys import join, nearest, parent
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import (
     Entry,
     Inline,
     Load,
     Origin,
-    Packed,
     Pin,
     Raw,
     Span,
     Steps,
-    answered,
     batches,
     together,
 )
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.formats.kerchunk_json.source import parse_document
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
-from refshard_fs.formats.zarr_hierarchy.source import pinned, pinned_hierarchy
 from refshard_fs.references.key_table import Value
-from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.reference_set import References, ReferenceSet, with_edits
+from refshard_fs.references.reference_set import ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell, Run
-from refshard_fs.references.values import METADATA, grid_of
+from refshard_fs.references.versions import pinned
 from refshard_fs.security.origins import Origins
-from refshard_fs.session.recognition import beneath, references_in, stored
-from refshard_fs.sharding.view import ShardView
+from refshard_fs.session.recognition import open_references
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
-Extras = Mapping[str, Mapping[int, Mapping[str, str]]]
+Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 
-ROWS_AS_OBJECTS = 1 << 16  # references of one array that are kept as Python objects before they become columns
 INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
 LARGE = 1 << 20  # bytes of such chunks of one array, more of which are not read to be compared
 COPIED = 16 << 20  # bytes of such chunks that are in memory at a time
-TOGETHER = 1 << 14  # keys that are looked up together,
-DIRECTORIES = 64  # and directories that are gone through
-ROWS = 1 << 17  # references of a parquet set that are read at a time
+TOGETHER = 1 << 14  # keys that are looked up together
+ROWS = 1 << 17  # references of a set that are read at a time
 
 
 class Unread(NamedTuple):
@@ -68,225 +56,192 @@ class Unread(NamedTuple):
     same: frozenset[str] = frozenset()
 
 
-class _Array:
-    """The references to chunks of one array, found so far."""
-
-    def __init__(self, grid: ChunkGrid) -> None:
-        self.grid = grid
-        self.extras: dict[int, dict[str, str]] = {}
-        self._parts: list[Part] = []
-        self._rows: list[tuple[int, Row]] = []
-
-    def add(self, number: int, row: Row) -> None:
-        self._rows.append((number, row))
-        if len(self._rows) == ROWS_AS_OBJECTS:
-            self._parts.append(Part.from_rows(self._rows))
-            self._rows.clear()
-
-    def table(self) -> ChunkTable:
-        return ChunkTable.from_parts(self.grid, [*self._parts, Part.from_rows(self._rows)])
-
-
-def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -> Steps[tuple[ReferenceSet, Extras]]:
-    """Return references to all that ``keyspace`` holds below ``prefix``, by looking up each key.
+def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -> Steps[tuple[ReferenceSet, Checks]]:
+    """Return references to all that ``keyspace`` holds below ``prefix``.
 
     Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
     more than `INLINED`. With ``unread``, chunks of arrays that are joined, that are taken from the first set, or that
     are large are references to what they are made from: a document that joins sets needs to know which chunks there
     are, and reads those alone that it compares.
     """
-    walk = yield from walked(keyspace, prefix)
+    collection = yield from collected_from(keyspace, prefix)
     if unread is not None:
-        walk.leave(unread)
-    if (key := walk.too_much()) is not None:
+        collection.leave(unread)
+    if (key := collection.first_beyond_limit()) is not None:
         raise ManifestError(
             f"{key!r} is made from other bytes: no reference can stand for it, and more than "
             f"{INLINED >> 20} MiB of such chunks are not copied into a set. Convert this source alone, to where an "
             "object can be written beside the set, and they go there; or read the source in place"
         )
-    for batch in walk.batches():
-        read: Sequence[bytes] = yield tuple(Load(made.entry, Raw()) for made in batch)
-        for made, data in zip(batch, read, strict=True):
-            walk.keep(made, data)
-    return walk.found()
+    for batch in collection.batches():
+        read: Sequence[bytes] = yield tuple(Load(packed.entry, Raw()) for packed in batch)
+        for packed, data in zip(batch, read, strict=True):
+            collection.keep(packed, data)
+    return collection.finish()
 
 
-class _Found(NamedTuple):
-    """What a key is, and which chunk of an array it is, if it is one."""
+class PackedKey(NamedTuple):
+    """A key whose bytes no reference can stand for, and which chunk of an array it is, if it is one."""
 
     key: str
     entry: Entry
-    array: _Array | None
-    number: int | None
+    array: str | None
+    number: int
 
     @property
     def size(self) -> int:
-        """How many bytes it has; those of its source, where that is only known once it was made."""
+        """How many bytes it has; those of its source, where the size is only known once it was made."""
         return self.entry.size if self.entry.size is not None else sum(span.size or 0 for span in self.entry.spans)
 
 
-def walked(keyspace: KeySpace, prefix: str = "") -> Steps[Walk]:
-    """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `made`."""
-    walk = Walk(keyspace)
-    known = yield from keyspace.directories(prefix)
-    root = prefix if keyspace.url_of is None else keyspace.url_of(prefix)
-    yield from answered(walk.directory(prefix, None), root, known)
-    return walk
+def collected_from(keyspace: KeySpace, prefix: str = "") -> Steps[Collection]:
+    """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `packed`."""
+    contents = yield from keyspace.contents(prefix)
+    collection = Collection(keyspace, contents)
+    yield from together([collection.add_array(path) for path in contents.arrays])
+    others = list(contents.others.keys() - contents.indexes)
+    with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
+    if with_manifests:  # whose directories may hold what earlier commits left
+        others = [key for key in others if nearest(key, with_manifests) is None]
+    for keys in batches(sorted(others), TOGETHER):
+        for key, entry in zip(keys, (yield from keyspace.entries(keys)), strict=True):
+            collection.add(key, entry)
+    return collection
 
 
-class Walk:
-    """Goes through all directories of a key space, and keeps what its keys refer to."""
+class Collection:
+    """Collects what the keys of a key space refer to, as a set of references."""
 
-    def __init__(self, keyspace: KeySpace) -> None:
-        self.urls: dict[str, int] = {}
-        self.pins: dict[str, Pin] = {}
-        self.named: dict[str, Origin] = {}  # by the sets that named the URLs
-        self.side: dict[str, Value] = {}
-        self.arrays: dict[str, _Array] = {}
+    def __init__(self, keyspace: KeySpace, contents: Contents) -> None:
+        self.urls: dict[str | None, int] = {}
+        self.packed: list[PackedKey] = []
         self._keyspace = keyspace
-        self._manifests: set[str] = set()
-        self.made: list[_Found] = []  # whose bytes are made from others: no reference can stand for them
+        self._arrays = contents.arrays
+        self._pins: dict[str, Pin] = {}
+        self._origins: dict[str, Origin] = {}  # by URL: the sets that named it
+        types = keyspace.attribute_dtypes
+        self._side: dict[str, Value] = {
+            key: with_packing_type(value, key, types) if isinstance(value, bytes) else value
+            for key, value in contents.members.items()
+        }
+        self._parts: dict[str, list[Part]] = {path: [] for path in contents.arrays}
+        self._checks: dict[str, dict[int, Mapping[str, str]]] = {}
 
-    def directory(self, prefix: str, within: str | None) -> Steps[None]:
-        """Keep all keys below ``prefix``, which lies in the array ``within``, if in one."""
-        names = (yield from self._keyspace.children(prefix)) or ()
-        documents = [n.name for n in names if not n.is_directory and zarrmeta.is_metadata(n.name)]
-        for name in documents:
-            yield from self._document(prefix, name)
-        if prefix in self.arrays:
-            within = prefix
-            if (yield from self._manifest(prefix)):
-                return
-        files = [join(prefix, n.name) for n in names if not n.is_directory and n.name not in documents]
-        yield from self._files(files, within)
-        for some in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
-            yield from together([self.directory(path, within) for path in some])
+    def add_array(self, path: str) -> Steps[None]:
+        """Add the chunks of the array ``path``."""
+        array = self._arrays[path]
+        for numbers, _ in array.batches(ROWS if self._keyspace.is_reference_set else TOGETHER):
+            chunks = yield from self._keyspace.chunks(path, numbers, array.grid)
+            self._add_chunks(path, np.asarray(numbers, np.uint64), chunks)
 
-    def _document(self, prefix: str, name: str) -> Steps[None]:
-        key = join(prefix, name)
-        data = yield from self._keyspace.read(key)
-        if data is None:
-            return
-        self.side[key] = with_packing_type(data, key, self._keyspace.attribute_dtypes)
-        grid = grid_of(key, data, "the source") if name in METADATA else None
-        if grid is not None:
-            self.arrays[prefix] = _Array(grid)
+    def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
+        array = self._arrays[path]
+        rows = np.flatnonzero(chunks.ranges.targets != ABSENT)
+        ranges = chunks.ranges.take(rows)
+        pins = chunks.pins or [None] * len(chunks.urls)
+        origins = chunks.origins or [()] * len(chunks.urls)
+        targets = zip(chunks.urls, pins, origins, strict=True)
+        codes = np.array([self._target(*target) for target in targets], np.uint32)
+        if len(rows):
+            self._parts[path].append(Part(numbers[rows], ranges._replace(targets=codes[ranges.targets])))
+        for row, data in chunks.inline.items():
+            self._side[join(path, array.grid.tail(int(numbers[row])))] = data
+        checks = {row: dict(own) for row, own in chunks.checks.items()}
+        if array.pins_chunks and chunks.pins:
+            for row, target in zip(rows.tolist(), ranges.targets.tolist(), strict=True):
+                pin = pins[target]
+                if pin is not None and not pin.exact and pin.version:
+                    checks[row] = {**checks.get(row, {}), **pin.version}
+        if checks:
+            self._checks.setdefault(path, {}).update((int(numbers[row]), own) for row, own in checks.items())
+        for row, entry in chunks.packed.items():
+            number = int(numbers[row])
+            self._add_packed(PackedKey(join(path, array.grid.tail(number)), entry, path, number))
 
-    def _manifest(self, path: str) -> Steps[bool]:
-        """Keep the chunks of the array ``path`` if it has a manifest: nothing else that lies in it is a chunk."""
-        view = self._keyspace
-        if not isinstance(view, ManifestView):
-            return False
-        found = yield from view.chunks(path)
-        if found is None:
-            return False
-        manifest = view.manifest_key(path)
-        if manifest is not None:
-            self._manifests.add(manifest)
-            self.side.pop(manifest, None)
-        present, empty = found
-        array = self.arrays[path]
-        yield from self._files([join(path, tail) for tail in tails(array.grid, present)], path, with_pins=True)
-        array.extras.update((number, {}) for number in empty.tolist())
-        return True
+    def add(self, key: str, entry: Entry | None) -> None:
+        """Add a key that is no chunk."""
+        chunks = ChunksBuilder(1)
+        chunks.put_entry(0, entry)
+        found = chunks.finish()
+        value = found.value(0)
+        if isinstance(value, Row):
+            code = self._target(found.urls[0], found.pins[0] if found.pins else None, *found.origins)
+            self._side[key] = Row(code, value.offset, value.length)
+        elif value is not None:
+            self._side[key] = value
+        elif found.packed:
+            self._add_packed(PackedKey(key, found.packed[0], None, 0))
 
-    def _files(self, keys: Sequence[str], within: str | None, *, with_pins: bool = False) -> Steps[None]:
-        """Keep ``keys``, which lie in the array ``within``, if in one."""
-        array = None if within is None else self.arrays[within]
-        for batch in batches(keys, TOGETHER):
-            some = [key for key in batch if key not in self._manifests]
-            for key, entry in zip(some, (yield from self._entries(some)), strict=True):
-                if entry is None:
-                    continue
-                number = None if array is None else array.grid.number(relative(key, within or ""))
-                found = _Found(key, entry, array, number)
-                if _is_made(entry):
-                    self.made.append(found)
-                    continue
-                value, extras = self._value(key, entry, with_pins=with_pins and number is not None)
-                self.keep(found, value)
-                if array is not None and number is not None and extras:
-                    array.extras[number] = extras
+    def _add_packed(self, packed: PackedKey) -> None:
+        if isinstance(packed.entry, Span):
+            raise ManifestError(f"{packed.key!r} is counted from the end of its target: no reference can stand for it")
+        self.packed.append(packed)
 
-    def _entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
-        """Return the entries of ``keys``, which are looked up together."""
-        look_ups = self._keyspace.lookups(keys)
-        found: list[Entry | None] = [None] * len(keys)
-        for look_up, some in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
-            for place, entry in zip(look_up.places, some, strict=True):
-                found[place] = entry
-        return found
+    def _target(self, url: str | None, pin: Pin | None, origin: Origin = ()) -> int:
+        if url is not None:
+            self._origins[url] = self._origins.get(url, origin) and origin
+            if pin is not None and pin.exact:
+                self._pins[url] = pin
+        return self.urls.setdefault(url, len(self.urls))
 
-    def keep(self, found: _Found, value: Row | bytes) -> None:
-        """Keep what a key holds."""
-        if found.array is None or found.number is None or not isinstance(value, Row):
-            self.side[found.key] = value
+    def keep(self, packed: PackedKey, value: Row | bytes) -> None:
+        """Keep the bytes of a key, or a reference to a copy of them."""
+        if packed.array is None or not isinstance(value, Row):
+            self._side[packed.key] = value
         else:
-            found.array.add(found.number, value)
+            self._parts[packed.array].append(Part.from_rows([(packed.number, value)]))
 
-    def too_much(self) -> str | None:
+    def first_beyond_limit(self) -> str | None:
         """Return the first key with which there is more to copy than a set should hold; None where all of it fits."""
-        ends = itertools.accumulate(made.size for made in self.made)
-        return next((made.key for made, end in zip(self.made, ends, strict=True) if end > INLINED), None)
+        ends = itertools.accumulate(packed.size for packed in self.packed)
+        return next((packed.key for packed, end in zip(self.packed, ends, strict=True) if end > INLINED), None)
 
-    def batches(self) -> Iterator[list[_Found]]:
+    def batches(self) -> Iterator[list[PackedKey]]:
         """Yield what no reference can stand for, about `COPIED` bytes at a time."""
-        ends = itertools.accumulate(made.size for made in self.made)
-        for _, group in itertools.groupby(zip(self.made, ends, strict=True), lambda pair: pair[1] // COPIED):
-            yield [made for made, _ in group]
+        ends = itertools.accumulate(packed.size for packed in self.packed)
+        for _, group in itertools.groupby(zip(self.packed, ends, strict=True), lambda pair: pair[1] // COPIED):
+            yield [packed for packed, _ in group]
 
     def leave(self, unread: Unread) -> None:
         """Keep what chunks are made from in place of the chunks, but for those that a joiner compares."""
-        sizes: dict[int, int] = {}
-        for made in self.made:
-            sizes[id(made.array)] = sizes.get(id(made.array), 0) + made.size
-        stated = {path: _attributes(self.side, path) for path in self.arrays}
+        sizes: dict[str | None, int] = {}
+        for packed in self.packed:
+            sizes[packed.array] = sizes.get(packed.array, 0) + packed.size
+        stated = {path: _attributes(self._side, path) for path in self._arrays}
         known = unread.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
         named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
-        left: dict[int, bool] = {}
-        for path, array in self.arrays.items():
-            dims = stated[path].dims
-            if dims == [parent(path)[1]]:  # a coordinate
+        left: set[str] = set()
+        for path, own in stated.items():
+            if own.dims == [parent(path)[1]]:  # a coordinate
                 continue
-            is_data = len(dims) > 0 and path not in named
-            is_joined = known.issubset(dims) if known else is_data  # where a set has none of them, data get them
-            is_large = sizes.get(id(array), 0) > LARGE
-            left[id(array)] = is_joined or is_large or (is_data and path in unread.same)
-        every, self.made = self.made, []
-        for made in every:
-            spans = made.entry.spans
-            if spans and made.number is not None and left.get(id(made.array)):
-                target = self.urls.setdefault(spans[0].url, len(self.urls))
-                self.named.setdefault(spans[0].url, spans[0].origin)
-                self.keep(made, Row(target, max(spans[0].start, 0), made.size))
+            is_data = len(own.dims) > 0 and path not in named
+            is_joined = known.issubset(own.dims) if known else is_data  # where a set has none of them, data get them
+            if is_joined or sizes.get(path, 0) > LARGE or (is_data and path in unread.same):
+                left.add(path)
+        every, self.packed = self.packed, []
+        rows: dict[str, list[tuple[int, Row]]] = {}
+        for packed in every:
+            spans = packed.entry.spans
+            if spans and packed.array in left:
+                target = self._target(spans[0].url, None, spans[0].origin)
+                rows.setdefault(packed.array, []).append(
+                    (packed.number, Row(target, max(spans[0].start, 0), packed.size))
+                )
             else:
-                self.made.append(made)
+                self.packed.append(packed)
+        for path, some in rows.items():
+            self._parts[path].append(Part.from_rows(some))
 
-    def found(self) -> tuple[ReferenceSet, Extras]:
+    def finish(self) -> tuple[ReferenceSet, Checks]:
         """Return all that was kept."""
-        tables = {path: array.table() for path, array in self.arrays.items()}
+        tables = {path: ChunkTable.from_parts(array.grid, self._parts[path]) for path, array in self._arrays.items()}
         urls = Texts.of(self.urls)
-        origins = Origins.made([*self.named.items()], self._keyspace.strangers)
-        refs = ReferenceSet(urls, tables, self.side, pins=Pins.matched(self.pins, urls), origins=origins)
-        return refs, {path: array.extras for path, array in self.arrays.items() if array.extras}
-
-    def _value(self, key: str, entry: Entry, *, with_pins: bool) -> tuple[Row | bytes, dict[str, str]]:
-        extras: dict[str, str] = {}
-        if isinstance(entry, Packed) and isinstance(entry.recipe, Checked):
-            extras["checksum"] = entry.recipe.checksum
-            entry = entry.source
-        match entry:
-            case Inline(data):
-                return data, extras
-            case Span(url, start, stop, pin=pin, origin=origin) if start >= 0:
-                self.named[url] = self.named.get(url, origin) and origin
-                if pin is not None and pin.exact:
-                    self.pins[url] = pin
-                elif with_pins and pin is not None:
-                    extras |= pin.version
-                target = self.urls.setdefault(url, len(self.urls))
-                return Row(target, start, None if stop is None else stop - start), extras
-        raise ManifestError(f"{key!r} is counted from the end of its target: no reference can stand for it")
+        keyspace = self._keyspace
+        made = Origins.made([*self._origins.items()], keyspace.strangers)
+        origins = keyspace.origins if keyspace.is_reference_set else made
+        return ReferenceSet(
+            urls, tables, self._side, pins=Pins.matched(self._pins, urls), origins=origins
+        ), self._checks
 
 
 class _Attributes(NamedTuple):
@@ -328,37 +283,27 @@ def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str,
     return zarrmeta.dumps({**doc, **added})
 
 
-def _is_made(entry: Entry) -> bool:
-    """Whether no reference can stand for ``entry``; one with a checksum is a range."""
-    is_checked = isinstance(entry, Packed) and isinstance(entry.recipe, Checked)
-    return isinstance(entry, Packed) and not (is_checked and entry.start is None and entry.stop is None)
-
-
 def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Unread | None = None) -> ReferenceSet:
     """Return all references of ``keyspace``, their URLs respelled; ``run`` runs the look-ups.
 
     ``unread`` is as `gather` takes it. Raises ManifestError where a reference set cannot hold what there is.
     """
-    keyspace = stored(keyspace)
-    if isinstance(keyspace, EditedKeySpace):
-        assert not isinstance(keyspace.base, ShardView), "edits are of keys that are stored: `shard_edits` makes them"
+    keyspace = unedited(keyspace.whole_shards)
+    if keyspace.edits is not None and keyspace.base is not None:
         return with_edits(collect(keyspace.base, run, respell), keyspace.edits.loaded(), "what was written")
-    lazy = references_in(keyspace)
-    if isinstance(lazy, ParquetKeySpace):
-        return columns_of(lazy, run, respell)
     found: ReferenceSet = run("", partial(collected, keyspace, unread))
     return respelled(found, respell)
 
 
 def collected(keyspace: KeySpace, unread: Unread | None = None) -> Steps[ReferenceSet]:
-    """Return all references of ``keyspace``, which is no parquet set, as `collect` does but for their URLs."""
-    flat = references_in(keyspace)
-    if isinstance(flat, FlatKeySpace):
-        return (yield from _with_metadata(flat))
-    refs, extras = yield from gather(stored(keyspace), unread=unread)
-    if extras:
+    """Return all references of ``keyspace``, as `collect` does but for their URLs."""
+    keyspace = keyspace.whole_shards
+    if keyspace.references is not None:
+        return (yield from _with_metadata(keyspace))
+    refs, checks = yield from gather(keyspace, unread=unread)
+    if checks:
         raise ManifestError(
-            f"the chunk manifest of {next(iter(extras))!r} says more of chunks than where they are: "
+            f"the chunk manifest of {next(iter(checks))!r} says more of chunks than where they are: "
             "a set of references cannot hold that"
         )
     return refs
@@ -377,26 +322,21 @@ def pin(
     ``tell`` is called with how many more objects are known. ``shard_options`` has sharded arrays become arrays of
     their inner chunks.
     """
-    found: ReferenceSet
     keyspace = unedited(keyspace)
-    hierarchy = keyspace if isinstance(keyspace, EditedKeySpace) else beneath(keyspace)
-    if isinstance(hierarchy, Hierarchy):
-        found = respelled(run("", partial(pinned_hierarchy, hierarchy, threshold, tell)), respell)
-    else:
+    found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, tell))
+    if found is None:
         found = run("", partial(pinned, collect(keyspace, run, respell), tell))
+    else:
+        found = respelled(found, respell)
     return found if shard_options is None else run("", partial(_flattened, found, shard_options))
 
 
 def _flattened(refs: ReferenceSet, shard_options: tuple[tuple[str, Any], ...]) -> Steps[ReferenceSet]:
     """Return ``refs`` with references to inner chunks in place of those to shards."""
-    base = FlatKeySpace(refs, str, "the snapshot")
-    mapped = ManifestView(base, OpenOptions())
-    yield from mapped.register_arrays(has_root=True)
-    if mapped.maps_anything:
+    view = yield from open_references(refs, OpenOptions(shard_options=shard_options))
+    if view.whole_shards.references is None:
         raise ManifestError("chunk manifests are among the keys: their shards cannot be flattened; use shards='whole'")
-    view = ShardView(base, shard_options)
-    yield from view.register_arrays()
-    if not view.shards_anything:
+    if view is view.whole_shards:
         return refs
     flat, _ = yield from gather(view)
     return flat
@@ -409,38 +349,12 @@ def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
     return refs if new == urls else msgspec.structs.replace(refs, urls=Texts.of(new))
 
 
-def _with_metadata(keyspace: FlatKeySpace) -> Steps[ReferenceSet]:
-    """Return the references; documents that are references themselves are read, and made inline."""
-    refs = keyspace.refs
-    missing = [key for key, value in refs.side.items() if type(value) is Row and zarrmeta.is_metadata(key)]
-    if not missing:
-        return refs
-    found: dict[str, Any] = {}
-    for key in missing:
+def _with_metadata(keyspace: KeySpace) -> Steps[ReferenceSet]:
+    """Return the references of a set; documents that are references themselves are read, and made inline."""
+    refs: ReferenceSet = keyspace.references
+    edits = Edits()
+    for key in [key for key, value in refs.side.items() if type(value) is Row and zarrmeta.is_metadata(key)]:
         data = yield from keyspace.read(key)
         if data is not None:
-            found[key] = data
-    inline = parse_document(dict(References(refs)) | found, keyspace.where, {})
-    pins = None if refs.pins is None else Pins.matched(refs.pins.by_url(refs.urls), inline.urls)
-    return msgspec.structs.replace(inline, pins=pins, origins=refs.origins)
-
-
-def columns_of(keyspace: ParquetKeySpace, run: Run, respell: Respell, array: str | None = None) -> ReferenceSet:
-    """Return the references of a parquet set in columns; or those of one array."""
-    stream = ParquetStream(keyspace, respell, run)
-    side: dict[str, Any] = dict(stream.documents())
-    urls: dict[str | None, int] = {}
-    tables = {}
-    for path, grid in stream.grids.items():
-        if array is not None and path != array:
-            continue
-        parts = []
-        for numbers, partition in stream.partitions(path, ROWS):
-            codes = np.array([urls.setdefault(url, len(urls)) for url in partition.urls], np.uint32)
-            rows = np.flatnonzero(partition.ranges.targets != ABSENT)
-            ranges = partition.ranges.take(rows)
-            ranges = ranges._replace(targets=codes[ranges.targets])
-            parts.append(Part((rows + numbers.start).astype(np.uint64), ranges))
-            side.update((join(path, grid.tail(numbers.start + row)), data) for row, data in partition.inline.items())
-        tables[path] = ChunkTable.from_parts(grid, parts)
-    return ReferenceSet(Texts.of(urls), tables, side, origins=keyspace.layout.origins)
+            edits.put(key, Inline(data))
+    return with_edits(refs, edits, refs.where) if len(edits) else refs

@@ -10,7 +10,6 @@ import msgspec
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
-from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
@@ -74,10 +73,9 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     found = _format_of(probe, format)
     keyspace = yield from found.open(probe, options)
     keyspace.format = found.name
-    documents = keyspace.documents if isinstance(keyspace, Hierarchy) else {}
+    documents = keyspace.root_documents
     view = yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
-    if isinstance(keyspace, Hierarchy):  # opening it is no use of them
-        keyspace.documents = documents if options.recalls else {}
+    keyspace.root_documents = documents if options.recalls else {}  # opening it does not use them up
     return view
 
 

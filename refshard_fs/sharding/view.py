@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers
+from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
@@ -68,23 +70,6 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
             return found.document, ArrayInfo(found.layout.grid, found.layout, found.reason, doc)
 
         return rewrite
-
-
-class ShardRows(NamedTuple):
-    """The chunks of one shard, in no order; ``starts`` and ``lengths`` are bytes within the shard, ``entry``."""
-
-    entry: Entry
-    numbers: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.uint64]
-    lengths: npt.NDArray[np.uint64]
-
-
-class ArrayRows(NamedTuple):
-    """All of a sharded array: its shards' chunks, and what else lies below it: keys with sizes, and directories."""
-
-    shards: list[ShardRows]
-    others: list[tuple[str, int | None]]
-    directories: list[str]
 
 
 class ShardView(ArrayView[ArrayInfo]):
@@ -301,28 +286,50 @@ class ShardView(ArrayView[ArrayInfo]):
 
     # ------------------------------------------------------------------ all of an array
 
-    def all_chunks(self, path: str) -> Steps[ArrayRows | None]:
-        """Return all chunks of the array ``path``, which is known, a shard at a time, and what else is there.
+    @property
+    def whole_shards(self) -> KeySpace:
+        return self.base.whole_shards
 
-        They come as columns: look-ups of a million take minutes. None where the array is not shown as inner chunks, or
-        these lie in shards of shards.
-        """
-        if self.remapped(path) is None:
-            return None
-        layout = self._layout(path)
-        shards, others, directories = yield from self._shards_below(path, layout.grid)
-        sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards if all(layout.chunks(shard))}
+    @property
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # its base may become one
+        return self.base.is_reference_set
+
+    def list_chunks(self, array: str) -> Steps[Listing | None]:
+        stored = yield from self.base.list_chunks(array)
+        if self.remapped(array) is None:
+            return stored
+        layout = self._layout(array)
+        shards, others, directories = yield from self._shards_below(array, layout.grid)
+        rooms = [room for room in map(layout.chunks, shards) if all(room)]  # others lie outside of the grid
+        columns = [_numbers(room, layout.grid.counts) for room in rooms]
+        numbers = np.concatenate([np.zeros(0, np.uint64), *columns])
+        indexes = frozenset() if stored is None else stored.indexes
+        return Listing(ArrayChunks(layout.grid, numbers), dict(others), directories, indexes)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        if self.remapped(array) is None:
+            return (yield from super().chunks(array, numbers, grid))
+        layout = self._layout(array)
+        column = np.asarray(numbers, np.uint64)
+        coords = np.array(np.unravel_index(column.astype(np.int64), layout.grid.counts)).reshape(-1, len(column))
+        shards = dict.fromkeys(layout.split(some)[0] for some in zip(*coords.tolist(), strict=True))
+        sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}
         levels = {lengths: layout.levels(lengths) for lengths in set(sizes.values())}
-        if any(len(some) > 1 for some in levels.values()):
-            return None
+        if any(len(some) > 1 for some in levels.values()):  # shards of shards
+            return (yield from super().chunks(array, numbers, grid))
+        builder = ChunksBuilder(len(column))
+        order = np.argsort(column)
         cells = {lengths: _cells(layout, lengths) for lengths in levels}
-        found: list[ShardRows] = []
         for batch in batches(list(sizes), _BATCH):
-            steps = [self._table(path, layout.key(path, shard), levels[sizes[shard]][0]) for shard in batch]
+            steps = [self._table(array, layout.key(array, shard), levels[sizes[shard]][0]) for shard in batch]
             for shard, loaded in zip(batch, (yield from together(steps)), strict=True):
-                if loaded is not None:
-                    found.append(_rows(layout, shard, cells[sizes[shard]], *loaded))
-        return ArrayRows(found, others, directories)
+                if loaded is None:
+                    continue
+                found, ranges = _rows(layout, shard, cells[sizes[shard]], loaded[1])
+                places = np.minimum(np.searchsorted(column, found, sorter=order), len(order) - 1)
+                is_wanted = column[order[places]] == found
+                _put_parts(builder, order[places[is_wanted]], loaded[0], ranges[is_wanted])
+        return builder.finish()
 
     def _table(self, path: str, name: str, level: Level) -> Steps[tuple[Entry, Table] | None]:
         entry = yield from self.base.lookup(name)
@@ -398,8 +405,19 @@ def _cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
     return places[:, np.argsort(np.zeros(math.prod(lengths), np.int64) + slots)]
 
 
-def _rows(layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], entry: Entry, table: Table) -> ShardRows:
-    """Return the chunks that the index ``table`` of ``shard`` has."""
+def _numbers(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
+    """Return the numbers, in a grid of ``counts`` chunks, of the chunks of a shard, which has ``rooms``."""
+    coords = np.ix_(*(np.arange(room.start, room.stop) for room in rooms))
+    found = np.zeros((1,) * len(counts), np.int64)
+    for coord, count in zip(coords, counts, strict=True):
+        found = found * count + coord
+    return found.ravel().astype(np.uint64)
+
+
+def _rows(
+    layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], table: Table
+) -> tuple[UInt64s, npt.NDArray[np.uint64]]:
+    """Return the numbers of the chunks that the index ``table`` of ``shard`` has, and offset and length of each."""
     slots = np.array(table.present(), np.int64)
     begins = np.array([room.start for room in layout.room(shard)], np.int64)
     counts = np.array(layout.grid.counts, np.int64)
@@ -409,8 +427,20 @@ def _rows(layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], entr
     for coord, count in zip(coords, counts, strict=True):
         numbers = numbers * count + coord
     found = [table.locate(slot) or (0, 0) for slot in slots[inside].tolist()]
-    pairs = np.array(found, np.uint64).reshape(-1, 2)
-    return ShardRows(entry, numbers[inside].astype(np.uint64), pairs[:, 0], pairs[:, 1])
+    return numbers[inside].astype(np.uint64), np.array(found, np.uint64).reshape(-1, 2)
+
+
+def _put_parts(
+    builder: ChunksBuilder, rows: npt.NDArray[np.int64], shard: Entry, ranges: npt.NDArray[np.uint64]
+) -> None:
+    """Set ``rows`` to the ``ranges`` (offset and length) of a shard."""
+    if isinstance(shard, Span) and shard.start >= 0:
+        offsets, lengths = ranges[:, 0] + np.uint64(shard.start), ranges[:, 1]
+        targets = np.zeros(len(rows), np.uint32)
+        builder.put(rows, [shard.url], Ranges(targets, offsets, lengths), [shard.pin], [shard.origin])
+        return
+    for row, (offset, length) in zip(rows.tolist(), ranges.tolist(), strict=True):
+        builder.put_entry(row, shard.part(offset, length))
 
 
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:

@@ -22,7 +22,7 @@ from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.session.collect import with_packing_type
-from refshard_fs.tools.survey import BATCH, INLINE, Chunks, Extents, Survey, Surveyed, contents, survey
+from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, contents, survey
 from refshard_fs.tools.views import progress
 
 NAMED: Final = 10  # keys of each kind that are named
@@ -249,9 +249,9 @@ class _Side(NamedTuple):
         blocks = self.survey.blocks.get(self.extents.path) if self.extents.meta.grid is not None else None
         return found if blocks is None else found.union(blocks.places(size))
 
-    def chunks(self, numbers: range, urls: dict[str, int]) -> Chunks:
+    def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
         """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
-        own = self.extents.chunks if self.is_there else Chunks.of_places(())
+        own = self.extents.chunks if self.is_there else PlacedChunks.of_places(())
         first, last = own.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
         own = own.at(np.arange(first, last))
         known = np.unique(own.targets)
@@ -260,7 +260,7 @@ class _Side(NamedTuple):
         blocks = self.survey.blocks.get(self.extents.path) if self.is_there else None
         if blocks is None or self.extents.meta.grid is None:
             return own
-        return Chunks.joined([blocks.chunks(numbers, urls), own])
+        return PlacedChunks.joined([blocks.chunks(numbers, urls), own])
 
 
 def _side(source: Survey, path: str, other: Survey) -> _Side:
@@ -309,7 +309,7 @@ class _Comparison:
         some = tuple(added.some), tuple(removed.some), tuple(changed.some)
         return Changes(path, added.count, removed.count, changed.count, *some)
 
-    def _changed(self, side: _Side, ours: Chunks, theirs: Chunks) -> UInt64s:
+    def _changed(self, side: _Side, ours: PlacedChunks, theirs: PlacedChunks) -> UInt64s:
         """Return the numbers of the chunks that differ; both have the same chunks, in the same order."""
         is_same_end = (ours.stops == theirs.stops) | (ours.is_open & theirs.is_open)
         moved = (ours.targets != theirs.targets) | (ours.starts != theirs.starts) | ~is_same_end

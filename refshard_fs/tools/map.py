@@ -26,7 +26,7 @@ from refshard_fs.errors import ManifestError, NotListable, printable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mixed, ramp, width_of
-from refshard_fs.tools.survey import INLINE, Chunks, Extents, Positions, Surveyed, survey
+from refshard_fs.tools.survey import INLINE, Extents, PlacedChunks, Positions, Surveyed, survey
 
 Floats = npt.NDArray[np.float64]
 
@@ -166,7 +166,7 @@ class _Ranges(NamedTuple):
     stops: Floats
 
 
-def _files(chunks: Chunks, urls: Sequence[str], requests: Sequence[Planned]) -> Files:
+def _files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Planned]) -> Files:
     """Return the files that ``chunks`` lie in, in the order in which the chunks come to them."""
     in_files = chunks.targets != INLINE
     known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
@@ -184,7 +184,7 @@ def _files(chunks: Chunks, urls: Sequence[str], requests: Sequence[Planned]) -> 
     return Files(file_of, names, base, _strips(chunks, file_of, names, _Ranges(files.astype(np.int64), *bounds)))
 
 
-def _strips(chunks: Chunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
+def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
     is_known = chunks.stops != WHOLE
     stops = np.where(is_known, chunks.stops.astype(float), math.inf)
     places = np.flatnonzero(file_of != INLINE)
@@ -332,7 +332,9 @@ def map_of_array(source: str, extents: Extents, urls: Sequence[str], selection: 
 
 def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
     """Return what a picture of a whole set says; each array has a colour."""
-    chunks = Chunks(*(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True)))
+    chunks = PlacedChunks(
+        *(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True))
+    )
     colours = np.repeat([_hue(i) for i in range(len(arrays))], [len(extents) for extents in arrays])
     return Map(redacted(source), tuple(arrays), _files(chunks, urls, []), colours)
 

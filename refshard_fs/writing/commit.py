@@ -11,7 +11,7 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, told
-from refshard_fs.references.stream import FlatStream
+from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Base
@@ -120,7 +120,9 @@ def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     session = writer.session
     refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
     document = Document(base.url, session.stores, base.facts, writer.overlay.sent)
-    JsonSink().write(FlatStream(refs, as_written), Destination(base.url, document, 0, True, lambda: refs.origins))
+    JsonSink().write(
+        ReferenceStream.of_set(refs, as_written), Destination(base.url, document, 0, True, lambda: refs.origins)
+    )
 
 
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {

@@ -15,23 +15,18 @@ from typing import Any, BinaryIO
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.edits import EditedKeySpace, unedited
+from refshard_fs.core.edits import unedited
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import bytes_text, count_text
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.kerchunk_parquet.writing import ParquetStream
-from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import FlatStream, ReferenceStream, Respell
+from refshard_fs.references.stream import ReferenceStream, Respell
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import Adoption, Origins
-from refshard_fs.session.collect import Extras, collect, gather, walked
+from refshard_fs.session.collect import Checks, collect, collected_from, gather
 from refshard_fs.session.options import data_url_of
-from refshard_fs.session.recognition import beneath, references_in, stored
 from refshard_fs.session.session import Session
 from refshard_fs.sinks import sink_named
 from refshard_fs.sinks.sink import Destination
@@ -63,18 +58,16 @@ def save(
         adoption.add(whole(written))
         return spelled(written)
 
-    found = stored(unedited(keyspace))  # shards are left whole
-    found = references_in(found) or found
-    match beneath(found):
-        case ParquetKeySpace(root=root) | Hierarchy(url=root) if objects.is_at(root):
-            raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
+    found = unedited(keyspace).whole_shards
+    if found.root_url is not None and objects.is_at(found.root_url):
+        raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
     folder = data_url_of(absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
-        if isinstance(found, EditedKeySpace):
+        if found.edits is not None:
             for edit in found.edits.changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = _stream_of(found, session, respell, copies, pins_as_extras=sink.holds_versions)
+        stream = _stream_of(found, session, respell, copies, pins_as_checks=sink.holds_versions)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.tell = callback.relative_update
 
@@ -88,44 +81,44 @@ def save(
 
 
 def _stream_of(
-    keyspace: KeySpace, session: Session, respell: Respell, copies: CopiesBeside | None, *, pins_as_extras: bool
+    keyspace: KeySpace, session: Session, respell: Respell, copies: CopiesBeside | None, *, pins_as_checks: bool
 ) -> ReferenceStream:
     """Return the references of ``keyspace``; chunks that none can stand for go to ``copies`` if they are many.
 
-    With ``pins_as_extras``, each reference has the pin of its target.
+    With ``pins_as_checks``, each reference has the pin of its target.
     """
-    match keyspace:
-        case EditedKeySpace():
-            return FlatStream(collect(keyspace, session.run, respell), as_written, pins_as_extras=pins_as_extras)
-        case FlatKeySpace(refs=refs):
-            return FlatStream(refs, respell, pins_as_extras=pins_as_extras)
-        case ParquetKeySpace():
-            return ParquetStream(keyspace, respell, session.run)
-    if copies is None:
-        refs, extras = session.run("", partial(gather, keyspace))
+    run = session.run
+    if keyspace.is_reference_set:
+        return ReferenceStream(keyspace, run, respell, pins_as_checks=pins_as_checks)
+    checks: Checks = {}
+    if keyspace.edits is not None:
+        refs, spell = collect(keyspace, run, respell), as_written
     else:
-        refs, extras = _gather_copying(keyspace, session, copies)
+        if copies is None:
+            refs, checks = run("", partial(gather, keyspace))
+        else:
+            refs, checks = _gather_copying(keyspace, session, copies)
 
-    def spelled(url: str | None) -> str | None:
-        is_own = url is None or (copies is not None and url == copies.url)
-        return url if is_own else respell(absolute(url or ""))
+        def spell(url: str | None) -> str | None:
+            is_own = url is None or (copies is not None and url == copies.url)
+            return url if is_own else respell(absolute(url or ""))
 
-    return FlatStream(refs, spelled, extras, pins_as_extras=pins_as_extras)
+    return ReferenceStream.of_set(refs, spell, checks, pins_as_checks=pins_as_checks)
 
 
-def _gather_copying(keyspace: KeySpace, session: Session, copies: CopiesBeside) -> tuple[ReferenceSet, Extras]:
+def _gather_copying(keyspace: KeySpace, session: Session, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
     """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``."""
-    walk = session.run("", partial(walked, keyspace))
-    is_much = walk.too_much() is not None
+    collection = session.run("", partial(collected_from, keyspace))
+    is_much = collection.first_beyond_limit() is not None
     if is_much:
-        copies.begin(len(walk.made))
-        target = walk.urls.setdefault(copies.url, len(walk.urls))
-    for batch in walk.batches():
-        read = session.wait(session.read_entries, {made.key: made.entry for made in batch})
-        for made, data in zip(batch, read, strict=True):
-            walk.keep(made, Row(target, copies.add(data), len(data)) if is_much else data)
+        copies.begin(len(collection.packed))
+        target = collection.urls.setdefault(copies.url, len(collection.urls))
+    for batch in collection.batches():
+        read = session.wait(session.read_entries, {packed.key: packed.entry for packed in batch})
+        for packed, data in zip(batch, read, strict=True):
+            collection.keep(packed, Row(target, copies.add(data), len(data)) if is_much else data)
     copies.finish()
-    return walk.found()
+    return collection.finish()
 
 
 class CopiesBeside:

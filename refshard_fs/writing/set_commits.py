@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import Ranges, Texts
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.hierarchy import Hierarchy
@@ -38,8 +39,8 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
     plan,
 )
 from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
-from refshard_fs.references.stream import FlatStream, Partition
-from refshard_fs.session.collect import columns_of, gather
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.session.collect import gather
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import beneath, manifests_of
 from refshard_fs.sinks.chunk_manifest import manifest_of
@@ -167,17 +168,15 @@ class ParquetCommit(DirectoryCommit):
     def _make_anew(self, layout: Layout, array: str, *, keeps: bool) -> None:
         refs = ReferenceSet(Texts.of(()), {}, {})
         if keeps and self._old is not None:
-            refs = columns_of(self._old, self._run, as_written, array)
+            refs, _ = self._run(array, partial(gather, self._old, array))
         side = {key: value for key, value in refs.side.items() if is_within(key, array)}
         metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
         refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
         self._drop(array, 0)
-        for numbers, part in FlatStream(refs, as_written).partitions(array, layout.record_size):
+        for numbers, part in ReferenceStream.of_set(refs, as_written).partitions(array, layout.record_size):
             self._put(layout, array, numbers.start // layout.record_size, part)
 
-    def _put(
-        self, layout: Layout, array: str, number: int, part: Partition, earlier: tuple[int | None, ...] = ()
-    ) -> None:
+    def _put(self, layout: Layout, array: str, number: int, part: Chunks, earlier: tuple[int | None, ...] = ()) -> None:
         start = number * layout.record_size
         numbers = range(start, start + len(part))
         name = f"refs.{number}.{self._token}.parq"
@@ -230,7 +229,7 @@ class ParquetCommit(DirectoryCommit):
         """Copy partitions to their usual names; return the names that are no longer needed. None: there was no time."""
         unique: list[str] = []
         rows = self._layout.record_size
-        empty = encode(Partition((), Ranges.absent(rows), {}), Written(self._generation))
+        empty = encode(Chunks((), Ranges.absent(rows), {}), Written(self._generation))
         for array, names in self._renamed.items():
             for number, name in names.items():
                 if time.monotonic() > until:
@@ -366,7 +365,7 @@ class ManifestCommit(DirectoryCommit):
         for key in refs.side:
             if not zarrmeta.is_metadata(key) and grid.number(relative(key, path)) is None:
                 raise _no_chunk(key)
-        stream = FlatStream(refs, lambda url: None if url is None else absolute(url), {path: extras})
+        stream = ReferenceStream.of_set(refs, lambda url: None if url is None else absolute(url), {path: extras})
         data = manifest_of(stream, path)
         name = f"manifest.{self._token}.json"
         self._written.append(join(path, name))

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.formats.kerchunk_parquet.writing import encode
-from refshard_fs.references.stream import Partition
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -160,7 +160,7 @@ def test_a_file_cut_short_anywhere_is_refused() -> None:
 
 
 def test_flipped_bits_never_go_unnoticed_in_the_pages_that_we_write() -> None:
-    part = Partition(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
+    part = Chunks(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
     data = encode(part)
     expected = values(data, 40)
     rng = random.Random(1)
@@ -243,7 +243,7 @@ def test_dictionaries_of_every_size(distinct: int) -> None:
 def test_what_is_written_is_read_again(rows: list[Any]) -> None:
     urls = ["a", "b", "ü"]
     refs = [row if isinstance(row, tuple) else None for row in rows]
-    part = Partition(
+    part = Chunks(
         urls,
         Ranges(
             u4(ABSENT if r is None else urls.index(r[0]) for r in refs),

@@ -11,12 +11,11 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.columns import ChunkTable, Ranges
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.tools.map import FINE, as_picture, map_of_array
 from refshard_fs.tools.picture import Box, Boxes, Label, Picture
-from refshard_fs.tools.survey import Chunks, Extents
+from refshard_fs.tools.survey import Extents, PlacedChunks
 from tests.tools.sources import in_files, many, source
 
 KINDS = list(many())
@@ -136,7 +135,7 @@ def test_a_set_shows_its_arrays_and_what_they_take_of_its_files() -> None:
 def test_shards_are_outlined_also_where_a_cell_is_several_chunks() -> None:
     counts = (200, 200)
     meta = ArrayMeta(2, counts, (1, 1), ChunkGrid(counts, ChunkKeyEncoding("v2", ".")), "|u1", "C", {})
-    shown = map_of_array("big", Extents("v", meta, Chunks.of_places(()), (50, 100)), [])
+    shown = map_of_array("big", Extents("v", meta, PlacedChunks.of_places(()), (50, 100)), [])
     assert shown.plane is not None
     assert shown.plane.step != (1, 1)
     assert shown.shard_of is not None
@@ -169,10 +168,10 @@ def test_a_million_chunks_become_few_shapes() -> None:
     counts = (1000, 1000)
     grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
     number = np.arange(10**6)
-    targets, offsets = (number // 5000).astype(np.uint32), (number % 5000 * 10).astype(np.uint64)
-    table = ChunkTable(grid, Ranges(targets, offsets, np.full(10**6, 10, np.uint64)))
+    starts, no = (number % 5000 * 10).astype(np.uint64), np.zeros(10**6, bool)
+    chunks = PlacedChunks(number.astype(np.uint64), number // 5000, starts, starts + np.uint64(10), no, no)
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
-    extents = Extents("v", meta, Chunks.of_rows(*table.part(), int))
+    extents = Extents("v", meta, chunks)
     scene = as_picture(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
     cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
     assert cells < 8000

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 from refshard_fs.core.model import Pin
@@ -25,7 +26,6 @@ from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, So
 from refshard_fs.references.chunk_keys import Keys, chunk_numbers
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
 from refshard_fs.security.origins import MEMBER, Origins
 
@@ -229,14 +229,14 @@ def with_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST
     return {**doc, "storage_transformers": [transformer]}
 
 
-def manifest_members(grid: ChunkGrid, numbers: range, partition: Partition, array: str) -> list[str]:
+def manifest_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: str) -> list[str]:
     """Return the members of a manifest for chunks ``numbers``."""
     out = []
     targets, offsets, lengths = partition.ranges
-    empty = {row for row, extras in partition.extras.items() if not extras}
+    empty = {row for row, extras in partition.checks.items() if not extras}
     for row in sorted(empty.union(partition.present())):
         number, target = numbers.start + row, int(targets[row])
-        extras: Mapping[str, Any] = partition.extras.get(row, {})
+        extras: Mapping[str, Any] = partition.checks.get(row, {})
         if target != ABSENT:
             url = partition.urls[target]
             if url is None or not is_utf8(url):

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row, UInt64s
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Listing, Numbers
+from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row
 from refshard_fs.core.documents import ArrayView, Documents
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
@@ -238,15 +240,39 @@ class ManifestView(ArrayView[Declared]):
 
     # ------------------------------------------------------------------ all of an array
 
-    def chunks(self, path: str) -> Steps[tuple[UInt64s, UInt64s] | None]:
-        """Return the numbers of chunks there are, and of those said to be empty, if ``path`` has a manifest."""
-        if path not in self._documents.arrays:
-            yield from self._documents.lookup(join(path, "zarr.json"))
-        if self.remapped(path) is None:
-            return None
-        table = yield from self._listed(path, ())
-        manifest, _, _ = yield from self._manifest(path)
-        return table.present(), manifest.empty
+    @property
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # a commit may add manifests
+        return self.base.is_reference_set and not self.maps_anything
+
+    @property
+    def references(self) -> Any:
+        return None if self.maps_anything else self.base.references
+
+    def list_chunks(self, array: str) -> Steps[Listing | None]:
+        if array not in self._documents.arrays:
+            yield from self._documents.lookup(join(array, "zarr.json"))
+        if self.remapped(array) is None:
+            return (yield from self.base.list_chunks(array))
+        table = yield from self._listed(array, ())
+        manifest, _, _ = yield from self._manifest(array)
+        numbers = np.union1d(table.present(), manifest.empty).astype(np.uint64)
+        grid = table.grid
+        names = [
+            n for n in (yield from self.children(array)) or () if not grid.has_name(n.name, is_directory=n.is_directory)
+        ]
+        others = {join(array, n.name): n.size for n in names if not n.is_directory}
+        directories = [join(array, n.name) for n in names if n.is_directory]
+        key = self.manifest_key(array)
+        indexes = frozenset(() if key is None else (key,))
+        return Listing(ArrayChunks(grid, numbers, pins_chunks=True), others, directories, indexes)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        found = yield from super().chunks(array, numbers, grid)
+        if self.remapped(array) is None:
+            return found
+        manifest, _, _ = yield from self._manifest(array)
+        rows = np.flatnonzero(np.isin(np.asarray(numbers, np.uint64), manifest.empty)).tolist()
+        return msgspec.structs.replace(found, checks={**found.checks, **{row: {} for row in rows}})
 
     def manifest_key(self, path: str) -> str | None:
         """Return the key of the manifest of the array ``path``, if it is one of this source."""

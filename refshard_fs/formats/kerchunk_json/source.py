@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.compression import MAGIC, DamagedStream, Inflate
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
@@ -28,7 +29,7 @@ from refshard_fs.references.builder import BATCH, ReferenceBuilder
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import Partition, check_representable, open_end
+from refshard_fs.references.stream import check_representable, open_end
 from refshard_fs.references.values import resolver, spelled
 from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
@@ -210,7 +211,7 @@ def member(key: str, value: Any, version: int) -> bytes:
     return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
 
 
-def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Partition, version: int) -> bytes:
+def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Chunks, version: int) -> bytes:
     """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
     check_representable(array, grid, numbers, partition)
     rows = partition.present()

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import ABSENT, WHOLE, Ranges
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_columns
-from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import from_base64
 
 COLUMNS: Final = ("path", "offset", "size", "raw")
@@ -139,7 +139,7 @@ class Written(msgspec.Struct, frozen=True):
         raise LookupError
 
 
-class StoredPartition(Partition, frozen=True):
+class StoredPartition(Chunks, frozen=True, eq=False):
     """A partition as it was read."""
 
     written: Written = Written()

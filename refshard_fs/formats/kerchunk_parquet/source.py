@@ -22,20 +22,20 @@ from functools import lru_cache
 from typing import Any
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, is_key, join, parent, splits
+from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Quota, Span, Stat, Steps, batches
-from refshard_fs.errors import ManifestError, NotListable, TargetChanged
+from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, StoredPartition, Written, require_pyarrow
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import Partition
 from refshard_fs.references.values import resolver
-from refshard_fs.security.origins import read_member
+from refshard_fs.security.origins import Origins, read_member
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
 KEPT = 900  # seconds that what a commit replaced is kept for readers that have the set open
@@ -141,6 +141,7 @@ class ParquetKeySpace(KeySpace):
 
     holds_all_metadata = True
     consolidated_anew = PARQUET
+    is_reference_set = True
 
     def __init__(
         self,
@@ -150,12 +151,11 @@ class ParquetKeySpace(KeySpace):
         version: str = "",
         cache_size: int = 128,
     ) -> None:
-        self.root = root
+        self.root = self.root_url = root
         self.document_url = locator(root)(PARQUET)
         self.layout = Layout(document, relative_to(root, PARQUET))
         self.document = document
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids
-        self.resolve = resolve
         self._version = version
         self._quota = Quota(root, cache_size)
         self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
@@ -190,6 +190,13 @@ class ParquetKeySpace(KeySpace):
     @property
     def strangers(self) -> frozenset[str]:
         return self.layout.origins.servers
+
+    @property
+    def origins(self) -> Origins:
+        return self.layout.origins
+
+    def resolve(self, url: str | None) -> str:
+        return self._absolute(url)
 
     def _meta_above(self, key: str) -> zarrmeta.ArrayMeta | None:
         """Return the metadata of the array that has the chunk ``key``."""
@@ -226,9 +233,9 @@ class ParquetKeySpace(KeySpace):
             case data:
                 return data
 
-    def partition(self, array: str, number: int) -> Steps[Partition | None]:
+    def partition(self, array: str, number: int) -> Steps[Chunks | None]:
         """Return a partition, or None if there is none."""
-        found: Partition | None
+        found: Chunks | None
         name = self.layout.renamed.get(array, {}).get(number, "")
         if name is None:
             return None
@@ -239,7 +246,7 @@ class ParquetKeySpace(KeySpace):
         # It never had another name, or has got its own one since this set was opened.
         return (yield from self._by_its_name(array, number, is_there=bool(name)))
 
-    def _by_its_name(self, array: str, number: int, *, is_there: bool) -> Steps[Partition | None]:
+    def _by_its_name(self, array: str, number: int, *, is_there: bool) -> Steps[Chunks | None]:
         """Return the partition in the file of its usual name, or what that was when this set was opened."""
         at = array, number
         kept: int | None = self._found.get(at)
@@ -280,7 +287,7 @@ class ParquetKeySpace(KeySpace):
         remedy = "invalidate_cache() starts over with what is there now"
         return TargetChanged("", where, f"the set was committed to since it was opened here; {remedy}")
 
-    def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Partition | None]]:
+    def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Chunks | None]]:
         """Return several partitions that are `stored`, read together."""
         renamed = self.layout.renamed.get(array, {})
         found: Sequence[Any] = [None] * len(numbers)
@@ -288,7 +295,7 @@ class ParquetKeySpace(KeySpace):
             found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         out = []
         for number, part in zip(numbers, found, strict=True):
-            is_whole = isinstance(part, Partition)
+            is_whole = isinstance(part, Chunks)
             out.append(part if is_whole else (yield from self.partition(array, number)))
         return out
 
@@ -323,6 +330,44 @@ class ParquetKeySpace(KeySpace):
                     "be read; to list them, give the set's address on a filesystem that can list, or copy it to one"
                 )
         return [n for n in wanted if renamed.get(n, "") is not None]
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        metadata = self.layout.metadata
+        members: dict[str, Any] = {key: value for key, value in metadata.items() if is_within(key, prefix)}
+        old = {key: value for key, value in metadata.items() if not key.endswith("zarr.json")}
+        if old and not prefix and PARQUET not in metadata:
+            members[PARQUET] = {"metadata": old, "zarr_consolidated_format": 1}
+        arrays: dict[str, ArrayChunks] = {}
+        for path, grid in self.grids.items():
+            if is_within(path, prefix):
+                try:
+                    stored = yield from self.stored(path, 0, grid.size)
+                except (OSError, RefShardError) as e:
+                    if errors is None:
+                        raise
+                    errors[path] = e
+                    stored = []
+                size = self.layout.record_size
+                ranges = [range(number * size, min((number + 1) * size, grid.size)) for number in stored]
+                arrays[path] = ArrayChunks(grid, ranges)
+        return Contents(members, arrays)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        if not isinstance(numbers, range):
+            return (yield from super().chunks(array, numbers, grid))
+        size = self.layout.record_size
+        builder = ChunksBuilder(len(numbers))
+        for number in range(numbers.start // size, -(-numbers.stop // size)):
+            part = yield from self.partition(array, number)
+            if part is None:
+                continue
+            start = number * size  # of the partition's rows
+            rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(part)))
+            moved = start - numbers.start
+            origins = [self._origin(url) for url in part.urls] if self._has_origins else ()
+            builder.put(slice(rows.start + moved, rows.stop + moved), part.urls, part.ranges.take(rows), (), origins)
+            builder.inline.update((r + moved, data) for r, data in part.inline.items() if rows.start <= r < rows.stop)
+        return builder.finish()
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
         """Return the URLs, as written, of the first partition that has any."""

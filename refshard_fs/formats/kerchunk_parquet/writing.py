@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks, ChunksBuilder
 from refshard_fs.core.columns import ABSENT, WHOLE, Row
 from refshard_fs.core.consolidated import in_step
 from refshard_fs.core.edits import REMOVED, Edit, Edits
@@ -24,14 +25,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import NOTE, OFFSETS, Written, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, Value, partition_name
-from refshard_fs.references.stream import (
-    Partition,
-    PartitionBuilder,
-    ReferenceStream,
-    Respell,
-    Run,
-    check_representable,
-)
+from refshard_fs.references.stream import Run, check_representable
 from refshard_fs.references.values import check_name, is_utf8, object_in
 from refshard_fs.security.origins import MEMBER, Origins
 
@@ -63,7 +57,7 @@ def parquet_partition(
     array: str,
     grid: ChunkGrid,
     numbers: range,
-    partition: Partition,
+    partition: Chunks,
     written: Written | None = None,
     *,
     dry: bool = False,
@@ -88,7 +82,7 @@ def parquet_partition(
     return b"" if dry else encode(partition, written)
 
 
-def encode(partition: Partition, written: Written | None = None) -> bytes:
+def encode(partition: Chunks, written: Written | None = None) -> bytes:
     """Return the bytes of a parquet file with the rows of ``partition``, readable by fsspec as well.
 
     ``written`` says which commit writes it.
@@ -133,7 +127,7 @@ def encode(partition: Partition, written: Written | None = None) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# All of a parquet set, a partition at a time: as a mapping for users, and as a stream for writers. No I/O here.
+# All of a parquet set, a partition at a time, as a mapping for users. No I/O here.
 
 
 MEMO: Final = 4096  # values that are remembered
@@ -183,7 +177,7 @@ class LazyReferences(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"
 
-    def _partitions(self) -> Iterator[tuple[str, int, Partition]]:
+    def _partitions(self) -> Iterator[tuple[str, int, Chunks]]:
         """Yield (array, number of its first chunk, partition) of each partition that exists."""
         keyspace = self.keyspace
         for array in keyspace.grids:
@@ -200,53 +194,6 @@ def _spelled(value: Value | None) -> Any:
             return row.spelled(url)
         case _:
             return value
-
-
-class ParquetStream(ReferenceStream):
-    """The stream of a parquet set, of which ``run`` loads a partition at a time."""
-
-    in_memory = False
-
-    def __init__(self, keyspace: ParquetKeySpace, respell: Respell, run: Run) -> None:
-        self.grids = keyspace.grids
-        self.origins = keyspace.layout.origins
-        self._keyspace = keyspace
-        self._respell = respell
-        self._run = run
-
-    def pins(self) -> None:
-        """A parquet set has none."""
-
-    def documents(self) -> Iterator[tuple[str, Any]]:
-        """Yield all metadata, and where that is zarr's version 2, the same consolidated."""
-        metadata = self._keyspace.layout.metadata
-        yield from metadata.items()
-        old = {key: value for key, value in metadata.items() if not key.endswith("zarr.json")}
-        if old and PARQUET not in metadata:
-            yield PARQUET, {"metadata": old, "zarr_consolidated_format": 1}
-
-    def places(self, array: str, size: int) -> Iterable[int]:
-        stop, own = self.grids[array].size, self._keyspace.layout.record_size
-        places: dict[int, None] = {}
-        for number in self._run(array, partial(self._keyspace.stored, array, 0, stop)):
-            last = min((number + 1) * own, stop) - 1
-            places.update(dict.fromkeys(range(number * own // size, last // size + 1)))
-        return places
-
-    def partition(self, array: str, numbers: range) -> Partition:
-        own = self._keyspace.layout.record_size
-        builder = PartitionBuilder(len(numbers))
-        for number in range(numbers.start // own, (numbers.stop - 1) // own + 1):
-            part = self._run(array, partial(self._keyspace.partition, array, number))
-            if part is None:
-                continue
-            start = number * own  # of the part's rows
-            rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(part)))
-            moved = start - numbers.start
-            urls = [self._respell(url) for url in part.urls]
-            builder.put(slice(rows.start + moved, rows.stop + moved), urls, part.ranges.take(rows))
-            builder.inline.update((r + moved, data) for r, data in part.inline.items() if rows.start <= r < rows.stop)
-        return builder.finish()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -331,9 +278,9 @@ def _cut(before: int, after: int, size: int) -> tuple[int, ...]:
     return (least // size,) if before != after and least % size else ()
 
 
-def edited_partition(old: Partition | None, count: int, rows: Mapping[int, Edit]) -> Partition:
+def edited_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -> Chunks:
     """Return ``old`` (None: no chunk exists) with ``count`` rows and with ``rows`` edited."""
-    builder = PartitionBuilder(count)
+    builder = ChunksBuilder(count)
     if old is not None:
         kept = slice(min(count, len(old)))
         builder.put(kept, old.urls, old.ranges.take(kept))

@@ -193,7 +193,7 @@ class ConcatKeySpace(KeySpace):
         where: str,
         first: KeySpace,
         open_part: Callable[[int], Steps[KeySpace]],
-        resolve: Callable[[str], str],
+        resolve: Callable[[str | None], str],
         keep: int,
     ) -> None:
         is_shown_otherwise = document.metadata or document.held
@@ -202,8 +202,8 @@ class ConcatKeySpace(KeySpace):
         self.unlimited_dimensions = first.unlimited_dimensions
         self.document = document
         self.document_url = where
-        self.resolve = resolve  # makes URLs in the document absolute
         self.where = where
+        self._resolve = resolve
         self._documents = Documents(self.first, FullLength(document, where))
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._inline_grids: Mapping[str, ChunkGrid] = {}
@@ -223,6 +223,9 @@ class ConcatKeySpace(KeySpace):
     @property
     def strangers(self) -> frozenset[str]:
         return self.first.strangers  # whose metadata are shown
+
+    def resolve(self, url: str | None) -> str:
+        return self._resolve(url)
 
     def register_arrays(self) -> Steps[None]:
         """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
@@ -667,7 +670,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def _opened(
-    document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str], str]
+    document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str | None], str]
 ) -> Steps[ConcatKeySpace]:
     """Return the key space of a document, whose first part is opened."""
     version = document.zarr_format or options.zarr_format

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
@@ -14,14 +12,14 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Facts, Listed, Load, Names, Pin, Raw, Span, Stat, Steps, batches
-from refshard_fs.errors import NotListable, SourceNotReachable, told_cause
+from refshard_fs.core.model import Listed, Load, Names, Pin, Raw, Span, Steps, batches
+from refshard_fs.errors import NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, grid_of
+from refshard_fs.references.versions import TOGETHER, ask_versions, pin_of
 from refshard_fs.security.admission import WEB
-from refshard_fs.security.origins import NOTHING, Origins
 from refshard_fs.security.policy import protocol_of
 
 
@@ -30,9 +28,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if probe.absent:  # the documents of its root were asked for, and nothing was listed
         documents = {name: document.data for name, document in probe.documents.items()} | dict.fromkeys(probe.absent)
         listable = None if protocol_of(probe.url) in WEB else True
-        return Hierarchy(probe.url, listable=listable, documents=documents)
+        return ZarrHierarchy(probe.url, listable=listable, documents=documents)
     names: Sequence[Listed] | None = yield Names(probe.url)
-    return Hierarchy(probe.url, listable=names is not None)
+    return ZarrHierarchy(probe.url, listable=names is not None)
+
+
+class ZarrHierarchy(Hierarchy):
+    """A hierarchy of zarr that can be pinned."""
+
+    def snapshot(self, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
+        return (yield from _pinned_hierarchy(self, threshold, tell))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -44,10 +49,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 Tell = Callable[[int], object]
 
-TOGETHER: Final = 256  # directories, documents or facts that are asked for at a time
 
-
-def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
+def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
     """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
 
     ``tell`` hears of how many more keys it is known what they are.
@@ -88,17 +91,6 @@ def pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[
     return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(kept))
 
 
-def pinned(refs: ReferenceSet, tell: Tell) -> Steps[ReferenceSet]:
-    """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
-    urls = list(refs.urls)
-    pins: list[Pin | None] = []
-    for part in batches(urls, TOGETHER):
-        found = iter((yield from _facts([url for url in part if url is not None], refs.origins)))
-        pins += [None if url is None else _pin(next(found)) for url in part]
-        tell(len(part))
-    return msgspec.structs.replace(refs, pins=Pins.of(pins))
-
-
 def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
     found: dict[str, Pin] = {}
     known = yield from hierarchy.directories("")
@@ -123,27 +115,10 @@ def _requested(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[d
     found: dict[str, Pin] = {}
     left = iter(keys)
     while part := list(islice(left, TOGETHER)):
-        answers = yield from _facts([hierarchy.url_of(name) for name in part])
-        found |= {name: pin for name, facts in zip(part, answers, strict=True) if (pin := _pin(facts)) is not None}
+        answers = yield from ask_versions([hierarchy.url_of(name) for name in part])
+        found |= {name: pin for name, facts in zip(part, answers, strict=True) if (pin := pin_of(facts)) is not None}
         tell(len(part))
     return found
-
-
-def _facts(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
-    """Return what is known now of the objects at ``urls``; None for those that are not there."""
-    try:
-        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
-    except OSError as e:
-        where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
-        raise SourceNotReachable(f"{where} cannot be asked what it is now: {e}") from told_cause(e)
-    return found
-
-
-def _pin(facts: Facts | None) -> Pin | None:
-    """Return the pin of an object. An ETag that we made up ourselves is no part of it."""
-    if facts is None:
-        return None
-    return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)
 
 
 def _documents(hierarchy: Hierarchy, pins: Mapping[str, Pin]) -> Steps[tuple[dict[str, bytes], dict[str, ChunkGrid]]]:

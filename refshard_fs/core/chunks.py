@@ -1,0 +1,202 @@
+"""Where the chunks of arrays lie, as columns: what a key space answers for whole arrays. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.checksums import Checked
+from refshard_fs.core.columns import ABSENT, WHOLE, Part, Ranges, Row, UInt64s
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span
+
+# Numbers of chunks in the grid of their array.
+Numbers = range | UInt64s
+
+
+class Chunks(msgspec.Struct, frozen=True, eq=False):
+    """Where some chunks of one array lie. Row ``r`` is the chunk that was asked for in place ``r``.
+
+    - ``urls``: the targets, as the source spells them (`KeySpace.resolve` makes them absolute). None is the default
+      target.
+    - ``ranges``: the target (a place in ``urls``), offset and length of each row. The target is ABSENT where there is
+      no such chunk, or where the row is ``inline`` or ``packed``. The length is WHOLE where the chunk reaches to the
+      end of its target.
+    - ``inline``: by row, the bytes that the source itself holds.
+    - ``checks``: by row, checksums and versions that only chunk manifests can state; empty for a chunk that is empty
+      on purpose.
+    - ``packed``: by row, the entries of chunks that are no range of a target: they are decoded, put together, or
+      counted from the end of their target.
+    - ``pins`` and ``origins``: of each target; none at all where the source states none.
+    """
+
+    urls: Sequence[str | None]
+    ranges: Ranges
+    inline: Mapping[int, bytes]
+    checks: Mapping[int, Mapping[str, str]] = {}
+    packed: Mapping[int, Entry] = {}
+    pins: Sequence[Pin | None] = ()
+    origins: Sequence[Origin] = ()
+
+    def __len__(self) -> int:
+        """Return the number of rows, whether their chunks exist or not."""
+        return self.ranges.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that they take, roughly."""
+        texts = sum(len(url or "") + 60 for url in self.urls)
+        return self.ranges.nbytes + texts + sum(len(data) + 130 for data in self.inline.values())
+
+    def value(self, row: int) -> Row | bytes | None:
+        """Return the reference or the inline bytes in ``row``; None if there is neither."""
+        found = self.ranges.row(row)
+        return self.inline.get(row) if found is None else found
+
+    def present(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Return the rows in ``[start, stop)`` that are ranges or inline, ascending."""
+        there = self.ranges.targets != ABSENT
+        there[list(self.inline)] = True
+        found: list[int] = (np.flatnonzero(there[start:stop]) + start).tolist()
+        return found
+
+    def part(self, start: int) -> Part:
+        """Return the numbers of the chunks that exist, the first row being number ``start``, and the size of each."""
+        lengths = self.ranges.lengths.copy()
+        for row, data in self.inline.items():
+            lengths[row] = len(data)
+        rows = np.array(self.present(), np.uint64)
+        places = np.zeros(len(rows), np.uint64)
+        return Part(rows + np.uint64(start), Ranges(places.astype(np.uint32), places, lengths[rows]))
+
+
+class ChunksBuilder:
+    """Collects `Chunks` of ``count`` rows, none of which exists at first."""
+
+    def __init__(self, count: int) -> None:
+        self.ranges = Ranges.absent(count)
+        self.inline: dict[int, bytes] = {}
+        self.checks: dict[int, Mapping[str, str]] = {}
+        self.packed: dict[int, Entry] = {}
+        self._codes: dict[tuple[str | None, Pin | None, Origin], int] = {}
+
+    def code(self, url: str | None, pin: Pin | None = None, origin: Origin = ()) -> int:
+        """Return the target that the column of targets has for ``url`` in the version ``pin``."""
+        target = url, pin, origin
+        return self._codes.setdefault(target, len(self._codes))
+
+    def put(
+        self,
+        rows: Any,
+        urls: Sequence[str | None],
+        ranges: Ranges,
+        pins: Sequence[Pin | None] | Mapping[int, Pin | None] = (),
+        origins: Sequence[Origin] | Mapping[int, Origin] = (),
+    ) -> None:
+        """Set ``rows`` (an index) to byte ranges, whose targets are places in ``urls``, ``pins`` and ``origins``."""
+        there = ranges.targets != ABSENT
+        used, places = np.unique(ranges.targets[there], return_inverse=True)
+        codes = [
+            self.code(urls[target], pins[target] if pins else None, origins[target] if origins else ())
+            for target in used.tolist()
+        ]
+        targets = np.full(ranges.rows, ABSENT, np.uint32)
+        targets[there] = np.array(codes, np.uint32)[places]
+        self.ranges.put(rows, ranges._replace(targets=targets))
+
+    def put_entry(self, row: int, entry: Entry | None) -> None:
+        """Set ``row`` to what a look-up found."""
+        match entry:
+            case None:
+                return
+            case Inline(data):
+                self.inline[row] = data
+                return
+            case Packed(source, Checked() as recipe, start=None, stop=None):
+                self.checks[row] = {"checksum": recipe.checksum}
+                entry = source
+        if not isinstance(entry, Span) or entry.start < 0:
+            self.packed[row] = entry
+            return
+        targets, offsets, lengths = self.ranges
+        targets[row] = self.code(entry.url, entry.pin, entry.origin)
+        offsets[row] = entry.start
+        lengths[row] = WHOLE if entry.stop is None else entry.stop - entry.start
+
+    def finish(self) -> Chunks:
+        """Return the chunks, with the targets that are used."""
+        targets = self.ranges.targets
+        targets[list(self.inline)] = ABSENT
+        there = targets != ABSENT
+        used, places = np.unique(targets[there], return_inverse=True)
+        targets[there] = places
+        known = list(self._codes)
+        some = [known[code] for code in used.tolist()]
+        pins = [pin for _, pin, _ in some] if any(pin is not None for _, pin, _ in some) else ()
+        origins = [origin for *_, origin in some] if any(origin for *_, origin in some) else ()
+        return Chunks([url for url, *_ in some], self.ranges, self.inline, self.checks, self.packed, pins, origins)
+
+
+class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
+    """Which chunks of an array may exist: ``numbers`` as ranges, ascending, or as one column in any order.
+
+    ``sizes`` are the bytes of each number of a column, as a listing states them; 2**64 - 1 where it does not.
+    ``pins_chunks``: pins are of single chunks, as a chunk manifest states them, and not of their targets.
+    """
+
+    grid: ChunkGrid
+    numbers: Sequence[range] | UInt64s = ()
+    sizes: UInt64s | None = None
+    pins_chunks: bool = False
+
+    def batches(self, most: int) -> Iterator[tuple[Numbers, UInt64s | None]]:
+        """Yield the numbers, at most ``most`` at a time, and the sizes of those of a column."""
+        if isinstance(self.numbers, np.ndarray):
+            for start in range(0, len(self.numbers), most):
+                part = slice(start, start + most)
+                yield self.numbers[part], None if self.sizes is None else self.sizes[part]
+            return
+        for numbers in self.numbers:
+            for start in range(numbers.start, numbers.stop, most):
+                yield range(start, min(start + most, numbers.stop)), None
+
+    def blocks(self, size: int) -> list[int]:
+        """Return which of the blocks of ``size`` numbers, counted from number 0, may hold chunks, ascending."""
+        if isinstance(self.numbers, np.ndarray):
+            found: list[int] = np.unique(self.numbers // np.uint64(size)).tolist()
+            return found
+        blocks: dict[int, None] = {}
+        for numbers in self.numbers:
+            blocks.update(dict.fromkeys(range(numbers.start // size, -(-numbers.stop // size))))
+        return list(blocks)
+
+
+class Listing(NamedTuple):
+    """What lies below an array: its chunks, other keys with their sizes, and directories that hold no chunks.
+
+    ``indexes`` are the keys that only say where its chunks lie, as a chunk manifest does.
+    """
+
+    chunks: ArrayChunks
+    others: Mapping[str, int | None]
+    directories: Sequence[str]
+    indexes: frozenset[str] = frozenset()
+
+
+class Contents(msgspec.Struct, frozen=True, eq=False):
+    """All that lies below a prefix of a key space.
+
+    - ``members``: all metadata, and in sets of references every key that is no chunk. A value is bytes, or text or an
+      object that stands for them, or ``[url, offset, length]``, the range of a target.
+    - ``arrays``: which chunks there may be, by the array's path.
+    - ``others``: the keys that are neither, and have to be looked up; their sizes, where a listing states them.
+    - ``indexes``: those of them that only say where chunks lie.
+    """
+
+    members: dict[str, Any]
+    arrays: dict[str, ArrayChunks]
+    others: dict[str, int | None] = {}
+    indexes: frozenset[str] = frozenset()

@@ -1,0 +1,44 @@
+"""Ask targets for their versions, and pin references to them. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from refshard_fs.core.model import Facts, Pin, Stat, Steps, batches
+from refshard_fs.errors import SourceNotReachable, told_cause
+from refshard_fs.references.pins import Pins
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.origins import NOTHING, Origins
+
+TOGETHER: Final = 256  # objects that are asked for at a time
+
+
+def pinned(refs: ReferenceSet, tell: Callable[[int], object]) -> Steps[ReferenceSet]:
+    """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
+    urls = list(refs.urls)
+    pins: list[Pin | None] = []
+    for part in batches(urls, TOGETHER):
+        found = iter((yield from ask_versions([url for url in part if url is not None], refs.origins)))
+        pins += [None if url is None else pin_of(next(found)) for url in part]
+        tell(len(part))
+    return msgspec.structs.replace(refs, pins=Pins.of(pins))
+
+
+def ask_versions(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
+    """Return what is known now of the objects at ``urls``; None for those that are not there."""
+    try:
+        found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
+    except OSError as e:
+        where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
+        raise SourceNotReachable(f"{where} cannot be asked what it is now: {e}") from told_cause(e)
+    return found
+
+
+def pin_of(facts: Facts | None) -> Pin | None:
+    """Return the pin of an object. An ETag that we made up ourselves is no part of it."""
+    if facts is None:
+        return None
+    return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)
