@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 import refshard_fs
-from refshard_fs import RefShardFileSystem, UnknownSource, formats
+from refshard_fs import RefShardFileSystem, UnknownSource
+from refshard_fs.known_formats import BUILT_IN, known_formats
 
 
 def test_every_module_that_opens_a_source_is_registered() -> None:
-    folder = Path(formats.__path__[0])
+    folder = Path(refshard_fs.__path__[0])
     readers = {p.relative_to(folder) for p in folder.rglob("*.py") if "\ndef open_(probe" in p.read_text()}
-    modules = {f"refshard_fs.formats.{'.'.join(path.with_suffix('').parts)}" for path in readers}
-    assert modules == {known.module for known in formats.BUILT_IN}
-    assert len(readers) == len(formats.BUILT_IN)
-    assert "kerchunk-json" in formats.known_formats()
+    modules = {f"refshard_fs.{'.'.join(path.with_suffix('').parts)}" for path in readers}
+    assert modules == {known.module for known in BUILT_IN}
+    assert len(readers) == len(BUILT_IN)
+    assert "kerchunk-json" in known_formats()
 
 
 def test_unknown_content_names_the_candidates(tmp_path: Path) -> None:

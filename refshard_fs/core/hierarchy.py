@@ -45,6 +45,7 @@ class Hierarchy(KeySpace):
     """
 
     url_of: Callable[[str], str]
+    committed_as = "zarr-hierarchy"
 
     def __init__(self, url: str, *, listable: bool | None, documents: Mapping[str, bytes | None] | None = None) -> None:
         self.url = self.root_url = url

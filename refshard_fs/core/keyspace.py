@@ -37,6 +37,9 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import RefShardError
 from refshard_fs.security.origins import NOTHING, Origins
 
+# Runs the look-up that a function makes (again for each try), on behalf of a key, and returns its answer.
+Run = Callable[[str, Callable[[], Steps[Any]]], Any]
+
 DIRECTORIES: Final = 64  # that are listed together
 
 
@@ -75,6 +78,10 @@ class KeySpace(ABC):
     root_url: str | None = None
     # Returns the URL of a key's object, if each key is one object.
     url_of: Callable[[str], str] | None = None
+    # The format in which a commit writes the source; None where it takes no commits.
+    committed_as: str | None = None
+    # The version of the document that it was read from.
+    version: int | None = None
     # Why an array is not shown, or its shards are left whole, by the array's path.
     reports: Mapping[str, str] = {}
     # dtypes of attributes, which JSON cannot express, by array path and name: xarray decodes by that of scale_factor.
@@ -206,6 +213,11 @@ class KeySpace(ABC):
     # ------------------------------------------------------------------ whole arrays
 
     @property
+    def source(self) -> KeySpace:
+        """The source itself, without the views that are put over it."""
+        return self
+
+    @property
     def whole_shards(self) -> KeySpace:
         """The same source with each shard as one chunk, as it is stored."""
         return self
@@ -213,6 +225,10 @@ class KeySpace(ABC):
     def resolve(self, url: str | None) -> str:
         """Return a URL of `chunks` as an absolute one; ManifestError for None where there is no default target."""
         return url or ""
+
+    def as_mapping(self, run: Run) -> Mapping[str, Any] | None:
+        """Return the set of references as the mapping that its JSON is, where it is one; ``run`` runs look-ups."""
+        return None
 
     def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
         """Return the metadata documents of every array and group below ``prefix``, by key."""
@@ -433,6 +449,10 @@ class View(KeySpace):
     @property
     def origins(self) -> Origins:
         return self.base.origins
+
+    @property
+    def source(self) -> KeySpace:
+        return self.base.source
 
     def resolve(self, url: str | None) -> str:
         return self.base.resolve(url)

@@ -13,13 +13,13 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents
 from refshard_fs.core.columns import ABSENT, Row
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, splits
-from refshard_fs.core.keyspace import KeySpace, Listing, chunks_below, has_chunks_below, merged, place
+from refshard_fs.core.keyspace import KeySpace, Listing, Run, chunks_below, has_chunks_below, merged, place
 from refshard_fs.core.model import Entry, Inline, Listed, Origin, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pieces import Positions
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in
 from refshard_fs.security.origins import Origins
 
@@ -29,9 +29,11 @@ class FlatKeySpace(KeySpace):
 
     in_memory = True
     is_reference_set = True
+    committed_as = "kerchunk-json"
 
     def __init__(self, refs: ReferenceSet, resolve: Callable[[str | None], str], where: str) -> None:
         self.refs = self.references = refs
+        self.version = refs.version
         self.where = where
         self.grids = refs.grids
         self.urls = refs.urls
@@ -93,6 +95,9 @@ class FlatKeySpace(KeySpace):
 
     def resolve(self, url: str | None) -> str:
         return self._resolve(url)
+
+    def as_mapping(self, run: Run) -> Mapping[str, Any]:
+        return References(self.refs)
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         yield from ()

@@ -15,7 +15,7 @@ import numpy as np
 from refshard_fs.core.chunks import Chunks, Contents
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.keyspace import FlatKeySpace
@@ -24,8 +24,6 @@ from refshard_fs.security.origins import Origins
 
 # Returns a URL as it is to be spelled in the set that is written.
 Respell = Callable[[str | None], str | None]
-# Runs the look-up that a function makes (again for each try), on behalf of a key, and returns its answer.
-Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
 
 class ReferenceStream:

@@ -17,7 +17,7 @@ from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt6
 from refshard_fs.core.edits import Edits, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join, nearest, parent
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import (
     Entry,
     Inline,
@@ -34,7 +34,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet, with_edits
-from refshard_fs.references.stream import Respell, Run
+from refshard_fs.references.stream import Respell
 from refshard_fs.references.versions import pinned
 from refshard_fs.security.origins import Origins
 from refshard_fs.session.recognition import open_references

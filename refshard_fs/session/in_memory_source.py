@@ -14,8 +14,8 @@ import msgspec
 from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.cubes.document import with_marker_first
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.document import with_marker_first
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 

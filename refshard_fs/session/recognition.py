@@ -8,17 +8,15 @@ from typing import Final
 import msgspec
 
 from refshard_fs.core.columns import Texts
-from refshard_fs.core.edits import EditedKeySpace
 from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
-from refshard_fs.core.keyspace import KeySpace, View
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
-from refshard_fs.formats import known_formats
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
+from refshard_fs.known_formats import known_formats
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
@@ -229,33 +227,7 @@ def _documents(below: Callable[[str], str], facts: dict[str, Facts | None], most
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
 
 
-def beneath(keyspace: KeySpace) -> KeySpace:
-    """Return what the user's source is, without the views that are put over it."""
-    while isinstance(keyspace, View):
-        keyspace = keyspace.base
-    return keyspace
-
-
-def stored(keyspace: KeySpace) -> KeySpace:
-    """Return the keys as they are stored: those of shards, not of inner chunks."""
-    while isinstance(keyspace, ShardView):
-        keyspace = keyspace.base
-    return keyspace
-
-
-def references_in(keyspace: KeySpace) -> FlatKeySpace | ParquetKeySpace | None:
-    """Return the reference set that has all keys of an opened source as they are stored; None where nothing does.
-
-    Edits and chunk manifests have others.
-    """
-    keyspace = stored(keyspace)
-    if isinstance(keyspace, EditedKeySpace) or (isinstance(keyspace, ManifestView) and keyspace.maps_anything):
-        return None
-    found = beneath(keyspace)
-    return found if isinstance(found, FlatKeySpace | ParquetKeySpace) else None
-
-
 def manifests_of(keyspace: KeySpace) -> ManifestView | None:
     """Return the view that reads the chunk manifests of an opened source; None if there is none."""
-    found = stored(keyspace)
+    found = keyspace.whole_shards
     return found if isinstance(found, ManifestView) else None

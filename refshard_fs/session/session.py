@@ -29,8 +29,6 @@ from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.kerchunk_parquet.writing import LazyReferences
 from refshard_fs.reading.cache import Cache, IndexCache, default_directory
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
@@ -41,15 +39,13 @@ from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
-from refshard_fs.references.keyspace import FlatKeySpace
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import Admission, is_trusted
 from refshard_fs.security.policy import LOCAL, protocol_of, server_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.overlay import Base, Overlay, overlay_of
-from refshard_fs.session.recognition import beneath
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
 from refshard_fs.targets.pool import instance
@@ -662,15 +658,10 @@ class Session(Engines):
         """Return the references of the source, without what was written since, as the mapping that their JSON is."""
         shown = self.open()
         if self._references is None or self._references[0] is not shown:
-            match beneath(shown):
-                case FlatKeySpace(refs=refs):
-                    self._references = shown, References(refs)
-                case ParquetKeySpace() as lazy:
-                    self._references = shown, LazyReferences(lazy, self.run)
-                case _:
-                    raise NotImplementedError(
-                        "this source is no set of references, and so has none to show: fs.save(url) writes it as one"
-                    )
+            found = shown.source.as_mapping(self.run)
+            if found is None:
+                raise NotImplementedError("this source is not a set of references: fs.save(url) writes it as one")
+            self._references = shown, found
         return self._references[1]
 
     def read_now(self, request: Request) -> bytes | None:

@@ -18,19 +18,17 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
+from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, told
-from refshard_fs.formats.virtual_concat.document import ConcatDocument
-from refshard_fs.formats.virtual_concat.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
-from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.session.collect import Unread
 from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.session.options import for_sources
 from refshard_fs.session.overlay import Base
-from refshard_fs.session.recognition import beneath
 from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import with_digests
@@ -100,7 +98,7 @@ def append(
     )
     base = fs._writing("append").base()
     rules = _Rules(dim, frozenset(same), on_duplicate, any_order)
-    joined = beneath(base.keyspace)
+    joined = base.keyspace.source
     try:
         if isinstance(joined, ConcatKeySpace):
             added = _append_line(fs, base, joined, fo, rules, options)
@@ -108,7 +106,7 @@ def append(
                 shown.set_size(1)
                 shown.relative_update(1)
             return added
-        whole = _Grown.of(fs, str(url), fo, rules, options, holds_pins=isinstance(joined, FlatKeySpace))
+        whole = _Grown.of(fs, str(url), fo, rules, options, holds_pins=joined.references is not None)
         if whole is None:
             fs.discard()
             return 0

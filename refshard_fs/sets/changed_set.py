@@ -18,8 +18,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.cubes.recutting import contiguous, is_plain
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.recutting import contiguous, is_plain
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
-from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import (
+from refshard_fs.cubes.cf_times import (
     SECOND,
     UNITS,
     TimeUnits,
@@ -34,8 +33,9 @@ from refshard_fs.formats.virtual_concat.cf_times import (
     is_time,
     parsed_units,
 )
-from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recoding import MISSING, exactly, missing_values
+from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.recoding import MISSING, exactly, missing_values
+from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata
 from refshard_fs.sets.compatibility import chunks_read
 from refshard_fs.sets.variables import NamedSet, Variable, with_attributes, with_type

@@ -22,9 +22,8 @@ from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import refilled
-from refshard_fs.errors import ManifestError, RefShardError
-from refshard_fs.formats.virtual_concat.cf_times import TimeUnits, is_time
-from refshard_fs.formats.virtual_concat.document import (
+from refshard_fs.cubes.cf_times import TimeUnits, is_time
+from refshard_fs.cubes.document import (
     KEYS,
     STORAGE,
     Described,
@@ -32,7 +31,8 @@ from refshard_fs.formats.virtual_concat.document import (
     difference,
     recoding_of,
 )
-from refshard_fs.formats.virtual_concat.recoding import STORED, meant_dtype, missing_values
+from refshard_fs.cubes.recoding import STORED, meant_dtype, missing_values
+from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.changed_set import with_metadata

@@ -19,9 +19,9 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import is_big_endian, plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
+from refshard_fs.cubes.cf_times import is_time
+from refshard_fs.cubes.document import ConcatDocument, Part, recoding_of
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import is_time
-from refshard_fs.formats.virtual_concat.document import ConcatDocument, Part, recoding_of
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
 from refshard_fs.session.collect import Unread

@@ -18,10 +18,10 @@ from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.recoding import exactly
+from refshard_fs.cubes.recutting import Placement, Recut, check_recut, commonest
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recoding import exactly
-from refshard_fs.formats.virtual_concat.recutting import Placement, Recut, check_recut, commonest
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet

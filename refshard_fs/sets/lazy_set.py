@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refshard_fs.core.stats import count_text
-from refshard_fs.formats.virtual_concat.document import ConcatDocument
+from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.stores.objects import Objects

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.dtypes import dtype_of
-from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import (
+from refshard_fs.cubes.cf_times import (
     CHANGE,
     GREGORIAN,
     SECOND,
@@ -30,9 +29,10 @@ from refshard_fs.formats.virtual_concat.cf_times import (
     instant,
     parsed_units,
 )
-from refshard_fs.formats.virtual_concat.document import difference
-from refshard_fs.formats.virtual_concat.recoding import missing_values
-from refshard_fs.formats.virtual_concat.recutting import Placement
+from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.recoding import missing_values
+from refshard_fs.cubes.recutting import Placement
+from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, Move, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.concatenation import (

@@ -17,8 +17,8 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.keys import join
+from refshard_fs.cubes.document import stacked
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.document import stacked
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in

@@ -12,8 +12,8 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import count_text
+from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError, SourceNotReachable, UnknownSource, redacted
-from refshard_fs.formats.virtual_concat.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet, adopted
 from refshard_fs.references.stream import Respell

@@ -24,9 +24,8 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
+from refshard_fs.cubes.document import of_part
 from refshard_fs.errors import ManifestError, RefShardError, told_cause
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.formats.virtual_concat.document import of_part
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import blame, source_failed
@@ -36,7 +35,7 @@ from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.session.collect import Unread, collected, respelled
 from refshard_fs.session.options import SessionOptions
-from refshard_fs.session.recognition import beneath, open_source
+from refshard_fs.session.recognition import open_source
 from refshard_fs.session.session import Engines
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
@@ -189,10 +188,8 @@ class _Scanner(Engines):
         return self._parser.parse(data, first.url)
 
     def _opened(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
-        """Return the references of a source; None for a parquet set."""
+        """Return the references of a source."""
         space = yield from first.run(open_source(first.url, self.options.open))
-        if isinstance(beneath(space), ParquetKeySpace):
-            return None
         try:
             refs = yield from first.run(collected(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which

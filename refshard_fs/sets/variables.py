@@ -18,8 +18,8 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.version_3 import refilled
 from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.recoding import decode_chunk
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.recoding import decode_chunk
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in

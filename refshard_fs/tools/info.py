@@ -17,9 +17,7 @@ from refshard_fs.core.keys import join, normalise, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, undecodable
 from refshard_fs.errors import redacted
-from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.session.recognition import beneath
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
 
 TOP: Final = 10  # targets that are named
@@ -97,12 +95,12 @@ def summarise(fs: Surveyed) -> Summary:
     found = survey(fs)
     left_whole = fs.left_whole
     arrays = tuple(map(_array, found.arrays.values()))
-    keyspace = beneath(fs._session.open())
+    keyspace = fs._session.open().source
     keys = (found.rest, *found.arrays.values())
     unsized = sum(extents.unsized for extents in keys)
     return Summary(
         format=fs._session.open().format,
-        version=keyspace.refs.version if isinstance(keyspace, FlatKeySpace) else None,
+        version=keyspace.version,
         zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
         keys=found.keys,
         bytes=sum(map(len, found.documents.values())) + sum(int(extents.sizes.sum()) for extents in keys),

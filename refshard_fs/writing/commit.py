@@ -16,7 +16,6 @@ from refshard_fs.session.collect import collect
 from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Base
 from refshard_fs.session.recognition import manifests_of
-from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.sink import Destination
@@ -88,9 +87,9 @@ def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finis
         )
     stored, made = base, edits
     if format != HIERARCHY:
-        if isinstance(base.keyspace, ShardView):
+        if (whole := base.keyspace.whole_shards) is not base.keyspace:
             made = shard_edits(writer, base.keyspace, edits)
-            stored = base._replace(keyspace=base.keyspace.base)
+            stored = base._replace(keyspace=whole)
         made = made.loaded()
     try:
         finish = _COMMITTERS[format](writer, stored, made)

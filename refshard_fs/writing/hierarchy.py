@@ -19,13 +19,12 @@ from typing import Final
 
 from refshard_fs.core.consolidated import consolidating, parsed, reconsolidated, repeats
 from refshard_fs.core.edits import Edits
-from refshard_fs.core.hierarchy import Hierarchy, check_name
+from refshard_fs.core.hierarchy import check_name
 from refshard_fs.core.keys import is_within, join, parent, splits
 from refshard_fs.core.model import ABSENT, Span, Version
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, dumps, grid_of, is_array_document, is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
 from refshard_fs.session.overlay import Base
-from refshard_fs.session.recognition import beneath
 from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
 from refshard_fs.stores.objects import Objects
@@ -48,14 +47,13 @@ class HierarchyCommit:
     """One commit to the hierarchy that is the source, or to a new one."""
 
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
-        found = beneath(base.keyspace)
-        url = found.url if isinstance(found, Hierarchy) else str(writer.source)
+        url = base.keyspace.source.root_url
         self._run = writer.session.run
         self._base = base
         self._edits = edits
-        self._objects = Objects(url, writer.session.stores)
+        self._objects = Objects(url or str(writer.source), writer.session.stores)
         self._overlay = writer.overlay
-        self._is_new = not isinstance(found, Hierarchy)
+        self._is_new = url is None
         self._put: dict[str, None] = {}  # names of the objects that were put
         self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
         self._conflicting_shards: dict[str, None] = {}

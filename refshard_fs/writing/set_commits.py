@@ -42,7 +42,7 @@ from refshard_fs.references.reference_set import ReferenceSet, with_edits, withi
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.session.collect import gather
 from refshard_fs.session.overlay import Base
-from refshard_fs.session.recognition import beneath, manifests_of
+from refshard_fs.session.recognition import manifests_of
 from refshard_fs.sinks.chunk_manifest import manifest_of
 from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import PUT_AT_ONCE, Objects
@@ -114,8 +114,9 @@ class ParquetCommit(DirectoryCommit):
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
         require_pyarrow()
         super().__init__(writer, base, edits, PARQUET)
-        found = beneath(base.keyspace)
-        self._old = found if isinstance(found, ParquetKeySpace) and base.facts is not None else None
+        found: Any = base.keyspace.source
+        is_parquet = found.committed_as == "kerchunk-parquet" and base.facts is not None
+        self._old: ParquetKeySpace | None = found if is_parquet else None
         empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
         self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}

@@ -295,12 +295,13 @@ def _order(key: str) -> tuple[bool, int, int, str]:
 # ------------------------------------------------------------------ shards of sets of references
 
 
-def shard_edits(writer: Writer, view: ShardView, edits: Edits) -> Edits:
+def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     """Return what ``edits`` of the keys of ``view`` are as edits of the keys of its base; ``writer`` puts the shards.
 
     Raises ManifestError where the shards of an array cannot hold it as it was written, DamagedIndex for an old shard
     that is damaged.
     """
+    assert isinstance(view, ShardView), "inner chunks are shown by a view of shards"
     run, overlay = writer.session.run, writer.overlay
     plan: Plan = run("", partial(plan_commit, view, edits, overlay.spool, loads_all=False))
     made = Edits()

@@ -13,18 +13,15 @@ from functools import cached_property
 from typing import Final
 
 from refshard_fs.core.edits import REMOVED, Edits
-from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Inline, Span, of_origin
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
-from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.security.origins import named_by
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
-from refshard_fs.session.recognition import beneath, manifests_of
+from refshard_fs.session.recognition import manifests_of
 from refshard_fs.session.session import Session
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
@@ -69,22 +66,18 @@ class Writer:
 
     def format_of(self, base: Base) -> str | None:
         """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
-        match beneath(base.keyspace):
-            case Hierarchy():
-                view = manifests_of(base.keyspace)
-                return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
-            case _ if base.facts is None and base.url == self.source:  # there was nothing at its URL
-                format = self.options.format
-                if format is None:
-                    return READ_AS[format_named(str(self.source))]
-                if format not in _NEW:
-                    raise ReadOnlyError(f"format={format!r} cannot be made: there are {', '.join(_NEW)}")
-                return _NEW[format]
-            case FlatKeySpace():
-                return "kerchunk-json"
-            case ParquetKeySpace():
-                return "kerchunk-parquet"
-        return None
+        known = base.keyspace.source.committed_as
+        if known == HIERARCHY:
+            view = manifests_of(base.keyspace)
+            return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
+        if base.facts is None and base.url == self.source:  # there was nothing at its URL
+            format = self.options.format
+            if format is None:
+                return READ_AS[format_named(str(self.source))]
+            if format not in _NEW:
+                raise ReadOnlyError(f"format={format!r} cannot be made: there are {', '.join(_NEW)}")
+            return _NEW[format]
+        return known
 
     # ------------------------------------------------------------------ keys; readers see a change when these return
 

@@ -13,7 +13,7 @@ from numcodecs import blosc, pickles
 
 from refshard_fs import RefShardFileSystem, check
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, dumps, unsafe
-from refshard_fs.formats.virtual_concat.recoding import decode_chunk
+from refshard_fs.cubes.recoding import decode_chunk
 
 V2 = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<i8", "order": "C", "fill_value": 0}
 V2 |= {"filters": None, "compressor": None}

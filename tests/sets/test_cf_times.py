@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.formats.virtual_concat.cf_times import TimeUnits, finer, finest
+from refshard_fs.cubes.cf_times import TimeUnits, finer, finest
 
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 CALENDARS = ("standard", "gregorian", "proleptic_gregorian", "noleap", "365_day", "all_leap", "360_day", "julian")

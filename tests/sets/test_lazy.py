@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs.cubes import keyspace as concat_keyspace
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json_source
-from refshard_fs.formats.virtual_concat import keyspace as concat_keyspace
 from refshard_fs.security import admission
 from tests.servers.http import RangeServer
 from tests.sets.files import days

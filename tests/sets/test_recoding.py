@@ -12,9 +12,9 @@ import pytest
 
 import refshard_fs
 from refshard_fs.core.zarrmeta import array_meta
+from refshard_fs.cubes.recoding import recoding
+from refshard_fs.cubes.recutting import check_recut
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from refshard_fs.formats.virtual_concat.recoding import recoding
-from refshard_fs.formats.virtual_concat.recutting import check_recut
 from tests.memory import taking
 from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import VERSIONS

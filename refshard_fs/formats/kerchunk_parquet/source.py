@@ -27,10 +27,11 @@ from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent, splits
-from refshard_fs.core.keyspace import KeySpace, chunks_below, merged, place
+from refshard_fs.core.keyspace import KeySpace, Run, chunks_below, merged, place
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Quota, Span, Stat, Steps, batches
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET
+from refshard_fs.formats.kerchunk_parquet.lazy_references import MEMO, LazyReferences, Value
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, StoredPartition, Written, require_pyarrow
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
@@ -45,9 +46,6 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
 _KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)
 _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
-MEMO = 4096  # absent partitions and resolved URLs that are remembered
-
-Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
 
 def partition_name(array: str, number: int, replaced: int | None = None) -> str:
@@ -142,6 +140,7 @@ class ParquetKeySpace(KeySpace):
     holds_all_metadata = True
     consolidated_anew = PARQUET
     is_reference_set = True
+    committed_as = "kerchunk-parquet"
 
     def __init__(
         self,
@@ -194,6 +193,13 @@ class ParquetKeySpace(KeySpace):
     @property
     def origins(self) -> Origins:
         return self.layout.origins
+
+    @property
+    def metadata(self) -> Mapping[str, dict[str, Any]]:
+        return self.layout.metadata
+
+    def as_mapping(self, run: Run) -> Mapping[str, Any]:
+        return LazyReferences(self, run)
 
     def resolve(self, url: str | None) -> str:
         return self._absolute(url)

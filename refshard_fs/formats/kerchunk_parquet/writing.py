@@ -6,16 +6,15 @@ What a parquet set cannot hold is a ManifestError that names the key.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, ChunksBuilder
-from refshard_fs.core.columns import ABSENT, WHOLE, Row
+from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.consolidated import in_step
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
@@ -24,8 +23,8 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import NOTE, OFFSETS, Written, require_pyarrow
-from refshard_fs.formats.kerchunk_parquet.source import Layout, ParquetKeySpace, Value, partition_name
-from refshard_fs.references.stream import Run, check_representable
+from refshard_fs.formats.kerchunk_parquet.source import Layout
+from refshard_fs.references.stream import check_representable
 from refshard_fs.references.values import check_name, is_utf8, object_in
 from refshard_fs.security.origins import MEMBER, Origins
 
@@ -124,76 +123,6 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
         row_group_size=max(len(partition), 1),
     )
     return out.getvalue()
-
-
-# ----------------------------------------------------------------------------------------------------
-# All of a parquet set, a partition at a time, as a mapping for users. No I/O here.
-
-
-MEMO: Final = 4096  # values that are remembered
-
-
-class LazyReferences(Mapping[str, Any]):
-    """The references below a parquet set's root; ``run`` meets the needs of a look-up (on behalf of a key).
-
-    A look-up loads one partition; iterating loads them one after the other, and so does
-    ``len``: how many chunks exist stands nowhere.
-    """
-
-    def __init__(self, keyspace: ParquetKeySpace, run: Run) -> None:
-        self.keyspace = keyspace
-        self._run = run
-        self._memo: dict[str, Any] = {}
-
-    def __getitem__(self, key: str) -> Any:
-        value = self._memo.get(key)
-        if value is None:
-            found: Value | None = self._run(key, lambda: self.keyspace.value(key))
-            value = self.keyspace.document if found is None and key == PARQUET else _spelled(found)
-            if value is None:
-                raise KeyError(key)
-            if len(self._memo) >= MEMO:
-                self._memo.clear()
-            self._memo[key] = value
-        return value if isinstance(value, bytes) else value.copy()
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self.get(key) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        if PARQUET not in self.keyspace.layout.metadata:
-            yield PARQUET
-        yield from self.keyspace.layout.metadata
-        for array, base, partition in self._partitions():
-            tail = self.keyspace.grids[array].tail
-            for row in partition.present():
-                yield join(array, tail(base + row))
-
-    def __len__(self) -> int:
-        metadata = self.keyspace.layout.metadata
-        chunks = sum(len(partition.present()) for _, _, partition in self._partitions())
-        return len(metadata.keys() | {PARQUET}) + chunks
-
-    def __repr__(self) -> str:
-        return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"
-
-    def _partitions(self) -> Iterator[tuple[str, int, Chunks]]:
-        """Yield (array, number of its first chunk, partition) of each partition that exists."""
-        keyspace = self.keyspace
-        for array in keyspace.grids:
-            size = keyspace.grids[array].size
-            for number in self._run(array, partial(keyspace.stored, array, 0, size)):
-                partition = self._run(partition_name(array, number), partial(keyspace.partition, array, number))
-                if partition is not None:
-                    yield array, number * keyspace.layout.record_size, partition
-
-
-def _spelled(value: Value | None) -> Any:
-    match value:
-        case (url, Row() as row):
-            return row.spelled(url)
-        case _:
-            return value
 
 
 # ----------------------------------------------------------------------------------------------------

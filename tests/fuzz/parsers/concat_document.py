@@ -6,8 +6,8 @@ import json
 from contextlib import nullcontext as configured
 from itertools import pairwise
 
+from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.document import ConcatDocument
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

@@ -26,9 +26,8 @@ from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
-from refshard_fs.errors import ManifestError, NotListable
-from refshard_fs.formats.virtual_concat.cf_times import UNITS
-from refshard_fs.formats.virtual_concat.document import (
+from refshard_fs.cubes.cf_times import UNITS
+from refshard_fs.cubes.document import (
     DEEPEST,
     ConcatDocument,
     Described,
@@ -39,8 +38,8 @@ from refshard_fs.formats.virtual_concat.document import (
     recoding_of,
     stacked,
 )
-from refshard_fs.formats.virtual_concat.recoding import Recoding
-from refshard_fs.formats.virtual_concat.recutting import (
+from refshard_fs.cubes.recoding import Recoding
+from refshard_fs.cubes.recutting import (
     PIECES,
     Placement,
     Recut,
@@ -50,6 +49,7 @@ from refshard_fs.formats.virtual_concat.recutting import (
     joined,
     wanted,
 )
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of

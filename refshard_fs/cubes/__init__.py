@@ -16,4 +16,4 @@ def _recognises(probe: Probe) -> bool:
     return _START.match(probe.head) is not None
 
 
-FORMAT = Format("refshard-concat", _recognises, "refshard_fs.formats.virtual_concat.keyspace")
+FORMAT = Format("refshard-concat", _recognises, "refshard_fs.cubes.keyspace")

@@ -25,8 +25,8 @@ from refshard_fs.core.compression import MOST, promised
 from refshard_fs.core.dtypes import dtype_of, fill_of, plain_document
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.recoding import Recoding, decode_chunk, encode_chunk
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.recoding import Recoding, decode_chunk, encode_chunk
 
 Box = tuple[tuple[int, int], ...]  # elements [start, stop) along each dimension
 

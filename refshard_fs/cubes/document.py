@@ -20,11 +20,11 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes import NAME
+from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
+from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
+from refshard_fs.cubes.recutting import Placement
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat import NAME
-from refshard_fs.formats.virtual_concat.cf_times import are_alike, calendar_of, family_of, is_time
-from refshard_fs.formats.virtual_concat.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
-from refshard_fs.formats.virtual_concat.recutting import Placement
 from refshard_fs.references.values import from_base64
 
 DEEPEST: Final = 8  # documents within documents

@@ -24,8 +24,8 @@ from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import ON_BYTES, of_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta, undecodable, unsafe
+from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.virtual_concat.cf_times import UNITS, TimeUnits, are_alike, is_time
 
 _KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that make no more bytes than they get
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has

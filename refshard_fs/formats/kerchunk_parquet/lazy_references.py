@@ -1,0 +1,92 @@
+"""All of a parquet set, a partition at a time, as a mapping for users. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+from refshard_fs.core.chunks import Chunks, Contents, Numbers
+from refshard_fs.core.columns import Row
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import Run
+from refshard_fs.core.model import Steps
+from refshard_fs.formats.kerchunk_parquet import PARQUET
+
+MEMO: Final = 4096  # values that are remembered
+
+Value = dict[str, Any] | bytes | tuple[str | None, Row]
+
+
+class ParquetSet(Protocol):
+    """What is shown of a parquet set."""
+
+    root: str
+    document: bytes
+    grids: Mapping[str, ChunkGrid]
+
+    @property
+    def metadata(self) -> Mapping[str, dict[str, Any]]: ...
+    def value(self, key: str) -> Steps[Value | None]: ...
+    def contents(self) -> Steps[Contents]: ...
+    def chunks(self, array: str, numbers: Numbers) -> Steps[Chunks]: ...
+
+
+class LazyReferences(Mapping[str, Any]):
+    """The references below a parquet set's root; ``run`` meets the needs of a look-up (on behalf of a key).
+
+    A look-up loads one partition; iterating loads them one after the other, and so does
+    ``len``: how many chunks exist stands nowhere.
+    """
+
+    def __init__(self, keyspace: ParquetSet, run: Run) -> None:
+        self.keyspace = keyspace
+        self._run = run
+        self._memo: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._memo.get(key)
+        if value is None:
+            found: Value | None = self._run(key, lambda: self.keyspace.value(key))
+            value = self.keyspace.document if found is None and key == PARQUET else _spelled(found)
+            if value is None:
+                raise KeyError(key)
+            if len(self._memo) >= MEMO:
+                self._memo.clear()
+            self._memo[key] = value
+        return value if isinstance(value, bytes) else value.copy()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        if PARQUET not in self.keyspace.metadata:
+            yield PARQUET
+        yield from self.keyspace.metadata
+        for array, base, partition in self._partitions():
+            tail = self.keyspace.grids[array].tail
+            for row in partition.present():
+                yield join(array, tail(base + row))
+
+    def __len__(self) -> int:
+        metadata = self.keyspace.metadata
+        chunks = sum(len(partition.present()) for _, _, partition in self._partitions())
+        return len(metadata.keys() | {PARQUET}) + chunks
+
+    def __repr__(self) -> str:
+        return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"
+
+    def _partitions(self) -> Iterator[tuple[str, int, Chunks]]:
+        """Yield (array, number of its first chunk, partition) of each partition that exists."""
+        contents: Contents = self._run("", self.keyspace.contents)
+        for array, listed in contents.arrays.items():
+            for numbers in listed.numbers:
+                yield array, numbers.start, self._run(array, partial(self.keyspace.chunks, array, numbers))
+
+
+def _spelled(value: Value | None) -> Any:
+    match value:
+        case (url, Row() as row):
+            return row.spelled(url)
+        case _:
+            return value

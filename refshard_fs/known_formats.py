@@ -1,0 +1,47 @@
+"""The table of all formats of sources: those of this package, and those that others have registered."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from refshard_fs import cubes
+from refshard_fs.core.format import Format, plugins
+from refshard_fs.formats import (
+    bcolz,
+    chunk_manifest,
+    dmrpp,
+    fits,
+    grib2,
+    hdf5,
+    kerchunk_json,
+    kerchunk_parquet,
+    netcdf3,
+    neuroglancer,
+    tiff,
+    zarr_hierarchy,
+    zip,
+)
+
+BUILT_IN = (
+    zarr_hierarchy.FORMAT,
+    kerchunk_json.FORMAT,
+    kerchunk_parquet.FORMAT,
+    chunk_manifest.FORMAT,
+    cubes.FORMAT,
+    bcolz.FORMAT,
+    bcolz.BLOSCPACK,
+    neuroglancer.FORMAT,
+    hdf5.FORMAT,
+    netcdf3.FORMAT,
+    fits.FORMAT,
+    tiff.FORMAT,
+    dmrpp.FORMAT,
+    grib2.FORMAT,
+    zip.FORMAT,
+)
+
+
+@cache
+def known_formats() -> dict[str, Format]:
+    """Return every format by its name: those of this package, and those that others have registered."""
+    return {known.name: known for known in (*BUILT_IN, *plugins("refshard.formats"))}
