@@ -342,31 +342,33 @@ async def open_guarded(guard: Guard, judge: Judge, **options: Any) -> aiohttp.Cl
 
 
 def close_with(owner: object, holder: Any) -> None:
-    """Close the connections of ``holder`` when ``owner`` is collected, or the running loop closes.
-
-    fsspec has no way to say this. Its http and gcs instances keep a session, s3fs what made its client.
-    """
+    """Close the connections of ``holder`` when ``owner`` is collected, or the running loop closes."""
     loop = asyncio.get_running_loop()
     weakref.finalize(owner, _abandon, holder, weakref.ref(loop), os.getpid()).atexit = False
     LoopConnections.of(loop).close_too(holder)
 
 
 def close_connections(holder: Any) -> None:
-    """Close those of ``holder``: a session, or an fsspec instance, which opens new ones if it is used again."""
-    sessions = [holder]
-    if not isinstance(holder, aiohttp.ClientSession):
-        client, session = getattr(holder, "_s3", None), getattr(holder, "_session", None)
-        http = getattr(getattr(client, "_endpoint", None), "http_session", None)
-        sessions = [session, *(getattr(http, "_sessions", None) or {}).values()]
-        if session is not None:
-            holder._session = None
-        if client is not None:
-            holder._s3 = holder._s3creator = None
-    for session in sessions:
-        if isinstance(session, aiohttp.ClientSession) and session.connector is not None:
-            if session.connector_owner:
-                close_now(session.connector)
-            session.detach()
+    """Close the connections of ``holder`` at once: a session of aiohttp, or a filesystem or client that has one.
+
+    The filesystems of fsspec for HTTP and Google Storage keep it as ``_session``. One that is kept elsewhere closes its
+    connections when it is collected, with a warning.
+    """
+    close = getattr(holder, "close_connections", None)  # `S3Client` has several sessions
+    if close is not None:
+        close()
+        return
+    session = holder if isinstance(holder, aiohttp.ClientSession) else getattr(holder, "_session", None)
+    if isinstance(session, aiohttp.ClientSession):
+        close_session(session)
+
+
+def close_session(session: aiohttp.ClientSession) -> None:
+    """Close ``session`` at once, and its connections unless they are shared."""
+    if session.connector is not None:
+        if session.connector_owner:
+            close_now(session.connector)
+        session.detach()
 
 
 def _abandon(holder: Any, loop_ref: weakref.ref[asyncio.AbstractEventLoop], process: int) -> None:

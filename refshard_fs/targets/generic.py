@@ -23,6 +23,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import Facts, Listed
+from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import OBJECT_STORES
 from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
 from refshard_fs.targets.failures import ConnectionLost, Unfit, Unreadable
@@ -103,21 +104,12 @@ def once(
 
 
 class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """FTP for a set from elsewhere: each connection leads where ``guard`` lets it, before a login is sent there."""
-
-    host: str
+    """FTP for a set from elsewhere: ``guard`` judges the address of each connection before a login is sent there."""
 
     def __init__(self, host: str, port: int = 21, *, guard: Guard, **options: Any) -> None:
-        self._guard = guard
-        super().__init__(host, port, **options)
-
-    def _connect(self) -> None:
-        name = self.host
-        self.host = self._guard.find(name, self.port)  # the address that was judged is the one that is connected to
-        try:
-            super()._connect()
-        finally:
-            self.host = name
+        self.name = host
+        self.guard = guard
+        super().__init__(guard.find(host, port), port, **options)  # fsspec's own connections lead to this address
 
 
 class FsspecTarget(Target):
@@ -308,12 +300,12 @@ def _connected(fs: AbstractFileSystem) -> Iterator[None]:
     if not isinstance(fs, FTPFileSystem):
         yield
         return
-    if fs.ftp.sock is None:
-        fs._connect()
-        if fs.tls is True:
-            fs.ftp.prot_p()
     try:
+        if fs.ftp.sock is None:
+            _reconnect(fs)
         yield
+    except TargetNotAllowed:
+        raise
     except Exception as e:
         match next((cause for cause in _causes(e) if not isinstance(cause, _MISSING)), None):
             case ftplib.error_perm(args=(str(reply), *_)) as refusal:
@@ -325,6 +317,19 @@ def _connected(fs: AbstractFileSystem) -> Iterator[None]:
                 raise ConnectionLost(f"FTP: {str(lost) or 'the server hung up'}") from lost
             case _:
                 raise
+
+
+def _reconnect(fs: FTPFileSystem) -> None:
+    if isinstance(fs, GuardedFtp):
+        fs.host = fs.guard.find(fs.name, fs.port)
+    try:
+        fs.ftp.connect(fs.host, fs.port)
+        fs.ftp.login(*fs.cred)
+        if fs.tls is True:
+            fs.ftp.prot_p()
+    except BaseException:
+        fs.ftp.close()
+        raise
 
 
 # What fsspec makes of a refusal or of a listing that lacks a name.

@@ -222,7 +222,7 @@ class HttpTarget(Target):
         fs = self.fs
         if not away and fs.get_client is not plain_client:
             session: aiohttp.ClientSession = await fs.set_session()
-            close_with(self, fs)
+            close_with(self, session)
             return session
         given = {name: value for name, value in fs.client_kwargs.items() if name != "headers"}
         home = self._sessions.get((False, self._access))

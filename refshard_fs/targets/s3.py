@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from typing import Any, NamedTuple
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
 
@@ -21,8 +22,13 @@ from yarl import URL
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
 from refshard_fs.targets.connections import Guard, in_context, open_session
-from refshard_fs.targets.failures import HttpStatus
+from refshard_fs.targets.failures import HttpStatus, os_errors
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
+
+if TYPE_CHECKING:
+    from refshard_fs.targets.s3_client import S3Client
+
+T = TypeVar("T")
 
 _YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
 _SIGNED = 8192  # objects whose signature is kept
@@ -104,7 +110,7 @@ class S3Target(Target):
 
     patience = 60.0
 
-    def __init__(self, fs: AbstractFileSystem, *, fast: bool = True, guard: Guard | None = None) -> None:
+    def __init__(self, fs: S3Client, *, fast: bool = True, guard: Guard | None = None) -> None:
         self.fs = fs
         self._guard = fs.guard = guard
         self._fast = fast
@@ -137,31 +143,24 @@ class S3Target(Target):
                     return await self._send(again, start, stop, etag, most)
             elif e.code in _DETOURS or e.status in (301, 302, 307, 308):
                 answer = await self._read_theirs(path, start, stop, most)
-                self._leave(path)  # only now: they could do it
+                self._left_to_s3fs.add(path.partition("/")[0])  # only now, because s3fs could read it
+                self._ready.clear()
                 return answer
             raise
 
     async def facts(self, path: str) -> Facts:
-        # A GET, for the answer to HEAD does not tell a missing bucket from a missing object.
+        # By GET: the answer to HEAD does not tell a missing bucket from a missing object.
         answer = await self.read(path, 0, 1)
-        if answer.size is None:
-            return await self._theirs.facts(path)
-        return answer.facts
+        return await self._leave_to_s3fs(self._theirs.facts(path)) if answer.size is None else answer.facts
 
     async def current_facts(self, path: str) -> Facts:
-        return await (self.facts(path) if self._fast else self._theirs.current_facts(path))
+        return await (self.facts(path) if self._fast else self._leave_to_s3fs(self._theirs.current_facts(path)))
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        try:
-            return await self._theirs.names(path)
-        except FileNotFoundError as e:
-            raise _absent(e) from e
+        return await self._leave_to_s3fs(self._theirs.names(path))
 
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
-        try:
-            return await self._theirs.tree(path)
-        except FileNotFoundError as e:
-            raise _absent(e) from e
+        return await self._leave_to_s3fs(self._theirs.tree(path))
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str]:
         return self.fs, path
@@ -175,6 +174,7 @@ class S3Target(Target):
             await self._session.close()
             self._session = None
         await self._theirs.close()
+        await self.fs.close()
 
     # ------------------------------------------------------------------ our own requests
 
@@ -211,7 +211,7 @@ class S3Target(Target):
         await fs.set_session()
         client = await fs.get_s3(name)
         config = client.meta.config
-        verify = _verified(client)
+        verify = _verified(fs, client)
         if config.proxies or config.client_cert or verify is None or has_own_hooks(client):
             return None
         members = client.meta.service_model.operation_model("GetObject").input_shape.members
@@ -236,15 +236,16 @@ class S3Target(Target):
             trusted = await in_thread(lambda: _trusted(verify))
         return _Bucket(base[:-1], signer, {"x-amz-request-payer": "requester"} if pays else {}, trusted)
 
-    # ------------------------------------------------------------------ s3fs's
-
-    def _leave(self, path: str) -> None:
-        self._left_to_s3fs.add(path.partition("/")[0])
-        self._ready.clear()
+    # ------------------------------------------------------------------ requests of s3fs
 
     async def _read_theirs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
+        return await self._leave_to_s3fs(self._theirs.read(path, start, stop, most=most))
+
+    async def _leave_to_s3fs(self, request: Awaitable[T]) -> T:
+        """Return the answer to a request of s3fs. A missing bucket is an error other than FileNotFoundError."""
         try:
-            return await self._theirs.read(path, start, stop, most=most)
+            with os_errors():
+                return await request
         except FileNotFoundError as e:
             raise _absent(e) from e
 
@@ -264,12 +265,11 @@ async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, s
     return dict(request.headers.items())
 
 
-def _verified(client: Any) -> str | bool | None:
-    """Return what a client was told of certificates: a bundle, or whether to verify; None if it has ways of its own."""
+def _verified(fs: S3Client, client: Any) -> str | bool | None:
+    """Return how ``client`` verifies certificates: by a bundle, or whether at all; None if it has ways of its own."""
     arguments = getattr(client.meta.config, "connector_args", None) or {}
-    http = getattr(getattr(client, "_endpoint", None), "http_session", None)
-    verify = getattr(http, "_verify", None)
-    return verify if isinstance(verify, str | bool) and not set(arguments) - {"keepalive_timeout"} else None
+    verify = {session.verify for session in fs.http_sessions}
+    return verify.pop() if len(verify) == 1 and not set(arguments) - {"keepalive_timeout"} else None
 
 
 def _trusted(verify: str | bool) -> ssl.SSLContext:

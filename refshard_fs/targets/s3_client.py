@@ -1,41 +1,77 @@
-"""s3fs's filesystem, whose signed requests go to no other host than its endpoint.
+"""s3fs's filesystem with HTTP sessions of our own, which follow no redirects: botocore signs each request for one host.
 
-In a module of its own since it imports s3fs, which takes long.
+In a module of its own, because importing s3fs takes long.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import logging
-import warnings
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+import socket
+import ssl
+import weakref
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import botocore.exceptions as errors
+from aiobotocore.awsrequest import AioAWSResponse
+from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp.http_exceptions import BadStatusLine
+from botocore.httpsession import ProxyConfiguration, get_cert_path
+from multidict import CIMultiDict
 from s3fs.core import S3FileSystem
+from yarl import URL
 
 from refshard_fs.errors import TargetNotAllowed, told
 from refshard_fs.security.admission import remedy
+from refshard_fs.targets.connections import GuardedResolver, close_session, in_context, open_session
+from refshard_fs.targets.failures import Unreadable
+from refshard_fs.targets.generic import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from refshard_fs.targets.connections import Guard
 
 logger = logging.getLogger("refshard_fs")
 
+_PIECE = 1 << 20  # bytes of a file that are sent at once
+
 
 class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """Requests of s3fs that follow no redirect, and an endpoint that ``guard`` judges (None: it may be anywhere)."""
+    """s3fs's filesystem, whose requests follow no redirects; ``guard`` judges its endpoint (None: it may be anywhere).
+
+    A user's own ``http_session_cls`` stays, unless it is aiobotocore's default.
+    """
 
     guard: Guard | None = None
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *given: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+        self.http_sessions: weakref.WeakSet[S3Session] = weakref.WeakSet()
         self._judged: set[str] = set()  # endpoints
+        self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
+        config = dict(config_kwargs or {})
+        self._is_ours = config.get("http_session_cls", AIOHTTPSession) is AIOHTTPSession
+        if self._is_ours:
+            # A class for each filesystem, because botocore makes the sessions and takes no other arguments for them.
+            config["http_session_cls"] = type("S3Session", (S3Session,), {"owner": weakref.ref(self)})
+        super().__init__(*given, config_kwargs=config, **options)
 
     async def get_s3(self, bucket: str | None = None) -> Any:
         """Return botocore's client for a bucket; s3fs asks for it before each request."""
-        client = await super().get_s3(bucket)
+        for name in (None, bucket):  # the client of a bucket's region may take a request of the first one
+            client = await super().get_s3(name)
+            await self._check(client, bucket)
+        return client
+
+    async def _check(self, client: Any, bucket: str | None) -> None:
+        """Raise an error unless ``client`` sends its requests by an `S3Session` of ours, and where it may."""
+        self._clients.add(client)
+        if self._is_ours and len(self._clients) > len(self.http_sessions):
+            raise Unreadable(
+                "this version of aiobotocore ignores the HTTP session class in its configuration: its requests would "
+                "follow redirects with your credentials, so none was sent. Install another version of aiobotocore"
+            )
         endpoint = str(client.meta.endpoint_url)
         if self.guard is not None and endpoint not in self._judged:
             try:
@@ -44,39 +80,156 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 url = f"s3://{bucket}/"
                 raise TargetNotAllowed(url, f"{e.rule}, where its endpoint {endpoint} is", remedy(url)) from None
             self._judged.add(endpoint)
-        _keep_from_redirects(client)
-        return client
+
+    async def close(self) -> None:
+        """Close all clients, with sessions of the user's class too."""
+        for client in list(self._clients):
+            await client.close()
+
+    def close_connections(self) -> None:
+        """Close all connections at once; a later request opens others."""
+        for session in list(self.http_sessions):
+            session.close_now()
 
 
-def _keep_from_redirects(client: Any) -> None:
-    """Let the HTTP session of ``client`` follow no redirect: it is for botocore to sign for another host, or not.
+class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+    """The HTTP session of one client of botocore, as its configuration says; redirects are answers like others.
 
-    aiobotocore has no option for that. Where its sessions are made in another way than they are now, all else works.
+    botocore makes it, by the option ``http_session_cls``. It is a subclass of aiobotocore's session because s3fs asks
+    whether that is closed; every request is sent here.
     """
-    http: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
-    opened = getattr(http, "_get_session", None)
-    if opened is None:
-        warnings.warn(
-            "this version of aiobotocore opens its HTTP sessions in an unknown way: expected AIOHTTPSession with "
-            "_get_session. Redirects of S3 endpoints are followed, with what is sent along. Use an earlier version, or "
-            "report this",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    elif getattr(opened, "func", None) is not _staying:
-        http._get_session = partial(_staying, opened)
 
+    owner: weakref.ref[S3Client]
 
-class _Staying(NamedTuple):
-    """A session that follows no redirects."""
+    def __init__(
+        self,
+        *,
+        verify: bool | str = True,
+        proxies: dict[str, str] | None = None,
+        timeout: Any = None,
+        max_pool_connections: int = 10,
+        client_cert: str | tuple[str, str] | None = None,
+        proxies_config: dict[str, Any] | None = None,
+        connector_args: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(**others)
+        self.verify = verify
+        connect, read = timeout if isinstance(timeout, list | tuple) else (timeout, timeout)
+        self._timeout = aiohttp.ClientTimeout(sock_connect=connect, sock_read=read)
+        self._connecting = {"limit": max_pool_connections, **(connector_args or {})}
+        self._proxies = ProxyConfiguration(proxies=proxies)
+        proxy = proxies_config or {}
+        self._authorities = proxy.get("proxy_ca_bundle")
+        self._certificates = [pair for pair in (client_cert, proxy.get("proxy_client_cert")) if pair is not None]
+        self._http: aiohttp.ClientSession | None = None
+        self._opening = asyncio.Lock()
+        owner = self.owner()
+        self._guard = None if owner is None else owner.guard
+        if owner is not None:
+            owner.http_sessions.add(self)
 
-    session: aiohttp.ClientSession
+    async def __aexit__(self, *error: Any) -> None:
+        await super().__aexit__(*error)
+        if self._http is not None:
+            await self._http.close()
 
-    def request(self, *arguments: Any, **options: Any) -> Any:
+    def close_now(self) -> None:
+        """Close all connections at once; the next request opens others."""
+        if self._http is not None:
+            close_session(self._http)
+
+    async def send(self, request: Any) -> AioAWSResponse:
+        """Return the answer to a prepared request of botocore; what fails is an error of botocore's."""
+        url = request.url
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s by s3fs", told(" ".join(map(str, [*arguments, options.get("url", "")])).strip()))
-        return self.session.request(*arguments, **{**options, "allow_redirects": False})
+            logger.debug("%s by s3fs", told(f"{request.method} {url}"))
+        headers = CIMultiDict((name, _text(value)) for name, value in request.headers.items())
+        headers["Accept-Encoding"] = "identity"
+        is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
+        if is_chunked:  # aiohttp sends this header itself
+            del headers["Transfer-Encoding"]
+        body = _pieces(request.body) if isinstance(request.body, io.IOBase) else request.body
+        try:
+            session = await self._session()
+            response = await session.request(
+                request.method,
+                URL(url, encoded=True),
+                headers=headers,
+                data=body,
+                chunked=is_chunked or None,
+                proxy=self._proxies.proxy_url_for(url),
+                allow_redirects=False,
+            )
+            fields = {name.decode().lower(): value.decode() for name, value in response.raw_headers}
+            answer = AioAWSResponse(str(response.url), response.status, fields, response)
+            if not request.stream_output:
+                await answer.content
+        except Exception as e:  # raised again as what botocore takes it for
+            raise _as_botocore(e, request) from e
+        return answer
+
+    async def _session(self) -> aiohttp.ClientSession:
+        async with self._opening:
+            if self._http is None or self._http.closed:
+                options = dict(self._connecting)
+                context = options.pop("ssl_context", None) or await in_thread(self._context)
+                if self._guard is not None:
+                    options["resolver"] = GuardedResolver(self._guard)
+                self._http = open_session(
+                    self,
+                    connector=aiohttp.TCPConnector(ssl=context, **options),
+                    timeout=self._timeout,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    skip_auto_headers={"Content-Type"},
+                    auto_decompress=False,
+                )
+            return self._http
+
+    def _context(self) -> ssl.SSLContext | bool:
+        if self.verify is False and not self._certificates:
+            return False
+        if self._authorities is None and not self._certificates:
+            return in_context(get_cert_path(self.verify))
+        context = ssl.create_default_context(cafile=get_cert_path(self.verify) or None)
+        if self.verify is False:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if self._authorities is not None:
+            context.load_verify_locations(self._authorities)
+        for pair in self._certificates:
+            context.load_cert_chain(*((pair,) if isinstance(pair, str) else pair))
+        return context
 
 
-async def _staying(opened: Callable[[Any], Awaitable[aiohttp.ClientSession]], proxy: Any) -> _Staying:
-    return _Staying(await opened(proxy))
+async def _pieces(file: Any) -> AsyncIterator[bytes]:
+    """Yield a file piece by piece; aiohttp would close it, and botocore reads it again if it tries again."""
+    while piece := await in_thread(lambda: file.read(_PIECE)):
+        yield piece
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _as_botocore(error: Exception, request: Any) -> Exception:
+    """Return the error of botocore that stands for ``error``: botocore and s3fs try again by its class."""
+    url = request.url
+    known: Exception
+    match error:
+        case aiohttp.ClientConnectorError(os_error=TargetNotAllowed() as refusal):
+            known = refusal
+        case aiohttp.ClientSSLError():
+            known = errors.SSLError(endpoint_url=url, error=error)
+        case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
+            known = errors.ProxyConnectionError(proxy_url="", error=error)
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | BadStatusLine():
+            known = errors.ConnectionClosedError(error=error, request=request, endpoint_url=url)
+        case aiohttp.ConnectionTimeoutError():
+            known = errors.ConnectTimeoutError(endpoint_url=url, error=error)
+        case TimeoutError():
+            known = errors.ReadTimeoutError(endpoint_url=url, error=error)
+        case aiohttp.ClientConnectionError() | socket.gaierror():
+            known = errors.EndpointConnectionError(endpoint_url=url, error=error)
+        case _:
+            known = errors.HTTPClientError(error=error)
+    return known

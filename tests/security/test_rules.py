@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import ftplib
 import json
 import re
 import socket
@@ -27,6 +28,7 @@ from refshard_fs.security import admission
 from refshard_fs.security.admission import Access, Admission, Network, network_of
 from refshard_fs.security.policy import climbs, longest_prefix, server_of
 from refshard_fs.targets import connections
+from refshard_fs.targets.generic import GuardedFtp, serving
 from tests.servers.http import RangeServer
 
 SECRET = "HUSHHUSH"
@@ -286,21 +288,27 @@ def test_prefix_serves_every_spelling(prefix: str, spelling: str, http_server: R
     assert SECRET in repr([request.headers for request in http_server.requests()])
 
 
-def test_ftp_name_that_moves_inside_is_not_logged_in_to(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address that was judged is the one that is connected to, at each connection."""
-    from refshard_fs.targets.generic import GuardedFtp
-
+def test_ftp_name_that_moves_inside_gets_no_login(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection leads to the address that was judged, fsspec's own too."""
     now = "127.0.0.9"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (now, 21))])
     asked = []
-    theirs = "fsspec.implementations.ftp.FTPFileSystem"
-    monkeypatch.setattr(f"{theirs}._connect", lambda self: asked.append(self.host))
-    monkeypatch.setattr(f"{theirs}.__del__", lambda self: None)
+
+    class Ftp(ftplib.FTP):
+        def connect(self, host: str = "", *_: object, **__: object) -> str:
+            asked.append(host)
+            return ""
+
+        def login(self, *_: object, **__: object) -> str:
+            return ""
+
+    monkeypatch.setattr("fsspec.implementations.ftp.FTP", Ftp)
     fs = GuardedFtp("stranger.test", guard=OWN)
     now = "127.0.0.2"
-    with pytest.raises(TargetNotAllowed, match="not when it was first asked"):
-        fs._connect()
-    assert (asked, fs.host) == (["127.0.0.9"], "stranger.test")
+    fs._connect()
+    with pytest.raises(TargetNotAllowed, match="not when it was first asked"), serving(fs, "/"):
+        pass
+    assert asked == ["127.0.0.9", "127.0.0.9"]
 
 
 # ------------------------------------------------------------------------------- what stays with its server

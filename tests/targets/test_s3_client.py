@@ -1,70 +1,178 @@
-"""What is changed in the internals of aiobotocore is there, and all but that works where it is not."""
+"""The sessions that botocore's requests are sent by: they follow no redirect, and else do as botocore's own."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from fsspec.asyn import get_loop, sync
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs.targets.failures import Retry
+from refshard_fs.targets.pool import Pool, PoolOptions
+from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
+from tests.servers.tls import certificate
+from tests.targets.reading import Reader
+from tests.targets.test_wire import RIGHT, Script
 
 pytest.importorskip("s3fs")
 
-
-def test_client_opens_sessions_as_is_expected(s3_server: SeaweedServer) -> None:
-    """Fails where aiobotocore changes: then `s3_client` has to keep its requests from redirects in another way."""
-    from refshard_fs.targets import s3_client
-
-    async def session() -> Any:
-        fs = s3_client.S3Client(**s3_server.storage_options, asynchronous=True, loop=get_loop())
-        client = await fs.get_s3() if await fs.set_session() else None
-        return await client._endpoint.http_session._get_session(None)
-
-    assert isinstance(sync(get_loop(), session), s3_client._Staying)
+KEYS = {"key": "AKIAOWN", "secret": "x", "token": "SECRET", "skip_instance_cache": True}
 
 
-def test_client_of_another_kind_works_and_says_so(s3_server: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from refshard_fs.targets import s3_client
+def reader(options: dict[str, Any]) -> Reader:
+    """Return a reader all of whose requests are s3fs's."""
+    return Reader(by_protocol={"s3": options}, fast_s3=False)
 
-    s3_server.create_bucket("client")
-    s3_server.put("client/x", b"0123")
-    super_ = s3_client.S3FileSystem.get_s3
 
-    class Other:
-        def __init__(self, client: Any) -> None:
-            self._client = client
+def client(**options: Any) -> Any:
+    from refshard_fs.targets.s3_client import S3Client
 
-        def __getattr__(self, name: str) -> Any:
-            if name == "_endpoint":
-                raise AttributeError(name)
-            return getattr(self._client, name)
+    return S3Client(**options, asynchronous=True, loop=get_loop())
 
-    async def get_s3(self: Any, bucket: str | None = None) -> Any:
-        return Other(await super_(self, bucket))
 
-    monkeypatch.setattr(s3_client.S3FileSystem, "get_s3", get_s3)
-    fs = RefShardFileSystem({"k": ["s3://client/x", 1, 2]}, options={"s3://": s3_server.storage_options})
-    with pytest.warns(RuntimeWarning, match="Redirects of S3 endpoints are followed"):
-        assert fs.cat_file("k") == b"12"
-    with pytest.warns(RuntimeWarning, match="Redirects of S3 endpoints are followed"):
-        fs.save("s3://client/set.json", **s3_server.storage_options, use_ssl=False)
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_request_of_s3fs_follows_no_redirect(status: int, http_server: RangeServer) -> None:
+    with RangeServer() as other:
+        other.put("/bkt/x", b"01234")
+        http_server.fault("redirect", to=f"{other.url}/bkt/x", status=status)
+        with pytest.raises(OSError, match="HTTP 30|redirects"):
+            reader({**KEYS, "endpoint_url": http_server.url}).read("s3://bkt/x", 0, 5)
+        assert other.requests() == []
+
+
+def test_client_without_our_session_sends_nothing(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As aiobotocore before 2.27 does where a user's session has a configuration to merge."""
+    import s3fs.core
+
+    theirs = s3fs.core.AioConfig
+    monkeypatch.setattr(s3fs.core, "AioConfig", lambda http_session_cls, **options: theirs(**options))
+    http_server.put("/bkt/x", b"01234")
+    with pytest.raises(OSError, match="would follow redirects with your credentials"):
+        reader({**KEYS, "endpoint_url": http_server.url}).read("s3://bkt/x", 0, 5)
+    assert http_server.requests() == []
+
+
+def test_session_class_of_the_user_stays(http_server: RangeServer) -> None:
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    sent = []
+
+    class Mine(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+        async def send(self, request: Any) -> Any:
+            sent.append(request.url)
+            return await super().send(request)
+
+    http_server.put("/bkt/x", b"01234")
+    options = {**KEYS, "endpoint_url": http_server.url, "config_kwargs": {"http_session_cls": Mine}}
+    assert reader(options).read("s3://bkt/x", 0, 5) == b"01234"
+    assert len(sent) == len(http_server.requests())
 
 
 def test_our_own_requests_find_what_they_need(s3_server: SeaweedServer) -> None:
     """Fails where botocore changes: then `s3` leaves all requests to s3fs, which work, and take more time."""
     from refshard_fs.targets.s3 import S3Target, has_own_hooks
-    from refshard_fs.targets.s3_client import S3Client
 
     s3_server.create_bucket("client")
 
     async def found() -> Any:
-        fs = S3Client(**s3_server.storage_options, asynchronous=True, loop=get_loop())
+        fs = client(**s3_server.storage_options)
         bucket = await S3Target(fs)._find("client")
-        return bucket, has_own_hooks(fs._s3)
+        return bucket, has_own_hooks(await fs.get_s3())
 
     bucket, has_hooks = sync(get_loop(), found)
     assert bucket.signer is not None
     assert bucket.base == f"{s3_server.endpoint_url}/client/"
     assert not has_hooks
+
+
+def test_closed_client_opens_connections_again(http_server: RangeServer) -> None:
+    http_server.put("/bkt/x", b"01234")
+
+    async def read() -> list[bytes]:
+        fs = client(**KEYS, endpoint_url=http_server.url)
+        parts = []
+        for _ in range(2):
+            parts.append(await fs._cat_file("bkt/x"))
+            fs.close_connections()
+        return parts
+
+    assert sync(get_loop(), read) == [b"01234"] * 2
+    assert len({request.connection for request in http_server.requests()}) == 2
+
+
+async def read_from(server: asyncio.Server, options: dict[str, Any]) -> bytes:
+    pool = Pool(PoolOptions({"s3": options}, retry=Retry(2), fast_s3=False), asyncio.get_running_loop())
+    opened, path = pool.place("s3://bkt/x")  # type: ignore[misc]  # there is one
+    try:
+        return (await opened.read(path, 0, 5)).data
+    finally:
+        await pool.close()
+        server.close()
+
+
+def test_proxy_of_the_configuration_is_asked() -> None:
+    script = Script([RIGHT])
+
+    async def go() -> bytes:
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+        proxy = f"http://me:pass@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        config = {"proxies": {"http": proxy}}
+        return await read_from(server, {**KEYS, "endpoint_url": "http://store.example", "config_kwargs": config})
+
+    assert asyncio.run(go()) == b"01234"
+    assert script.heads[0][1].startswith("GET http://store.example/bkt/x HTTP/1.1")
+    assert "Proxy-Authorization: Basic bWU6cGFzcw==" in script.heads[0][1]
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_client_certificate_is_shown(verify: bool, tmp_path: Path) -> None:
+    context, authority = certificate(tmp_path, "localhost")
+    users = trustme.CA()
+    users.configure_trust(context)
+    context.verify_mode = 2  # type: ignore[assignment]  # ssl.CERT_REQUIRED
+    mine = str(tmp_path / "mine.pem")
+    users.issue_cert("me@example.test").private_key_and_cert_chain_pem.write_to_path(mine)
+    script = Script([RIGHT])
+
+    async def go() -> bytes:
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=context)
+        endpoint = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        tls = {"client_kwargs": {"verify": authority if verify else False}, "config_kwargs": {"client_cert": mine}}
+        return await read_from(server, {**KEYS, "endpoint_url": endpoint, **tls})
+
+    assert asyncio.run(go()) == b"01234"
+
+
+@pytest.mark.parametrize("kind", [bytes, io.BytesIO])
+def test_body_is_sent_again_when_the_server_asks(kind: Any, s3_server: SeaweedServer) -> None:
+    from tests.stores.test_s3 import Forgetful
+
+    s3_server.create_bucket("client")
+    data = bytes(3 << 20)
+    with Forgetful(s3_server.endpoint_url) as proxy:
+
+        async def put() -> None:
+            fs = client(**{**s3_server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}})
+            await fs._call_s3("put_object", Bucket="client", Key="again", Body=kind(data))
+            fs.close_connections()
+
+        sync(get_loop(), put)
+        assert proxy.puts == 2
+    assert Reader(by_protocol={"s3": s3_server.storage_options}).read("s3://client/again") == data
+
+
+@pytest.mark.parametrize("answer", [None, b"garbage\r\n\r\n"])
+def test_broken_answers_are_tried_again(answer: bytes | None) -> None:
+    script = Script([answer, answer, RIGHT])
+
+    async def go() -> bytes:
+        server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+        endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return await read_from(server, {**KEYS, "endpoint_url": endpoint})
+
+    assert asyncio.run(go()) == b"01234"
