@@ -354,7 +354,13 @@ class _Walk:
         yield from together([self._document(prefix, n.name) for n in names if n.name in documents])
         if prefix in self._arrays:
             array = prefix
-            listing = yield from keyspace.list_chunks(prefix)
+            listing = None
+            try:
+                listing = yield from keyspace.list_chunks(prefix)
+            except (OSError, RefShardError) as e:
+                if self._errors is None:
+                    raise
+                self._errors[prefix] = e
             if listing is not None:
                 self._arrays[prefix] = listing.chunks
                 self._is_known.add(prefix)
@@ -453,6 +459,10 @@ class View(KeySpace):
     @property
     def source(self) -> KeySpace:
         return self.base.source
+
+    @property
+    def committed_as(self) -> str | None:  # type: ignore[override]  # a view that maps chunks takes no commits
+        return self.base.committed_as
 
     def resolve(self, url: str | None) -> str:
         return self.base.resolve(url)

@@ -225,9 +225,3 @@ def _documents(below: Callable[[str], str], facts: dict[str, Facts | None], most
     spans = [Span(below(name), optional=True, pin=f.pin) for name, f in there.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
     return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
-
-
-def manifests_of(keyspace: KeySpace) -> ManifestView | None:
-    """Return the view that reads the chunk manifests of an opened source; None if there is none."""
-    found = keyspace.whole_shards
-    return found if isinstance(found, ManifestView) else None

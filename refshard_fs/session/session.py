@@ -660,7 +660,9 @@ class Session(Engines):
         if self._references is None or self._references[0] is not shown:
             found = shown.source.as_mapping(self.run)
             if found is None:
-                raise NotImplementedError("this source is not a set of references: fs.save(url) writes it as one")
+                raise NotImplementedError(
+                    "expected a set of references, which has a mapping of them: fs.save(url) writes this source as one"
+                )
             self._references = shown, found
         return self._references[1]
 

@@ -23,8 +23,8 @@ def hook_zarr(*, wait: bool = True) -> None:
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
-        if wait and (module := sys.modules.get(PIPELINE)) is not None:
-            module.problem()
+        if wait and PIPELINE in sys.modules:
+            _pipeline().problem()  # the import waits where another thread is importing it
         return
     _hooked = True
     if os.environ.get(VARIABLE, "1").lower() in ("0", "false", "no", "off"):

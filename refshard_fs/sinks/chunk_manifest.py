@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join
 from refshard_fs.formats.chunk_manifest.manifest import MANIFEST, hierarchy, manifest_members, with_manifest
-from refshard_fs.formats.chunk_manifest.view import root_with
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
@@ -35,7 +35,17 @@ class ChunkManifestSink(Sink):
         with objects.directory(replaces=bool(names)) as made:
             made.put_all(written)
             made.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
-            made.put_all({_ROOT: zarrmeta.dumps(root_with(nodes, [], [], []))})  # last: without it, nothing is there
+            made.put_all({_ROOT: zarrmeta.dumps(_root_of(nodes))})  # last: without it, nothing is there
+
+
+def _root_of(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the root's document with the documents of all other nodes in it."""
+    root = nodes[""]
+    if root.get("node_type") != "group":
+        return root
+    members = {path: document for path, document in sorted(nodes.items()) if path}
+    inline = {"kind": "inline", "must_understand": False, "metadata": members, "refshard": {}}
+    return {**root, "consolidated_metadata": inline}
 
 
 def manifest_of(references: ReferenceStream, array: str) -> bytes:

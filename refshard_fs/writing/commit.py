@@ -15,17 +15,16 @@ from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.session.collect import collect
 from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Base
-from refshard_fs.session.recognition import manifests_of
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.sink import Destination
 from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
+from refshard_fs.writing.parquet_commit import Finish, ParquetCommit
 from refshard_fs.writing.save import as_written
-from refshard_fs.writing.set_commits import Finish, ManifestCommit, ParquetCommit
 from refshard_fs.writing.shards import shard_edits
 from refshard_fs.writing.staging import merge
-from refshard_fs.writing.writer import HIERARCHY, MANIFESTS, Writer
+from refshard_fs.writing.writer import HIERARCHY, Writer
 
 
 def commit(writer: Writer) -> None:
@@ -82,8 +81,8 @@ def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finis
     format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
-            f"{source} takes no writes, being neither a reference set nor a zarr hierarchy: fs.save(url) "
-            "writes it, and what you have written, as a set of references"
+            f"{source} takes no commits: expected a JSON or parquet set of references, or a zarr hierarchy without "
+            "chunk manifests. fs.save(url) writes it, and what you have written, as a set to another place"
         )
     stored, made = base, edits
     if format != HIERARCHY:
@@ -109,10 +108,9 @@ def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finis
 
 def _learn_manifests(writer: Writer, base: Base, edits: Edits) -> None:
     """Find out whether arrays that were edited have chunk manifests."""
-    view = manifests_of(base.keyspace)
-    if view is not None and not view.maps_anything:
+    if base.keyspace.committed_as == HIERARCHY:
         for key in {parent(key)[0]: key for key in edits.changes()}.values():
-            writer.session.run(key, partial(view.array_of, key))
+            writer.session.run(key, partial(base.keyspace.is_empty, key))
 
 
 def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
@@ -127,6 +125,5 @@ def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {
     "kerchunk-json": _commit_json,
     "kerchunk-parquet": lambda *given: ParquetCommit(*given).run(),
-    MANIFESTS: lambda *given: ManifestCommit(*given).run(),
     HIERARCHY: lambda *given: HierarchyCommit(*given).run(),
 }

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
+from refshard_fs.core.chunks import Listing
 from refshard_fs.core.edits import REMOVED, Edits
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Entry, Inline, Span, of_origin
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
@@ -21,7 +22,6 @@ from refshard_fs.security.origins import named_by
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
-from refshard_fs.session.recognition import manifests_of
 from refshard_fs.session.session import Session
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
@@ -29,8 +29,7 @@ from refshard_fs.targets.generic import in_thread
 from refshard_fs.writing.staging import clear, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
-MANIFESTS: Final = "chunk-manifest"
-_NEW: Final = READ_AS | {name: name for name in READ_AS.values()} | {MANIFESTS: MANIFESTS}
+_NEW: Final = READ_AS | {name: name for name in READ_AS.values()}
 
 _ELSEWHERE = (
     "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
@@ -66,10 +65,6 @@ class Writer:
 
     def format_of(self, base: Base) -> str | None:
         """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
-        known = base.keyspace.source.committed_as
-        if known == HIERARCHY:
-            view = manifests_of(base.keyspace)
-            return MANIFESTS if view is not None and view.maps_anything else HIERARCHY
         if base.facts is None and base.url == self.source:  # there was nothing at its URL
             format = self.options.format
             if format is None:
@@ -77,7 +72,7 @@ class Writer:
             if format not in _NEW:
                 raise ReadOnlyError(f"format={format!r} cannot be made: there are {', '.join(_NEW)}")
             return _NEW[format]
-        return known
+        return base.keyspace.committed_as
 
     # ------------------------------------------------------------------ keys; readers see a change when these return
 
@@ -117,14 +112,11 @@ class Writer:
 
     async def manifests_among(self, keys: Iterable[str]) -> set[str]:
         """Return those of ``keys`` that are chunk manifests of arrays."""
-        view = manifests_of((await self._opened()).keyspace)
+        keyspace = (await self._opened()).keyspace.whole_shards
         found: set[str] = set()
-        if view is None:
-            return found
         for directory in {parent(key)[0] for key in keys}:
-            array = await self.session.look(directory, view.array_of(join(directory, "0")))
-            manifest = None if array is None else view.manifest_key(array)
-            found |= set() if manifest is None else {manifest}
+            listing: Listing | None = await self.session.look(directory, keyspace.list_chunks(directory))
+            found |= listing.indexes if listing is not None else set()
         return found
 
     async def remove(self, key: str) -> None:

@@ -76,7 +76,6 @@ def written(tmp_path: Path, kind: str, version: int) -> str:
 
 
 SOURCES = [("json", 2), ("json", 3), ("hierarchy", 2), ("hierarchy", 3), ("parquet", 2), ("parquet", 3)]
-SOURCES += [("chunk-manifest", 3)]
 
 
 @pytest.mark.parametrize(("kind", "version"), SOURCES)

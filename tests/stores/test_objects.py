@@ -8,7 +8,6 @@ import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
@@ -181,42 +180,6 @@ def test_name_that_climbs_is_refused(make: Make, name: str) -> None:
     for use in uses:
         with pytest.raises(ReadOnlyError, match="lies outside"):
             use()
-
-
-@pytest.mark.parametrize("how", ["gone", "replaced", "member"])
-def test_commit_removes_nothing_outside_of_its_set(how: str, tmp_path: Path) -> None:
-    """The root of a set with chunk manifests, which may have been downloaded, names what is left to remove."""
-    array: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8"}
-    array |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}}, "codecs": [{"name": "bytes"}]}
-    array |= {"chunk_key_encoding": {"name": "default"}, "fill_value": 0, "attributes": {}}
-    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-    refs = {"zarr.json": json.dumps(group), "a/zarr.json": json.dumps(array), "a/c/0": "base64:AAAAAA=="}
-    RefShardFileSystem(refs).save(str(tmp_path / "set.zarr"))
-    (tmp_path / "victim").mkdir()
-    for name in ("zarr.json", "manifest.x.json"):
-        (tmp_path / "victim" / name).write_text(json.dumps(array))
-    path = tmp_path / "set.zarr/zarr.json"
-    root = json.loads(path.read_text())
-    found = root["consolidated_metadata"]
-    match how:
-        case "gone":
-            found["refshard"] = {"gone": ["../victim"]}
-        case "replaced":
-            found["refshard"] = {"replaced": ["../victim/manifest.x.json"]}
-        case _:
-            transformer = {"name": "chunk-manifest-json", "configuration": {"manifest": "./manifest.x.json"}}
-            found["metadata"]["../victim"] = {**array, "storage_transformers": [transformer]}
-    path.write_text(json.dumps(root))
-    fs = RefShardFileSystem(str(tmp_path / "set.zarr"), mode="a")
-    fs.pipe_file("a/c/0", b"news")
-    if how == "member":
-        with pytest.raises(ReadOnlyError, match="lies outside"):
-            fs.commit()
-        fs.discard()
-    else:
-        fs.commit()
-        assert RefShardFileSystem(str(tmp_path / "set.zarr")).cat_file("a/c/0") == b"news"
-    assert sorted(p.name for p in (tmp_path / "victim").iterdir()) == ["manifest.x.json", "zarr.json"]
 
 
 def test_parquet_commit_renames_nothing_outside_of_its_set(tmp_path: Path) -> None:

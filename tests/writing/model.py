@@ -10,13 +10,13 @@ from refshard_fs import RefShardFileSystem
 
 __all__ = ["FORMATS", "Grid", "array_document", "expected", "group_document", "path_of", "shown", "writable"]
 
-FORMATS = ("json", "parquet", "chunk-manifest")
+FORMATS = ("json", "parquet")
 
 Grid = tuple[int, ...]
 
 
 def path_of(folder: Path, format: str) -> Path:
-    return folder / {"json": "refs.json", "parquet": "refs.parq", "chunk-manifest": "manifests"}[format]
+    return folder / {"json": "refs.json", "parquet": "refs.parq"}[format]
 
 
 def writable(path: Path, format: str, **options: Any) -> RefShardFileSystem:
@@ -47,7 +47,7 @@ def array_document(counts: Grid, title: int = 0) -> bytes:
 
 def shown(fs: RefShardFileSystem) -> dict[str, Any]:
     """All that a filesystem holds: metadata as objects, without what is merely consolidated; bytes of all others."""
-    keys = [key for key in fs.find("") if not key.endswith(".zmetadata") and "/manifest." not in key]
+    keys = [key for key in fs.find("") if not key.endswith(".zmetadata")]
     found: dict[str, Any] = {}
     for key, data in fs.cat(keys).items() if keys else ():
         found[key] = _parsed(data) if key.endswith("zarr.json") else data

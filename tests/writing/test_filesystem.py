@@ -538,14 +538,18 @@ def test_numbers_are_no_bytes_and_what_is_not_there_is_not_changed(path: Path) -
     fs.discard()
 
 
-def test_a_key_outside_of_all_arrays_is_refused_by_chunk_manifests_and_kept(tmp_path: Path) -> None:
-    fs = writable(tmp_path / "manifests", "chunk-manifest")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "notes.txt": b"text"})
-    with pytest.raises(ManifestError, match=r"'notes\.txt' is neither metadata nor a chunk"):
+def test_chunk_manifests_take_no_commits_and_are_written_anew(tmp_path: Path) -> None:
+    refs = {"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/c/0": b"1"}
+    RefShardFileSystem(refs).save(str(tmp_path / "set.zarr"))
+    before = {path: path.read_bytes() for path in (tmp_path / "set.zarr").rglob("*.json")}
+    fs = RefShardFileSystem(str(tmp_path / "set.zarr"), mode="a")
+    fs.pipe_file("a/c/1", b"2")
+    with pytest.raises(ReadOnlyError, match=r"without chunk manifests\. fs\.save"):
         fs.commit()
-    assert fs.cat_file("notes.txt") == b"text"
-    fs.rm("notes.txt")
-    fs.commit()
+    assert {path: path.read_bytes() for path in (tmp_path / "set.zarr").rglob("*.json")} == before
+    fs.save(str(tmp_path / "new.zarr"))
+    fs.discard()
+    assert RefShardFileSystem(str(tmp_path / "new.zarr")).cat("a/c", recursive=True) == {"a/c/0": b"1", "a/c/1": b"2"}
 
 
 @pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
@@ -592,80 +596,6 @@ def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: in
         fs.refer("a", "data", offset, length)
     with pytest.raises(TypeError):
         fs.refer("a", "data", "0", length)  # type: ignore[arg-type]  # what is tested
-
-
-@pytest.mark.parametrize("text", [b"{", b"[]"])
-def test_metadata_that_is_none_is_refused_by_name_where_all_of_it_becomes_one_document(
-    tmp_path: Path, text: bytes
-) -> None:
-    fs = writable(tmp_path / "manifests", "chunk-manifest")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": text})
-    with pytest.raises(ManifestError, match="'a/zarr.json' is no"):
-        fs.commit()
-    assert fs.cat_file("a/zarr.json") == text
-    fs.discard()
-
-
-def test_manifests_are_made_in_a_set_that_began_with_a_group(tmp_path: Path) -> None:
-    """The first commit has no array yet; readers of consolidated metadata see those that come later, too."""
-    path = tmp_path / "manifests"
-    fs = writable(path, "chunk-manifest")
-    fs.pipe_file("zarr.json", group_document())
-    fs.commit()
-    for name in "ab":
-        fs = RefShardFileSystem(str(path), mode="a", skip_instance_cache=True)
-        fs.pipe({f"{name}/zarr.json": array_document((3,)), f"{name}/c/0": b"1"})
-        fs.commit()
-        assert len(list((path / name).glob("manifest.*.json"))) == 1
-        assert not (path / name / "c").exists()
-    root = json.loads(RefShardFileSystem(str(path)).cat_file("zarr.json"))
-    assert list(root["consolidated_metadata"]["metadata"]) == ["a", "b"]
-
-
-@pytest.mark.parametrize(("source", "target"), [("g/a", "b"), ("g", "h")])
-@pytest.mark.parametrize("does", ["mv", "cp"])
-def test_a_copied_array_leaves_its_manifest_where_it_is(tmp_path: Path, does: str, source: str, target: str) -> None:
-    fs = writable(tmp_path / "manifests", "chunk-manifest")
-    fs.pipe({"zarr.json": group_document(), "g/zarr.json": group_document(), "g/a/zarr.json": array_document((3,))})
-    fs.pipe({f"g/a/c/{i}": b"%d" % i for i in range(3)})
-    fs.commit()
-    getattr(fs, does)(source, target, recursive=True)
-    fs.commit()
-    there = RefShardFileSystem(str(tmp_path / "manifests"))
-    array = "b" if target == "b" else "h/a"
-    assert there.cat(f"{array}/c", recursive=True) == {f"{array}/c/{i}": b"%d" % i for i in range(3)}
-    assert there.exists(source) == (does == "cp")
-
-
-@pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole"])
-def test_consolidated_metadata_of_manifests_follow_edits(tmp_path: Path, change: str) -> None:
-    fs = writable(tmp_path / "manifests", "chunk-manifest")
-    fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/c/0": b"1"})
-    fs.commit()
-    assert "a" in json.loads(fs.cat_file("zarr.json"))["consolidated_metadata"]["metadata"]
-    fs.pipe({"a/zarr.json": fs.cat_file("a/zarr.json"), "a/c/1": b"2"})
-    assert "consolidated_metadata" in json.loads(fs.cat_file("zarr.json"))  # it says the same
-    match change:
-        case "resized":
-            fs.pipe_file("a/zarr.json", array_document((5,)))
-        case "added":
-            fs.pipe_file("b/zarr.json", array_document((5,)))
-        case "removed":
-            fs.rm_file("a/zarr.json")
-        case _:
-            fs.rm("a", recursive=True)
-    shown = []
-    for data in (fs.cat_file("zarr.json"), fs.cat(["zarr.json", *fs.find("a")])["zarr.json"]):
-        shown.append(json.loads(data)["consolidated_metadata"]["metadata"])
-    assert {row["name"]: row["size"] for row in fs.ls("")}["zarr.json"] == fs.info("zarr.json")["size"] == len(data)
-    fs.commit()
-    members = json.loads(fs.cat_file("zarr.json")).get("consolidated_metadata", {}).get("metadata", {})
-    assert {path: doc["shape"] for path, doc in members.items()} == {
-        path: json.loads(fs.cat_file(f"{path}/zarr.json"))["shape"] for path in ("a", "b") if fs.isdir(path)
-    }
-    assert [{path: doc["shape"] for path, doc in each.items()} for each in shown] == [
-        {path: doc["shape"] for path, doc in members.items()}
-    ] * 2
 
 
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])

@@ -64,8 +64,6 @@ def is_last(format: str) -> Callable[[Head, bytes], bool]:
             return lambda head, body: head.path.endswith("refs.json")
         case "parquet":
             return lambda head, body: head.path.endswith(".zmetadata")
-        case "chunk-manifest":
-            return lambda head, body: head.path.endswith("manifests/zarr.json")
     return lambda head, body: head.path.endswith("a/zarr.json")
 
 

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from refshard_fs import RefShardFileSystem, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import source
 from refshard_fs.stores.objects import Objects
-from refshard_fs.writing import set_commits
+from refshard_fs.writing import parquet_commit
 from tests.servers.s3 import SeaweedServer
 
 ARRAYS, CHUNKS, RECORD_SIZE = ("a", "b"), 5, 2
@@ -133,7 +133,7 @@ def test_what_was_replaced_is_removed_later(opened: Open, monkeypatch: pytest.Mo
     before = opened("r")
     assert before.exists("a/.zarray")
     commit(opened, 1)
-    monkeypatch.setattr(set_commits, "KEPT", -1)
+    monkeypatch.setattr(parquet_commit, "KEPT", -1)
     monkeypatch.setattr(source, "KEPT", -1)
     commit(opened, 2)
     fs = opened("a")

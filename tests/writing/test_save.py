@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
-from refshard_fs.session.recognition import beneath
 from refshard_fs.stores.objects import Objects
 from tests.formats.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
 from tests.servers.http import RangeServer
@@ -76,7 +75,7 @@ def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str)
     expected = content(flat, source)
     flat.save(str(tmp_path / "a.parq"), record_size=record_size)
     lazy = RefShardFileSystem(str(tmp_path / "a.parq"))
-    assert isinstance(beneath(lazy._session.open()), ParquetKeySpace)
+    assert isinstance(lazy._session.open().source, ParquetKeySpace)
     assert set(lazy.find("")) == source.keys() | {".zmetadata"}
     assert same(content(lazy, source), expected)
     lazy.save(str(tmp_path / "b.parq"), record_size=4)

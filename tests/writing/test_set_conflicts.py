@@ -212,54 +212,6 @@ def test_a_commit_whose_fate_is_unknown_leaves_what_it_may_name(
     assert opened(mode="r").cat("a/c", recursive=True) == expected
 
 
-@pytest.mark.parametrize("place", ["memory", "s3"])
-@pytest.mark.parametrize("change", ["changed", "removed"])
-def test_who_tidies_up_after_a_commit_does_not_write_over_a_later_one(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, place: str, change: str
-) -> None:
-    url, options = f"memory://{uuid.uuid4().hex}/manifests", {}
-    if place == "s3":
-        server: SeaweedServer = request.getfixturevalue("s3_server")
-        server.create_bucket("conflicts")
-        url, options = f"s3://conflicts/{uuid.uuid4().hex}/manifests", {"target_options": server.storage_options}
-
-    def opened(mode: str = "a") -> RefShardFileSystem:
-        return open_at(url, "chunk-manifest", mode=mode, **options)
-
-    begin(opened)
-    fs, other = opened(), opened()
-    if change == "removed":
-        fs.rm("a", recursive=True)
-    else:
-        fs.pipe_file("a/c/1", LARGE + b"1")
-    put, remove, names = Objects.put, Objects.remove, []
-
-    def overtaken(call: Callable[..., Any]) -> Callable[..., Any]:
-        def made(objects: Objects, name: str, *rest: Any, **others: Any) -> Any:
-            if name == "a/zarr.json" and not names:  # the commit is made, and its own documents are next
-                names.append(name)
-                other.pipe({"a/zarr.json": array_document((8,), 7), "a/c/2": LARGE + b"2"})
-                other.commit()
-            return call(objects, name, *rest, **others)
-
-        return made
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Objects, "put", overtaken(put))
-        patch.setattr(Objects, "remove", overtaken(remove))
-        fs.commit()
-    assert names
-    for _ in range(3):  # manifests that were replaced go with a later commit
-        seen = opened(mode="r")
-        assert b'"title":7' in seen.cat_file("a/zarr.json").replace(b" ", b"")
-        keys = ["a/c/2"] if change == "removed" else ["a/c/0", "a/c/1", "a/c/2"]
-        assert seen.find("a/c") == keys
-        assert seen.cat_file("a/c/2") == LARGE + b"2"
-        later = opened()
-        later.pipe({"b/zarr.json": array_document((8,)), "b/c/0": LARGE})
-        later.commit()
-
-
 def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
     fs = RefShardFileSystem({"a": "text"}, mode="a")
     fs.pipe_file("b", b"more")
@@ -277,7 +229,7 @@ def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
     archive.discard()
 
 
-@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+@pytest.mark.parametrize("format", ["parquet"])
 def test_ctrl_c_after_a_commit_was_made_leaves_it_made(
     opens: Callable[[str], Open], format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

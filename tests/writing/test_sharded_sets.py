@@ -18,15 +18,13 @@ from tests.sharding.writers import IS_ZARR_2
 from tests.writing.arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
 from tests.writing.test_processes import elsewhere
 
-FORMATS = {"json": "refs.json", "parquet": "refs.parquet", "chunk-manifest": "refs.zarr"}
+FORMATS = {"json": "refs.json", "parquet": "refs.parquet"}
 KIND = "prototype" if IS_ZARR_2 else "end"
 pytestmark = QUIET
 
 
 @pytest.fixture(params=FORMATS)
 def format(request: pytest.FixtureRequest) -> str:
-    if IS_ZARR_2 and request.param == "chunk-manifest":
-        pytest.skip("zarr 2 reads no arrays of version 3")
     return str(request.param)
 
 

@@ -13,13 +13,12 @@ from refshard_fs import RefShardFileSystem
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
 IS_2 = zarr.__version__.startswith("2.")
-NAMES = ["refs.json", "refs.parq", *([] if IS_2 else ["hierarchy.manifests"])]
+NAMES = ["refs.json", "refs.parq"]
 
 
 def writable(path: Path) -> RefShardFileSystem:
     """The source at ``path``, of the format that its name says."""
-    format = {".manifests": "chunk-manifest"}.get(path.suffix)
-    return RefShardFileSystem(str(path), mode="a", **({} if format is None else {"format": format}))
+    return RefShardFileSystem(str(path), mode="a")
 
 
 def dataset(start: int, steps: int) -> Any:

@@ -18,8 +18,7 @@ IS_2 = zarr.__version__.startswith("2.")
 
 def held(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Any]]:
     """A filesystem that takes writes, and the storage options of a URL that has its arguments."""
-    format = {".manifests": "chunk-manifest"}.get(path.suffix)
-    options = {"fo": str(path), "mode": "a", **options, **({} if format is None else {"format": format})}
+    options = {"fo": str(path), "mode": "a", **options}
     return fsspec.filesystem("refshard", **options), options
 
 

@@ -75,23 +75,6 @@ def pending_edits(data: bytes, where: str) -> Edits | None:
     return edits if len(edits) else None
 
 
-def root_with(
-    nodes: Mapping[str, Mapping[str, Any]], pending: list[str], gone: list[str], replaced: list[str]
-) -> dict[str, Any]:
-    """Return the root's document with those of all ``nodes`` in it; ``replaced`` are keys that nothing names any more.
-
-    The root itself is the node called "".
-    """
-    root = {key: value for key, value in nodes[""].items() if key != "consolidated_metadata"}
-    if root.get("node_type") != "group":
-        return root
-    members = {path: doc for path, doc in sorted(nodes.items()) if path}
-    inline: dict[str, Any] = {"kind": "inline", "must_understand": False, "metadata": members}
-    ours = {"pending": pending, "gone": gone, "replaced": replaced}
-    inline["refshard"] = ours if pending or gone or replaced else {}
-    return {**root, "consolidated_metadata": inline}
-
-
 class _Lookup(NamedTuple):
     """How the manifest of an array is loaded, where its paths begin, and what errors call it."""
 
@@ -239,6 +222,10 @@ class ManifestView(ArrayView[Declared]):
         return _Lookup(Load(entry, index), origin, where)
 
     # ------------------------------------------------------------------ all of an array
+
+    @property
+    def committed_as(self) -> str | None:  # type: ignore[override]  # `save` writes chunk manifests anew
+        return None if self.maps_anything else self.base.committed_as
 
     @property
     def is_reference_set(self) -> bool:  # type: ignore[override]  # a commit may add manifests

@@ -1,0 +1,232 @@
+"""Commits to parquet sets: new partitions first, then the document that names them.
+
+That one PUT is the commit. Readers that know no new names are served by what follows it. If that is interrupted, the
+document says what is left to do, and readers of this package follow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks
+from refshard_fs.core.columns import Ranges, Texts
+from refshard_fs.core.edits import Edits
+from refshard_fs.core.keys import is_within, join
+from refshard_fs.errors import ConflictError
+from refshard_fs.formats.kerchunk_parquet import PARQUET
+from refshard_fs.formats.kerchunk_parquet.partition import StoredPartition, Written, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.kerchunk_parquet.writing import (
+    Change,
+    document_with,
+    edited_partition,
+    encode,
+    new_layout,
+    parquet_partition,
+    plan,
+)
+from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.session.collect import gather
+from refshard_fs.session.overlay import Base
+from refshard_fs.stores.document import Document
+from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.store import is_version
+from refshard_fs.writing.save import as_written
+from refshard_fs.writing.writer import Writer
+
+Finish = Callable[[], None]  # what is left to do after a commit
+
+
+# Changed partitions are put under names of their own; after the commit they get their usual names. What they replace
+# there is copied before, for readers that have the set open; a later commit removes the copies.
+
+ABANDONED: Final = 900  # seconds after which an earlier commit no longer renames its partitions
+TIDYING: Final = 300  # seconds that a commit may take to rename them
+EARLIER: Final = 8  # versions of a partition that a reader may find by the latest one
+MOST_KEPT: Final = 1000  # copies of replaced partitions
+
+Renamed = dict[str, dict[int, str | None]]
+
+
+class ParquetCommit:
+    """One commit to the set at the source's URL, which is made if there is none."""
+
+    def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
+        require_pyarrow()
+        self._run = writer.session.run
+        self._edits = edits
+        self._stores = writer.session.stores
+        self._store = Objects(str(writer.source).rstrip("/"), self._stores)
+        self._url = self._store.url_of(PARQUET)
+        self._document = Document(self._url, self._stores, base.facts, writer.overlay.sent)
+        self._token = uuid.uuid4().hex  # makes the names of new objects unique
+        self._written: list[str] = []
+        found: Any = base.keyspace.source
+        is_parquet = found.committed_as == "kerchunk-parquet" and base.facts is not None
+        self._old: ParquetKeySpace | None = found if is_parquet else None
+        empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
+        self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
+        self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
+        self._generation = self._layout.generation + 1
+        self._now = int(time.time())
+        self._kept = dict(self._layout.kept)  # as in the document
+        self._copied: dict[str, str] = {}  # usual names of partitions that are replaced, and those of their copies
+
+    def run(self) -> Finish:
+        """Make the commit: all of it or nothing. Return what is left to do for readers that know no new names."""
+        data = None
+        try:
+            data, tidy = self._put_objects()
+            self._document.put(data)
+        except BaseException as e:
+            # Where the document may have been put, or may still be, the objects that it names stay.
+            is_refused = isinstance(e, ConflictError) and e.is_certain
+            if data is None or is_refused or not self._document.may_be(data):
+                with contextlib.suppress(OSError):
+                    self._store.remove_all(self._written)
+            raise
+
+        def finish() -> None:
+            with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
+                tidy()
+
+        return finish
+
+    def _put_objects(self) -> tuple[bytes, Finish]:
+        """Put all new objects. Return the new document, and what gives objects their usual names after the commit."""
+        layout, document = new_layout(self._layout, self._edits, self._url)
+        changes = plan(self._layout, layout, self._edits)
+        for array in changes.gone:
+            self._drop(array, 0)
+        for array, change in changes.changes.items():
+            self._change(layout, array, change)
+        self._renamed = {array: names for array, names in self._renamed.items() if names}
+        gone = [path for path, when in self._kept.items() if self._now - when > KEPT]
+        gone += sorted(set(self._copies()) - {*gone}, key=lambda path: self._kept[path])[:-MOST_KEPT]
+        kept = {path: when for path, when in self._kept.items() if path not in gone}
+        may_rename = self._may_rename()
+        at = self._now if may_rename else self._layout.begun
+        first = document_with(document, self._token, self._generation, self._kept, self._renamed, at)
+        last = document_with(document, self._token, self._generation, kept)
+        return first, partial(self._rename, last, gone) if may_rename else _nothing
+
+    # ------------------------------------------------------------------ partitions under names of their own
+
+    def _change(self, layout: Layout, array: str, change: Change) -> None:
+        if change.anew:
+            self._make_anew(layout, array, keeps=change.keeps)
+            return
+        for number in sorted({*change.rows, *change.cut}):
+            before = None
+            name = partition_name(array, number)
+            if self._old is not None and number < self._layout.partitions(array):
+                before = self._run(name, partial(self._old.partition, array, number))
+            rows = change.rows.get(number, {})
+            earlier: tuple[int | None, ...] = (None,)
+            if before is not None:
+                written = before.written if isinstance(before, StoredPartition) else Written()
+                earlier = (written.generation, *written.earlier)[:EARLIER]
+                if number not in self._layout.renamed.get(array, {}):  # else another version has its usual name
+                    self._copied[name] = partition_name(array, number, written.generation)
+                    self._kept[self._copied[name]] = self._now
+            if before is not None or rows:
+                part = edited_partition(before, layout.chunks(array, number), rows)
+                self._put(layout, array, number, part, earlier)
+        self._drop(array, layout.partitions(array))
+
+    def _make_anew(self, layout: Layout, array: str, *, keeps: bool) -> None:
+        refs = ReferenceSet(Texts.of(()), {}, {})
+        if keeps and self._old is not None:
+            refs, _ = self._run(array, partial(gather, self._old, array))
+        side = {key: value for key, value in refs.side.items() if is_within(key, array)}
+        metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
+        refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
+        self._drop(array, 0)
+        for numbers, part in ReferenceStream.of_set(refs, as_written).partitions(array, layout.record_size):
+            self._put(layout, array, numbers.start // layout.record_size, part)
+
+    def _put(self, layout: Layout, array: str, number: int, part: Chunks, earlier: tuple[int | None, ...] = ()) -> None:
+        start = number * layout.record_size
+        numbers = range(start, start + len(part))
+        name = f"refs.{number}.{self._token}.parq"
+        data = parquet_partition(array, layout.grids[array], numbers, part, Written(self._generation, earlier))
+        self._written.append(join(array, name))
+        self._store.put(join(array, name), (data,))
+        self._renamed.setdefault(array, {})[number] = name
+        self._kept.pop(partition_name(array, number), None)
+
+    def _drop(self, array: str, start: int) -> None:
+        """Let there be none of the array's partitions from ``start`` on.
+
+        For a while an empty one has the usual name of each: it tells readers who have the set open to open it anew.
+        """
+        if self._old is None or array not in self._layout.grids:
+            return
+        size = self._layout.grids[array].size
+        stored = self._run(array, partial(self._old.stored, array, start * self._layout.record_size, size))
+        renamed = self._renamed.setdefault(array, {})
+        renamed.update(dict.fromkeys(stored))
+        renamed.update((number, None) for number in list(renamed) if number >= start)
+        self._kept.update((partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
+
+    # ------------------------------------------------------------------ and their usual names
+
+    def _copies(self) -> Iterator[str]:
+        """Yield the files that are kept as copies: a reader who misses one is told."""
+        return (path for path in self._kept if path.count(".", path.rfind("/") + 1) == 3)
+
+    def _may_rename(self) -> bool:
+        """Whether there are partitions to rename, and no other process is doing that: on this machine a lock tells."""
+        is_free = self._store.is_local or not self._layout.renamed or self._now - self._layout.begun > ABANDONED
+        return bool(self._renamed) and is_free
+
+    def _rename(self, document: bytes, gone: list[str]) -> None:
+        """Give the partitions of the commit their usual names; ``document`` is then the one of the set.
+
+        Files that are ``gone`` are removed then: they were kept long enough.
+        """
+        with self._store.lock():
+            made = self._document.made
+            if made is not None and not is_version(made, self._store.version(PARQUET)):
+                return  # a later commit has all that this one would do
+            unique = self._copy(time.monotonic() + TIDYING)
+        if unique is not None:
+            self._replace_document(document)
+            self._store.remove_all([*unique, *gone])
+
+    def _copy(self, until: float) -> list[str] | None:
+        """Copy partitions to their usual names; return the names that are no longer needed. None: there was no time."""
+        unique: list[str] = []
+        rows = self._layout.record_size
+        empty = encode(Chunks((), Ranges.absent(rows), {}), Written(self._generation))
+        for array, names in self._renamed.items():
+            for number, name in names.items():
+                if time.monotonic() > until:
+                    return None
+                usual = partition_name(array, number)
+                if usual in self._copied:
+                    self._store.copy(usual, self._copied[usual])
+                if name is not None:
+                    self._store.copy(join(array, name), usual)
+                    unique.append(join(array, name))
+            removed = [partition_name(array, number) for number, name in names.items() if name is None]
+            self._store.put_all(dict.fromkeys(removed, empty))
+        for array, before in self._layout.renamed.items():
+            kept = self._renamed.get(array, {})
+            unique += [join(array, name) for n, name in before.items() if name is not None and kept.get(n) != name]
+        return unique
+
+    def _replace_document(self, data: bytes) -> None:
+        """Replace the document that this commit has put."""
+        Document(self._url, self._stores, self._document.made).put(data)
+
+
+def _nothing() -> None:
+    """Leave the partitions of the commit to another one."""
