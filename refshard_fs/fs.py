@@ -242,7 +242,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         arguments = dict(locals())
         super().__init__(**kwargs)
-        hook_zarr(wait=False)
         self.fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
         session_options, writes = settings_of(arguments, kwargs, RefShardFileSystem.__init__)
         self.mode = mode or ("r" if writes is None else "a")
@@ -340,8 +339,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return data
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        hook_zarr(wait=False)  # zarr reads the metadata of an array before it makes the array's pipeline
+        data = await self._session.read(Request(self._strip_protocol(path), start, end))
         hook_zarr()
-        return await self._session.read(Request(self._strip_protocol(path), start, end))
+        return data
 
     async def _read_selection(self, keys: Sequence[str], take: Take, **how: Any) -> None:
         await self._session.read_selection(keys, take, **how)

@@ -684,6 +684,21 @@ def test_it_is_simply_there_unless_it_is_turned_off(
     assert run.stdout.split()[1:] == ["45", str(name != "SelectionPipeline")]
 
 
+def test_only_a_read_by_zarr_changes_its_settings() -> None:
+    code = """
+import fsspec, zarr
+from refshard_fs import RefShardFileSystem
+fs = RefShardFileSystem({"zarr.json": '{"zarr_format": 3, "node_type": "group"}', "k": "v"})
+again = fsspec.filesystem("refshard", fo={"k": "w"}, asynchronous=True)
+fs.cat_file("k"), fs.cat(["k"]), fs.find(""), fs.get_mapper(), fs.stats()
+print(zarr.config.get("codec_pipeline.path") == zarr.config.defaults[0]["codec_pipeline"]["path"])
+zarr.open_group(fs.get_mapper(), mode="r")
+print(zarr.config.get("codec_pipeline.path").startswith("refshard_fs."))
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["True", "True"], run.stderr
+
+
 # What a later zarr may have changed.
 NO_HOOK = """
 import zarr.core.array

@@ -18,8 +18,8 @@ _problem: str | None = None
 def hook_zarr(*, wait: bool = True) -> None:
     """Have zarr 3 hand us whole selections of our arrays (`refshard_fs.zarr_pipeline`), if it has been imported.
 
-    Called wherever zarr may come to us first. Reading works without it too, a chunk at a time. With ``wait``, it is
-    known afterwards whether this zarr can do so.
+    Called by reads that may be zarr's, and never by making a filesystem: this sets a setting of zarr's. Reading works
+    without it too, a chunk at a time. With ``wait``, it is known afterwards whether this zarr can do so.
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
