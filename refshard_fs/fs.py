@@ -128,7 +128,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         A whole object of unknown size counts as many bytes as the last ones of its host had, since asking for its size
         would cost a request. It is read whatever its size is; over HTTP and from S3, up to 8 GiB.
     concurrency:
-        Requests that these may have under way to one host at a time; fewer are where answers come at once.
+        Requests that these may have under way to one host at a time.
     block_cache:
         Bytes of chunks to keep after they were read, for reading them again; by default none.
     cache_dir:

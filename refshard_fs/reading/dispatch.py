@@ -24,9 +24,6 @@ from refshard_fs.targets import Answer, Pool, check
 
 logger = logging.getLogger("refshard_fs")
 
-FEW = 10  # requests to a host at a time, until its answers are seen to take longer than opening connections does:
-PATIENCE = 0.003  # none came for so many seconds,
-SLOW = 0.006  # or each of the last ones took longer than this
 UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until some of the host have arrived
 QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
 
@@ -211,17 +208,11 @@ class Block:
 
 
 class Host:
-    """The requests to one host: those that readers wait for go first.
+    """The requests to one host; those that readers wait for go first."""
 
-    `limit` of them are under way at once. It is small as long as answers come faster than connections are opened.
-    """
-
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.active = 0
-        self.answered = 0
-        self.limit = limit
-        self.patience: asyncio.TimerHandle | None = None
+        self.active = 0  # requests under way on this loop
         self.waits: deque[float] = deque(maxlen=8)  # seconds until the last answers began, or came
         self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
         self.urgent: deque[Block] = deque()
@@ -281,7 +272,7 @@ class Dispatch(Share):
         name = url[: url.find("/", url.find("://") + 3)] if "://" in url else ""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(name, min(FEW, self.budget.requests))
+            host = self._hosts[name] = Host(name)
         return host
 
     def active_at(self, name: str) -> int:
@@ -297,23 +288,8 @@ class Dispatch(Share):
             return
         self.changed()
         for host in self._hosts.values():
-            while host.active < host.limit:
-                block = self._next(host)
-                if block is None:
-                    break
+            while host.active < self.budget.requests and (block := self._next(host)) is not None:
                 self._begin(block)
-            else:
-                if host.limit < self.budget.requests and host.patience is None:
-                    due = self.loop.time() + PATIENCE
-                    host.patience = self.loop.call_at(due, self._widen, host, host.answered, due)
-
-    def _widen(self, host: Host, answered: int, due: float) -> None:
-        """Raise the limit of ``host``, if it answered no request while this loop had nothing else to do."""
-        host.patience = None
-        is_busy = self.loop.time() > due + PATIENCE / 3  # then answers may be waiting for us
-        if host.answered == answered and host.active and not is_busy:
-            host.limit = self.budget.requests
-        self.pump()
 
     def _next(self, host: Host) -> Block | None:
         """Return the block whose turn it is, counted as under way; None if there is none, or no room for it."""
@@ -403,10 +379,7 @@ class Dispatch(Share):
         self._stats.add(requests=1, bytes_fetched=len(answer.data))
         check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began
-        host.answered += 1
         host.waits.append(took if answer.waited is None else answer.waited)
-        if host.answered >= FEW and min(host.waits) > SLOW:  # the first answers wait for connections
-            host.limit = self.budget.requests
         if span.stop is None and most is None:  # documents are small, and tell nothing of chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
