@@ -6,9 +6,7 @@ else is the first part's. A part whose arrays do not fit the first part's, or th
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice, pairwise
@@ -19,10 +17,10 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
-from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
@@ -213,8 +211,7 @@ class ConcatKeySpace(KeySpace):
         self._keep = max(keep, 1)
         self._first = document.first
         self._first_part = _Part(first)
-        self._parts: OrderedDict[int, _Part] = OrderedDict()  # the last ones that were read, but for the first part
-        self._lock = fork_safe(threading.Lock())  # of the parts
+        self._parts: LRU[int, _Part] = LRU(self._keep)  # the last ones that were read, but for the first part
         self._sharing = Sharing()  # of what is being opened and compared
         # By array: length, metadata and units of the last part that needed no recoding, and how it spells keys. Parts
         # with the same need none.
@@ -299,8 +296,7 @@ class ConcatKeySpace(KeySpace):
         here = array.locate(coords)[0]
         count = len(array.starts) - 1
         both = (number for step in range(1, count) for number in (here + step, here - step) if 0 <= number < count)
-        with self._lock:
-            opened = {self._first, *self._parts}
+        opened = {self._first, *self._parts.keys()}
         for number in islice(both, self._keep // 2):
             if number not in opened:
                 begin = [*coords[: array.axis], array.starts[number], *coords[array.axis + 1 :]]
@@ -373,20 +369,11 @@ class ConcatKeySpace(KeySpace):
 
     def _known(self, number: int) -> _Part | None:
         """Return a part if it is open, and count it as the last one that was read."""
-        if number == self._first:
-            return self._first_part
-        with self._lock:
-            part = self._parts.get(number)
-            if part is not None:
-                self._parts.move_to_end(number)
-            return part
+        return self._first_part if number == self._first else self._parts.get(number)
 
     def _opened(self, number: int) -> Steps[_Part]:
         part = _Part((yield from self._open_part(number)))
-        with self._lock:
-            self._parts[number] = part
-            while len(self._parts) > self._keep:
-                self._parts.popitem(last=False)
+        self._parts.put(number, part)
         return part
 
     def _compared(self, number: int, part: _Part, path: str, array: ConcatArray) -> Steps[_Fit]:

@@ -34,7 +34,7 @@ from refshard_fs.core.checksums import crc32c
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.errors import CostlyPattern, told
-from refshard_fs.reading.cache import STALE, is_own_file, is_private, open_as_it_is
+from refshard_fs.reading.index_cache import STALE, is_own_file, is_private, open_as_it_is
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import seconds, strong
 

@@ -14,10 +14,10 @@ from io import BytesIO
 from operator import attrgetter
 from typing import Any, Final
 
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
-from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, Reader, SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
@@ -44,7 +44,7 @@ class Fetcher:
         limits: plan.Limits,
         budget: SharedBudget,
         stats: Stats,
-        kept: Cache | None = None,
+        kept: LRU[Span, bytes] | None = None,
         on_disk: ChunkCache | None = None,
     ) -> None:
         self.limits = limits

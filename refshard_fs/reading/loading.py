@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import OWN, Entry, Facts, Index, Inline, Load, Need, Origin, Packed, Pin, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.reading.cache import Cache, IndexCache
 from refshard_fs.reading.failures import describe, too_large
+from refshard_fs.reading.index_cache import IndexCache
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, TooLarge
 
@@ -226,7 +227,7 @@ class Answers:
     other processes may use are in ``keep``.
     """
 
-    def __init__(self, cache: Cache, token: object, longest: int | None, keep: IndexCache | None) -> None:
+    def __init__(self, cache: LRU[Any, Any], token: object, longest: int | None, keep: IndexCache | None) -> None:
         self.cache = cache
         self.token = token
         self.longest = longest

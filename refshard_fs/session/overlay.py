@@ -24,9 +24,9 @@ from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool
 from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import ABSENT, Facts, Inline, Span, Version
 from refshard_fs.errors import CostlyPattern, told
-from refshard_fs.reading.cache import Cache
 
 
 class Reading(Protocol):
@@ -166,7 +166,7 @@ class Overlay:
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
-        self.written = Cache(REMEMBERED)  # the versions that commits of these edits put last, by URL
+        self.written: LRU[str, Version] = LRU(REMEMBERED)  # the versions that commits of these edits put last, by URL
         self._versions: dict[str, Version] = {}  # by URL: what the edits were made on
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sessions: weakref.WeakSet[Reading] = weakref.WeakSet()  # which have opened the source

@@ -24,18 +24,19 @@ from refshard_fs.core.forks import fork_safe, in_child
 from refshard_fs.core.format import OpenOptions, find_plugins
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, Steps, Version
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
-from refshard_fs.reading.cache import Cache, IndexCache, default_directory
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine, Request, Unmade
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
+from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
@@ -55,13 +56,13 @@ Loop = asyncio.AbstractEventLoop
 Chunks = Sequence[bytes | Unmade | None]  # that were read
 
 DECODED = 32 * MIB  # bytes of decoded chunks that a source remembers
-INDEXES = Cache(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
+INDEXES: LRU[Any, Any] = LRU(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
 
 
 class Engines:
     """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
-    def __init__(self, options: SessionOptions, indexes: Cache = INDEXES) -> None:
+    def __init__(self, options: SessionOptions, indexes: LRU[Any, Any] = INDEXES) -> None:
         """``indexes`` remembers what is read to look keys up; by default the process does."""
         self.options = options
         self.stats = Stats()
@@ -73,9 +74,9 @@ class Engines:
         self._stores = Stores(options.pool)
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
-        self._blocks = Cache(options.block_cache) if options.block_cache else None
+        self._blocks: LRU[Span, bytes] | None = LRU(options.block_cache) if options.block_cache else None
         # Decoded chunks of which a part was read: a loop over steps comes back to them.
-        self.decoded = Cache(min(DECODED, options.budget.memory // 8) if options.overlay is None else 0)
+        self.decoded: LRU[Any, Any] = LRU(min(DECODED, options.budget.memory // 8) if options.overlay is None else 0)
         self._on_disk = _chunk_cache(options.cache_dir, options.cache_bytes)
         keep, longest = _keep(options.index_cache), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, keep)
@@ -420,7 +421,7 @@ class Session(Engines):
                 overlay = overlay_of(None, str(self.options.source), is_durable=False)
                 overlay.mirror = self.mapper
                 self.options = msgspec.structs.replace(self.options, overlay=overlay)
-                self.decoded = Cache(0)  # what was written is looked up again
+                self.decoded = LRU(0)  # what was written is looked up again
                 overlay.join(self)
                 if self._keyspace is not None:
                     overlay.share(Base(self._keyspace, (), None), overlay.openings, self._take)

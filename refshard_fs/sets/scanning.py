@@ -23,11 +23,11 @@ from refshard_fs.core.columns import ChunkTable
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
 from refshard_fs.cubes.document import of_part
 from refshard_fs.errors import ManifestError, RefShardError, told_cause
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.cache import Cache
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet, adopted
@@ -111,7 +111,7 @@ class _Scanner(Engines):
     """Opens many sources. What each may point to is judged by its own origin."""
 
     def __init__(self, options: SessionOptions, known: Known, unread: Unread | None) -> None:
-        super().__init__(options, Cache(REMEMBERED))
+        super().__init__(options, LRU(REMEMBERED))
         self._unread = unread
         self._known = known
         self._variables = VariableReader()

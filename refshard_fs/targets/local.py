@@ -16,15 +16,14 @@ import stat
 import threading
 import uuid
 import weakref
-from collections import OrderedDict
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import is_within
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import OWN, Facts, Listed
 from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
@@ -151,8 +150,7 @@ class LocalTarget(ImmediateTarget):
         """``follows``: links in paths are followed. Else there are none, and one that appears is an error."""
         self.fs = LocalFileSystem()
         self._follows = follows
-        self._lock = fork_safe(threading.Lock())
-        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._files: LRU[str, _File] = LRU(OPEN_FILES)
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         file = self._file(path)
@@ -185,25 +183,16 @@ class LocalTarget(ImmediateTarget):
             os.close(directory)
 
     async def close(self) -> None:
-        with self._lock:
-            self._files.clear()
+        self._files.clear()
 
     def _file(self, path: str) -> _File:
         found = os.stat(path)
         file = self._files.get(path)
         if file is not None and file.identity == _identity(found):
-            if len(self._files) > OPEN_FILES // 2:  # else none will have to go soon
-                with self._lock:
-                    if path in self._files:
-                        self._files.move_to_end(path)
             return file
         _check_is_file(found, path)  # to open a pipe may wait for ever
         file = _File(path, follows=self._follows)
-        with self._lock:
-            self._files[path] = file
-            self._files.move_to_end(path)
-            while len(self._files) > OPEN_FILES:
-                self._files.popitem(last=False)
+        self._files.put(path, file)
         return file
 
 

@@ -14,7 +14,6 @@ import math
 import re
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -22,6 +21,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from refshard_fs.core.forks import fork_safe
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import ABSENT, OWN, Absent, Facts, Listed, Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, told
@@ -205,54 +205,49 @@ class Versions:
     """The versions of a session's objects; the least recently opened are forgotten beyond some number."""
 
     def __init__(self) -> None:
-        self._lock = fork_safe(threading.Lock())
-        self._known: OrderedDict[str, Version] = OrderedDict()
+        self._lock = fork_safe(threading.Lock())  # an object has one record
+        self._known: LRU[str, Version] = LRU(REMEMBERED)
 
     def of(self, url: str, *, only_size: bool = False) -> Version:
         """Return the one record of ``url``, which holds it to its size alone where that is wanted."""
         with self._lock:
             version = self._known.get(url)
             if version is None:
-                version = self._known[url] = Version(url, only_size=only_size)
-                if len(self._known) > REMEMBERED:
-                    self._known.popitem(last=False)
-            else:
-                self._known.move_to_end(url)
+                version = Version(url, only_size=only_size)
+                self._known.put(url, version)
             return version
 
     def seen(self, url: str) -> Facts | None:
         """Return what is known of the object at ``url``, if anything was seen of it; nothing is forgotten for that."""
-        version = self._known.get(url)
+        version = self._known.peek(url)
         return None if version is None else version.seen
 
     def kept(self, span: Span) -> Version | None:
         """Return the version of the object of ``span``, if bytes of it are kept, and ``span`` is the session's own."""
-        version = self._known.get(span.url)
+        version = self._known.peek(span.url)
         if version is None or not version.content or span.origin:
             return None
         return version
 
     def proven(self, url: str, pin: Pin | None) -> Facts | None:
         """Return the same as `seen`, if the session was told so itself and it is the version that ``pin`` names."""
-        version = self._known.get(url)
+        version = self._known.peek(url)
         return version.seen if version is not None and version.fits(pin) else None
 
     def latest(self, url: str) -> Facts | Absent | None:
         """Return the version of the object at ``url`` that was found last; None if it was not looked for."""
-        version = self._known.get(url)
+        version = self._known.peek(url)
         if version is None:
             return None
         return ABSENT if version.is_absent else version.seen
 
     def knows(self, url: str, below: str | None = None) -> bool:
         """Whether the object at ``url`` was opened; with ``below``, only of those at and below that URL."""
-        return url in self._known and (below is None or url == below or url.startswith(below + "/"))
+        return self._known.peek(url) is not None and (below is None or url == below or url.startswith(below + "/"))
 
     def clear(self, below: str | None = None) -> None:
         """Forget all, or what is at and below a URL: what is read next is the version from then on."""
-        with self._lock:
-            for url in [url for url in self._known if self.knows(url, below)]:
-                del self._known[url]
+        self._known.discard_where(lambda url: self.knows(url, below))
 
 
 def strong(etag: str | None) -> str | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import zlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import fsspec
 from fsspec.implementations.zip import ZipFileSystem
 
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Packed, Span, Steps, clamp
 from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChanged
 from refshard_fs.formats.zip.directory import TAIL, End, Member, parse_directory, parse_tail
@@ -39,18 +39,15 @@ class InflatedMembers:
     """The members that were inflated to be read in parts, of all archives of one event loop: the last ones."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[tuple[str, str, int], asyncio.Task[Answer]] = OrderedDict()
-        self._size = 0  # bytes of all of them
+        self._tasks: LRU[tuple[str, str, int], asyncio.Task[Answer]] = LRU(MOST_INFLATED)
 
     def get(self, archive: str, member: str, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
         """Return a member of ``size`` bytes: as it is held, or as ``inflate`` returns it."""
         which = archive, member, size
-        self._size += 0 if which in self._tasks else size
-        found = once(self._tasks, which, inflate)
-        self._tasks.move_to_end(which)
-        while len(self._tasks) > 1 and self._size > MOST_INFLATED:
-            (_, _, dropped), _ = self._tasks.popitem(last=False)
-            self._size -= dropped
+        task = self._tasks.get(which)
+        tasks = {} if task is None else {which: task}
+        found = once(tasks, which, inflate)
+        self._tasks.put(which, tasks[which], min(size, MOST_INFLATED))  # the last one is held, whatever its size
         return found
 
 

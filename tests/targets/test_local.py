@@ -186,7 +186,7 @@ def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
     release = threading.Event()
 
     def hold() -> None:
-        with opened.target._lock:  # type: ignore[attr-defined]  # that of another thread, at the fork
+        with opened.target._files._lock:  # type: ignore[attr-defined]  # that of another thread, at the fork
             held.set()
             release.wait()
 

@@ -129,7 +129,7 @@ def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     first = known.of("u0")
     for i in range(30):
         known.of(f"u{i}")
-    assert len(known._known) == 10
+    assert known._known.weight == 10
     assert known.of("u0") is not first
 
 

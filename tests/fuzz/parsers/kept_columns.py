@@ -10,7 +10,7 @@ from functools import cache
 
 from refshard_fs.core.checksums import crc32c
 from refshard_fs.formats.kerchunk_json.source import parse
-from refshard_fs.reading import cache as index_cache
+from refshard_fs.reading import index_cache
 from refshard_fs.references import binary as compiled
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import ReferenceSet

@@ -1,4 +1,14 @@
-"""What the process remembers between reads: a least-recently-used store, bounded in bytes and safe in threads."""
+"""Decoded indexes in files, for all processes of one user: found by content, read into memory, never trusted.
+
+Files are not mapped: a file that a full disk, a sync tool or another host of a network file system cuts short while it
+is mapped ends the process (SIGBUS), and a private mapping does not help.
+
+A file is written aside and renamed into place, so that no reader sees a part of it; nobody changes it after that. Its
+name is a digest of what the index was made from: of a source's URL nothing else is kept. The name is in the checksum,
+too, so that nobody who may rename files has one source served what was kept of another. A directory that others may
+write to is not used, nor is anything in it but plain files. A file that cannot be read, written or believed counts as
+absent.
+"""
 
 from __future__ import annotations
 
@@ -8,98 +18,13 @@ import stat
 import struct
 import sys
 import tempfile
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from refshard_fs.core.checksums import crc32c
-from refshard_fs.core.forks import fork_safe
-from refshard_fs.core.model import Quota
-
-
-class Cache:
-    """Values by key, the least recently used dropped first when their weights pass ``capacity`` bytes.
-
-    A value heavier than the capacity is not kept. Values are shared: they must not be changed.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._lock = fork_safe(threading.Lock())
-        self._items: OrderedDict[Hashable, tuple[Any, int, Quota | None]] = OrderedDict()
-        self._members: dict[str, OrderedDict[Hashable, None]] = {}  # keys by the name of their quota
-        self._weight = 0
-
-    def get(self, key: Hashable, default: Any = None) -> Any:
-        with self._lock:
-            item = self._items.get(key)
-            if item is None:
-                return default
-            self._items.move_to_end(key)
-            if item[2] is not None:
-                self._members[item[2].name].move_to_end(key)
-            return item[0]
-
-    def put(self, key: Hashable, value: Any, weight: int, quota: Quota | None = None) -> None:
-        """Keep ``value``, ``weight`` bytes heavy, under ``key``; the least recently used of a full quota makes room."""
-        with self._lock:
-            self._drop(key)
-            if weight > self.capacity:
-                return
-            self._items[key] = value, weight, quota
-            self._weight += weight
-            if quota is not None:
-                members = self._members.setdefault(quota.name, OrderedDict())
-                members[key] = None
-                while len(members) > max(quota.most, 1):
-                    self._drop(next(iter(members)))
-            while self._weight > self.capacity:
-                self._drop(next(iter(self._items)))
-
-    def discard(self, key: Hashable) -> None:
-        """Forget ``key``."""
-        with self._lock:
-            self._drop(key)
-
-    def discard_where(self, is_stale: Callable[[Hashable], bool]) -> None:
-        """Forget every key of which ``is_stale`` says so."""
-        with self._lock:
-            for key in [key for key in self._items if is_stale(key)]:
-                self._drop(key)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._items.clear()
-            self._members.clear()
-            self._weight = 0
-
-    def _drop(self, key: Hashable) -> None:
-        item = self._items.pop(key, None)
-        if item is not None:
-            self._weight -= item[1]
-            if item[2] is not None:
-                members = self._members[item[2].name]
-                del members[key]
-                if not members:
-                    del self._members[item[2].name]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Decoded indexes kept in files, for all processes of one user: found by content, read into memory, never trusted.
-#
-# They are not mapped: a file that a full disk, a sync tool or another host of a network file system cuts short while it
-# is mapped ends the process (SIGBUS), and a private mapping does not help.
-#
-# A file is written aside and renamed into place, so that no reader sees a part of it; nobody changes it after that. The
-# name is a digest of what it was made from: of a source's URL nothing else is kept. It is in the checksum too, so that
-# nobody who may rename files has one source served what was kept of another. A directory that others may write to is
-# not used, nor is what is no plain file there. What cannot be read, written or believed is as if it were not there.
-
 
 _MAGIC: Final = b"refindx4"
 _END: Final = struct.Struct("<8sQQ")  # what a file ends with: magic, the length of what is before, and its checksum
