@@ -132,6 +132,51 @@ def test_one_format_never_imports_another(path: Path) -> None:
     assert found <= LIBRARIES | {path.parent.name}
 
 
+# What may know a format: the table, what opens sources and shows them, and the sink that writes it.
+KNOW_FORMATS = {
+    "known_formats.py": "the table of all formats",
+    "session/recognition.py": "puts the view of chunk manifests over a source",
+    "session/in_memory_source.py": "parses a dict",
+    "sets/alike.py": "parses JSON sets by a template",
+    "sinks/": "each writes a format",
+    "targets/zip.py": "reads members of archives",
+}
+
+
+def test_formats_are_known_to_their_table_and_their_sinks_alone() -> None:
+    users = set()
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        if top(path) != "formats" and "refshard_fs.formats" in text:
+            users.add(str(path.relative_to(ROOT)))
+    assert not {name for name in users if not name.startswith(tuple(KNOW_FORMATS))}
+    assert not {known for known in KNOW_FORMATS if not any(name.startswith(known) for name in users)}
+
+
+def test_nothing_asks_of_which_format_a_source_is() -> None:
+    """A key space says itself what it is; `isinstance` of a class of `formats` is for that format alone."""
+    for path in modules():
+        if top(path) == "formats":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.ImportFrom(module=str(module), names=names) if module.startswith("refshard_fs.formats"):
+                    found = {alias.asname or alias.name for alias in names}
+                    imported |= {
+                        name for name in found if name.endswith(("KeySpace", "View", "Hierarchy", "Partition"))
+                    }
+        asked = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
+                    asked |= {inner.id for inner in ast.walk(kinds) if isinstance(inner, ast.Name)}
+                case ast.MatchClass(cls=ast.Name(id=name)):
+                    asked.add(name)
+        assert not asked & imported, path
+
+
 def test_every_format_says_in_its_own_folder_how_it_is_recognised() -> None:
     folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
     of_formats = {known.module.split(".")[2] for known in BUILT_IN if known.module.startswith("refshard_fs.formats.")}

@@ -26,6 +26,11 @@ from refshard_fs.security.origins import Origins
 Respell = Callable[[str | None], str | None]
 
 
+def as_written(url: str | None) -> str | None:
+    """Spell a URL as it is."""
+    return url
+
+
 class ReferenceStream:
     """A set of references as sinks take it, whose URLs ``respell`` spells; ``run`` runs the look-ups.
 

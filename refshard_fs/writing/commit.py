@@ -11,17 +11,16 @@ from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, told
-from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.session.collect import collect
 from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Base
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.sinks.kerchunk_json import JsonSink
+from refshard_fs.sinks.parquet_commit import Finish, ParquetCommit
 from refshard_fs.sinks.sink import Destination
 from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
-from refshard_fs.writing.parquet_commit import Finish, ParquetCommit
-from refshard_fs.writing.save import as_written
 from refshard_fs.writing.shards import shard_edits
 from refshard_fs.writing.staging import merge
 from refshard_fs.writing.writer import HIERARCHY, Writer
@@ -122,8 +121,13 @@ def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
     )
 
 
+def _commit_parquet(writer: Writer, base: Base, edits: Edits) -> Finish:
+    url, sent = str(writer.source), writer.overlay.sent
+    return ParquetCommit(url, writer.session, base, edits, writer.options.record_size, sent).run()
+
+
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {
     "kerchunk-json": _commit_json,
-    "kerchunk-parquet": lambda *given: ParquetCommit(*given).run(),
+    "kerchunk-parquet": _commit_parquet,
     HIERARCHY: lambda *given: HierarchyCommit(*given).run(),
 }

@@ -21,7 +21,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import ReferenceStream, Respell
+from refshard_fs.references.stream import ReferenceStream, Respell, as_written
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import Adoption, Origins
@@ -194,11 +194,6 @@ def respelling(options: OpenOptions, source: object, url: str | None = None) -> 
         return written if directory and policy.resolve(written, directory, None) == whole else whole
 
     return respell
-
-
-def as_written(url: str | None) -> str | None:
-    """Spell a URL as it is."""
-    return url
 
 
 def absolute(url: str) -> str:

@@ -17,8 +17,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from refshard_fs import RefShardFileSystem, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import source
+from refshard_fs.sinks import parquet_commit
 from refshard_fs.stores.objects import Objects
-from refshard_fs.writing import parquet_commit
 from tests.servers.s3 import SeaweedServer
 
 ARRAYS, CHUNKS, RECORD_SIZE = ("a", "b"), 5, 2

@@ -239,9 +239,9 @@ class ParquetKeySpace(KeySpace):
             case data:
                 return data
 
-    def partition(self, array: str, number: int) -> Steps[Chunks | None]:
+    def partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
         """Return a partition, or None if there is none."""
-        found: Chunks | None
+        found: StoredPartition | None
         name = self.layout.renamed.get(array, {}).get(number, "")
         if name is None:
             return None
@@ -252,7 +252,7 @@ class ParquetKeySpace(KeySpace):
         # It never had another name, or has got its own one since this set was opened.
         return (yield from self._by_its_name(array, number, is_there=bool(name)))
 
-    def _by_its_name(self, array: str, number: int, *, is_there: bool) -> Steps[Chunks | None]:
+    def _by_its_name(self, array: str, number: int, *, is_there: bool) -> Steps[StoredPartition | None]:
         """Return the partition in the file of its usual name, or what that was when this set was opened."""
         at = array, number
         kept: int | None = self._found.get(at)

@@ -20,7 +20,7 @@ from refshard_fs.core.edits import Edits
 from refshard_fs.core.keys import is_within, join
 from refshard_fs.errors import ConflictError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import StoredPartition, Written, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import Written, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKeySpace, partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import (
     Change,
@@ -32,14 +32,13 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
     plan,
 )
 from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
-from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.session.collect import gather
 from refshard_fs.session.overlay import Base
+from refshard_fs.session.session import Session
 from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import is_version
-from refshard_fs.writing.save import as_written
-from refshard_fs.writing.writer import Writer
 
 Finish = Callable[[], None]  # what is left to do after a commit
 
@@ -58,20 +57,26 @@ Renamed = dict[str, dict[int, str | None]]
 class ParquetCommit:
     """One commit to the set at the source's URL, which is made if there is none."""
 
-    def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
+    def __init__(
+        self, url: str, session: Session, base: Base, edits: Edits, record_size: int, sent: set[bytes]
+    ) -> None:
+        """Take the ``edits`` of the set at ``url``, which was ``base`` when it was opened.
+
+        ``record_size`` is that of a new set, ``sent`` what this process has put at the URL of the document.
+        """
         require_pyarrow()
-        self._run = writer.session.run
+        self._run = session.run
         self._edits = edits
-        self._stores = writer.session.stores
-        self._store = Objects(str(writer.source).rstrip("/"), self._stores)
+        self._stores = session.stores
+        self._store = Objects(url.rstrip("/"), self._stores)
         self._url = self._store.url_of(PARQUET)
-        self._document = Document(self._url, self._stores, base.facts, writer.overlay.sent)
+        self._document = Document(self._url, self._stores, base.facts, sent)
         self._token = uuid.uuid4().hex  # makes the names of new objects unique
         self._written: list[str] = []
         found: Any = base.keyspace.source
         is_parquet = found.committed_as == "kerchunk-parquet" and base.facts is not None
         self._old: ParquetKeySpace | None = found if is_parquet else None
-        empty = zarrmeta.dumps({"metadata": {}, "record_size": writer.options.record_size})
+        empty = zarrmeta.dumps({"metadata": {}, "record_size": record_size})
         self._layout = Layout(empty, self._url) if self._old is None else self._old.layout
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
         self._generation = self._layout.generation + 1
@@ -131,7 +136,7 @@ class ParquetCommit:
             rows = change.rows.get(number, {})
             earlier: tuple[int | None, ...] = (None,)
             if before is not None:
-                written = before.written if isinstance(before, StoredPartition) else Written()
+                written = before.written
                 earlier = (written.generation, *written.earlier)[:EARLIER]
                 if number not in self._layout.renamed.get(array, {}):  # else another version has its usual name
                     self._copied[name] = partition_name(array, number, written.generation)
