@@ -351,6 +351,7 @@ FRAMINGS = {
     "zeros in front": (lambda some: bytes(40) + b"".join(some), 0),
     "newlines": (lambda some: b"\n".join(some) + b"\n", 0),
     "text at the end": (lambda some: b"".join(some) + b"written by a test, GRIB or not\n" * 100, 0),
+    "a text that ends as a message begins": (lambda some: b"".join(some) + b"\nwritten by G", 0),
     "long gaps": (lambda some: bytes(70_000).join(some), 0),
     "edition 1 in front": (lambda some: message_1() + b"".join(some), 1),
     "edition 1 between": (lambda some: message_1().join(some), 3),
@@ -583,10 +584,11 @@ def test_commands_take_a_grib2_and_what_they_convert_has_its_values(
 
 
 @pytest.mark.parametrize("left", [1, 3, 4, 7, 15])
-def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int) -> None:
+@pytest.mark.parametrize("before", [b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n"])
+def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int, before: bytes) -> None:
     whole = on_level(500, shortName="t")
-    with pytest.raises(ManifestError, match="cut short"):
-        Files({ROOT: whole + whole[:left]}).open()
+    with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
+        Files({ROOT: whole + before + whole[:left]}).open()
 
 
 def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:

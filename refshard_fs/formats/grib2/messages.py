@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -32,6 +33,9 @@ AT_ONCE: Final = 64  # messages of equal length that are looked for in one round
 PADDING: Final = 120  # bytes before a message that an index names, which are not looked at
 GAP: Final = 1 << 22  # bytes between messages that are searched for the next one,
 BLOCK: Final = 1 << 20  # and the most of them that are read at a time
+# The sign of a message that the end of the file cuts. It follows another message, or a control character as headers of
+# bulletins have at their end: the last letter of a text is no sign.
+_CUT_SIGN: Final = re.compile(rb"(?:\A|(?<=[^ -~]))(?:G|GR|GRI|GRIB.{0,3})\Z", re.DOTALL)
 FILLING: Final = bytes(range(127))  # ASCII text and zeros lie between messages
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # in a message
@@ -286,11 +290,9 @@ class Grib(FileBytes):
             start += len(data) - (SIGN - 1)  # the sign may lie across the end
             size = min(4 * len(data), BLOCK, self.size - start)
             data = yield Load(self.part(start, size), Raw())
-        head = self._begins[due]
-        if at < 0 and len(head) < SIGN and MAGIC.startswith(head[: len(MAGIC)]):
-            raise ManifestError(
-                f"{self.url}: the message at byte {due} has only {len(head)} bytes: the file is cut short"
-            )
+        if at < 0 and (cut := _CUT_SIGN.search(data)):
+            begin, left = start + cut.start(), len(data) - cut.start()
+            raise ManifestError(f"{self.url}: the message at byte {begin} has only {left} bytes: the file is cut short")
         begin = start + at
         gap = self._begins[due][: begin - due] if at >= 0 else self._begins[due]
         if gap.translate(None, FILLING):
