@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 from fsspec.asyn import sync
 
 from refshard_fs.core.model import Absent, Facts
 from refshard_fs.stores.store import LARGE, Buffer, Condition, Fetched, Place, Store, conflict, content, sum_of
-from refshard_fs.targets.failures import as_os_error, os_errors
+from refshard_fs.targets.failures import Incomplete, as_os_error, os_errors
 
 _PIECE: Final = 1 << 20
 _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a condition that does not hold
@@ -19,6 +20,10 @@ _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a condition that doe
 
 class S3Store(Store):
     """The objects of s3fs. botocore repeats failed requests, each with its condition."""
+
+    def _pause(self, failure: OSError, tried: int) -> float | None:
+        """Give up unless an answer ended early, after botocore returned it."""
+        return self._retry.pause(failure, tried) if isinstance(failure, Incomplete) else None
 
     def facts(self, path: str) -> Facts | None:
         bucket, key, _ = self.fs.split_path(path)
@@ -28,12 +33,15 @@ class S3Store(Store):
             return None
         return Facts(head["ContentLength"], head.get("ETag"))
 
-    @os_errors()
     def fetch(self, path: str) -> Fetched | None:
         try:
-            found: Fetched = sync(self._loop, _fetch, self.fs, path)
+            return self.persist(partial(self._fetch_once, path))
         except FileNotFoundError:
             return None
+
+    @os_errors()
+    def _fetch_once(self, path: str) -> Fetched:
+        found: Fetched = sync(self._loop, _fetch, self.fs, path)
         return found
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:

@@ -90,7 +90,7 @@ class Store:
     def __init__(self, fs: AbstractFileSystem, loop: AbstractEventLoop | None, retry: Retry) -> None:
         self.fs: Any = fs
         self._loop = loop
-        self._retry = retry.at_most(FsspecTarget.most_retries)
+        self._retry = retry
 
     # ------------------------------------------------------------------ requests
 
@@ -117,11 +117,15 @@ class Store:
                 raise
             except OSError as e:
                 tried += 1
-                wait = self._retry.pause(as_failure(e), tried)
+                wait = self._pause(as_failure(e), tried)
                 if wait is None:
                     raise
             time.sleep(wait)
             call = again or call
+
+    def _pause(self, failure: OSError, tried: int) -> float | None:
+        """Return the seconds to wait after ``tried`` tries, the last of which ended in ``failure``; None to give up."""
+        return self._retry.at_most(FsspecTarget.most_retries).pause(failure, tried)
 
     # ------------------------------------------------------------------ places
 

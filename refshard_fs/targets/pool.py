@@ -356,6 +356,7 @@ class Pool:
             return HttpTarget(fs, judge, access)
         if owned and is_s3fs(fs):
             is_free = judge is None or access is Access.OWN or names_endpoint
+            fs.set_retries(self._options.retry.retries)
             return S3Target(fs, fast=self._options.fast_s3, guard=None if is_free else Guard(own=False))
         return FsspecTarget(fs, owned=owned)
 

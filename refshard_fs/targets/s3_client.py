@@ -45,6 +45,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """
 
     guard: Guard | None = None
+    retries = 1  # tries: botocore repeats what fails in passing, and s3fs would multiply that
 
     def __init__(self, *given: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         self.http_sessions: weakref.WeakSet[S3Session] = weakref.WeakSet()
@@ -56,6 +57,10 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             # A class for each filesystem, because botocore makes the sessions and takes no other arguments for them.
             config["http_session_cls"] = type("S3Session", (S3Session,), {"owner": weakref.ref(self)})
         super().__init__(*given, config_kwargs=config, **options)
+
+    def set_retries(self, retries: int) -> None:
+        """Have botocore make so many further tries of each request, unless the user's options say how many."""
+        self.config_kwargs.setdefault("retries", {"max_attempts": retries})
 
     async def get_s3(self, bucket: str | None = None) -> Any:
         """Return botocore's client for a bucket; s3fs asks for it before each request."""
@@ -222,7 +227,12 @@ def _as_botocore(error: Exception, request: Any) -> Exception:
             known = errors.SSLError(endpoint_url=url, error=error)
         case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
             known = errors.ProxyConnectionError(proxy_url="", error=error)
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | BadStatusLine():
+        case (
+            aiohttp.ServerDisconnectedError()
+            | aiohttp.ClientPayloadError()
+            | aiohttp.ClientResponseError()  # its head is malformed: answers of any status are no errors here
+            | BadStatusLine()
+        ):
             known = errors.ConnectionClosedError(error=error, request=request, endpoint_url=url)
         case aiohttp.ConnectionTimeoutError():
             known = errors.ConnectTimeoutError(endpoint_url=url, error=error)

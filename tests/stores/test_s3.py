@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from refshard_fs.core.model import ABSENT
 from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import LARGE
+from refshard_fs.stores.stores import Stores
+from refshard_fs.targets.failures import Retry
+from refshard_fs.targets.pool import PoolOptions
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -79,3 +84,36 @@ def test_clients_of_equal_options_are_shared(s3_server: SeaweedServer) -> None:
     """To make one takes 0.1 s, and may take requests for credentials."""
     places = [Objects(f"s3://objects/{i}", dict(s3_server.storage_options)) for i in range(2)]
     assert places[0].store.fs is places[1].store.fs
+
+
+class Overloaded(CountingProxy):
+    """Answers that it is overloaded."""
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
+        answer = failure(503)
+        return answer if head.method != "HEAD" else Answer(503, {"Content-Length": "0"}, memoryview(b""))
+
+
+REQUESTS: dict[str, Callable[[Objects], object]] = {
+    "put": lambda objects: objects.put("a", [b"data"]),
+    "put on condition": lambda objects: objects.put("a", [b"data"], ABSENT),
+    "put a large one": lambda objects: objects.put("a", [bytes(LARGE + 1)]),
+    "fetch": lambda objects: objects.fetch("a"),
+    "version": lambda objects: objects.version("a"),
+    "remove": lambda objects: objects.remove("a"),
+    "read": lambda objects: objects.read(["a"]),
+}
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_each_request_has_as_many_tries_as_retries_says(monkeypatch: pytest.MonkeyPatch, retries: int) -> None:
+    waits = pytest.importorskip("botocore.retryhandler")
+    monkeypatch.setattr(waits, "random", SimpleNamespace(random=lambda: 0.0))
+    with Overloaded("http://127.0.0.1:9") as proxy:
+        options = {"key": "a", "secret": "b", "client_kwargs": {"endpoint_url": proxy.url}}
+        stores = Stores(PoolOptions({"s3": options}, retry=Retry(retries)))
+        for name, request in REQUESTS.items():
+            proxy.log.clear()
+            with pytest.raises(OSError, match="Service ?Unavailable"):
+                request(Objects("s3://bucket/x", stores))
+            assert len(proxy.requests()) == 1 + retries, name
