@@ -1,7 +1,7 @@
-"""Connections belong to an event loop: all that read there share them, and they are closed before the loop is.
+"""Share HTTP connections within an event loop, close them before the loop closes, and judge where they lead.
 
-zarr and dask make a filesystem anew for each task; none of them waits for TCP and TLS again. Nothing of a request stays
-with its connection, so the next one may be another filesystem's, with other credentials.
+zarr and dask make a new filesystem for each task; shared connections spare each of them the TCP and TLS handshakes. A
+connection keeps nothing of a request, so the next request may come from another filesystem, with other credentials.
 """
 
 from __future__ import annotations
@@ -33,56 +33,55 @@ from refshard_fs.security.admission import INSIDE, Access, Network, is_private, 
 def most_open() -> int:
     """Return how many connections this process may have: a third of the files that it may open.
 
-    Those that are closed for others are only gone in the loop's next round, when as many may have been opened: two
-    thirds, and the rest is for all else.
+    Connections that are closed to make room disappear in the loop's next round; until then as many new ones may have
+    been opened. So connections take at most two thirds of the files.
     """
     try:
         import resource
-    except ImportError:  # Windows has no such limit
+    except ImportError:  # Windows has no limit of this kind
         return 4096
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16)
 
 
-CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # how long an answer may take, `VersionedObject` bounds
-_BUFFER = 1 << 18  # bytes of a body that are received before they are taken; fewer would stop long bodies often
-ENDING = 1.0  # seconds that closing connections may take when the process ends
+CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # `VersionedObject` bounds the time of an answer
+_BUFFER = 1 << 18  # bytes of a body that aiohttp buffers; with fewer, it pauses long bodies often
+ENDING = 1.0  # seconds that closing connections may take at the end of the process
 _NO_URL = URL()
 _COOKIES = 1024  # servers whose cookies a session keeps
-KEPT = 15.0  # seconds that a connection is kept which nobody uses: servers close theirs
+KEPT = 15.0  # seconds that an idle connection is kept: servers close theirs after a while
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
 
 class LoopConnections:
-    """The connections of one event loop, and what else is to be closed with it."""
+    """The connections of one event loop, and other sessions that close with it. Made by `of`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use `of`."""
         self._loop = weakref.ref(loop)
         self._connectors: dict[Guard | None, aiohttp.TCPConnector] = {}
-        # By identity, for instances of fsspec that have the same options are equal.
+        # By identity, because instances of fsspec with the same options are equal.
         self._others: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> LoopConnections:
-        """Return the connections of ``loop``, which is running here."""
-        found = getattr(loop, _NAME, None)
-        if not isinstance(found, cls) or found not in _all:  # the latter of a forked child
-            found = cls(loop)
-            # Held by the loop alone: nothing here keeps a loop alive, and a new loop at the same address has its own.
-            setattr(loop, _NAME, found)
-            # There is no other way to be told, however a loop ends: `asyncio.run` or a bare `loop.close()`.
-            loop.close = functools.partial(_close_loop, loop, loop.close, found)  # type: ignore[method-assign]
-            _all.add(found)
-        return found
+        """Return the connections of ``loop``, which runs in this thread."""
+        known = getattr(loop, _NAME, None)
+        if not isinstance(known, cls) or known not in _all:  # in a forked child they are the parent's
+            known = cls(loop)
+            # Only the loop holds them: nothing here keeps a loop alive, and a new loop at its address has its own.
+            setattr(loop, _NAME, known)
+            # asyncio has no other hook for the end of a loop, by `asyncio.run` or a bare `loop.close()`.
+            loop.close = functools.partial(_close_loop, loop, loop.close, known)  # type: ignore[method-assign]
+            _all.add(known)
+        return known
 
     def connector(self, guard: Guard | None = None) -> aiohttp.TCPConnector:
-        """Return what leads anywhere, or where ``guard`` lets it."""
+        """Return the connector for connections that ``guard`` permits (None: all)."""
         connector = self._connectors.get(guard)
         if connector is None or connector.closed:
             resolver = None if guard is None else GuardedResolver(guard)
             connector = self._connectors[guard] = aiohttp.TCPConnector(
-                limit=most_open(),  # else, how many requests are under way is the engine's to decide
+                limit=most_open(),  # the engine limits the requests
                 keepalive_timeout=KEPT,
                 resolver=resolver,
                 socket_factory=self._new_socket,
@@ -92,12 +91,12 @@ class LoopConnections:
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         self._make_room()
-        made = socket.socket(*address[:3])
-        _sockets.add(made)
-        return made
+        new = socket.socket(*address[:3])
+        _sockets.add(new)
+        return new
 
     def _make_room(self) -> None:
-        """Close the connections that nobody uses, if the process has as many as there may be."""
+        """Close the idle connections if the process has as many as it may have."""
         if sum(known.fileno() >= 0 for known in list(_sockets)) < most_open():
             return
         for connector in self._connectors.values():
@@ -108,7 +107,7 @@ class LoopConnections:
             idle.clear()
 
     def close_too(self, holder: Any) -> None:
-        """Close ``holder``, a session or an fsspec instance, with the loop if it is still there."""
+        """Close ``holder``, a session or an fsspec instance, when the loop closes, unless it is collected before."""
         self._others[id(holder)] = holder
 
     async def close(self) -> None:
@@ -117,10 +116,10 @@ class LoopConnections:
         self._cut_others()
         for connector in connectors:
             await connector.close()
-        await asyncio.sleep(0)  # sockets are closed in the next round of the loop
+        await asyncio.sleep(0)  # asyncio closes sockets in the next round of the loop
 
     def end(self) -> None:
-        """Close all at the end of the process: on the loop, if that still runs in its thread."""
+        """Close everything at the end of the process: on the loop, if that still runs in its thread."""
         loop = self._loop()
         if loop is not None and loop.is_running():
             with contextlib.suppress(Exception):
@@ -128,7 +127,7 @@ class LoopConnections:
         self.cut()
 
     def cut(self) -> None:
-        """Close what can be closed where nothing can be awaited any more."""
+        """Close everything where nothing can be awaited any more."""
         self._cut_others()
         for connector in self._connectors.values():
             close_now(connector)
@@ -138,22 +137,23 @@ class LoopConnections:
             close_connections(other)
 
 
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # that were opened here, some of which are closed
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all sockets of our connectors, open and closed
 
 
 def idle_of(connector: aiohttp.TCPConnector) -> dict[Any, Any]:
-    """Return the connections that ``connector`` keeps for later requests, to be closed and removed.
+    """Return the idle connections of ``connector``, to be closed and removed.
 
-    aiohttp has no call for that. Where it keeps them in another way, it closes them itself after `KEPT` seconds.
+    aiohttp has no public call for this. If a later version keeps them elsewhere, they stay until it closes them itself,
+    after `KEPT` seconds.
     """
-    found: dict[Any, Any] = getattr(connector, "_conns", {})
-    return found
+    idle: dict[Any, Any] = getattr(connector, "_conns", {})
+    return idle
 
 
 def close_now(connector: aiohttp.BaseConnector) -> None:
-    """Close ``connector`` where nothing can be awaited; aiohttp's own call takes a running loop.
+    """Close ``connector`` where nothing can be awaited: aiohttp's public call takes a running loop.
 
-    Where aiohttp has no such method, its connections end with the process, or as they are collected.
+    If a later version lacks this method, the connections close when they are collected, or with the process.
     """
     close = getattr(connector, "_close", None)
     if close is not None:
@@ -161,39 +161,40 @@ def close_now(connector: aiohttp.BaseConnector) -> None:
 
 
 def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], connections: LoopConnections) -> None:
-    """Close a loop, its connections first."""
-    if connections in _all and not loop.is_closed() and not loop.is_running():  # the first is not so in a forked child
+    """Close a loop, and its connections before it."""
+    is_ours = connections in _all  # in a forked child they are the parent's
+    if is_ours and not loop.is_closed() and not loop.is_running():
         closing = connections.close()
         try:
             loop.run_until_complete(closing)
-        except RuntimeError:  # it is closed from within another loop that runs in this thread
+        except RuntimeError:  # another loop runs in this thread, and closes this one
             closing.close()
             connections.cut()
     close()
 
 
-# ---------------------------------------------------------------------------------------- where connections may lead
+# Where connections may lead.
 
 
-Judge = Callable[[str, str | None], tuple[str, Access]]  # of a URL, and of the one that redirects to it
+Judge = Callable[[str, str | None], tuple[str, Access]]  # takes a URL, and the URL that redirects to it
 
 
 class Guard(NamedTuple):
-    """Where names may lead for a set from elsewhere, whatever asks for them, and with whose credentials.
+    """The rule for the addresses of host names that a set from elsewhere uses.
 
-    ``own``: they are servers that the user named, which may be in a private network, and stay where they were when they
-    were first asked. All others are public. ``proxies`` (host and port) are wherever they are.
+    ``own`` servers, which the user named, may be in a private network, but must not move further inside after their
+    first use. All others must be public. ``proxies`` (``host:port``) may be anywhere.
     """
 
     own: bool
     proxies: frozenset[str] = frozenset()
 
     def judge(self, host: str, port: int, addresses: Iterable[str]) -> None:
-        """Raise TargetNotAllowed if ``host``, which has these addresses, is where it may not be."""
+        """Raise TargetNotAllowed if one of the ``addresses`` of ``host`` breaks the rule."""
         name = host.lower().rstrip(".")
         if f"{name}:{port}" in self.proxies:
             return
-        network, address = max((network_of(found.partition("%")[0]), found) for found in addresses)
+        network, address = max((network_of(one.partition("%")[0]), one) for one in addresses)
         most = _first.setdefault((name, port), network) if self.own else Network.PUBLIC
         if network > most:
             rule = f"{INSIDE}, and {host} is {address}"
@@ -202,31 +203,31 @@ class Guard(NamedTuple):
             raise TargetNotAllowed(f"//{host}:{port}/", rule, remedy(f"//{host}:{port}/"))
 
     async def judge_server(self, url: str) -> None:
-        """Do the same for the server of ``url``, which connections that are not ours lead to.
+        """Raise TargetNotAllowed if the server of ``url``, to which another library connects, breaks the rule.
 
-        A name that is not known here is left to whatever connects: maybe a proxy, which looks it up itself.
+        A name that does not resolve is left to that library: a proxy may resolve it.
         """
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         if not self.own and is_private(host):
             raise TargetNotAllowed(url, INSIDE, remedy(url))
         with contextlib.suppress(socket.gaierror):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            self.judge(host, port, [str(place[4][0]) for place in found])
+            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self.judge(host, port, [str(info[4][0]) for info in infos])
 
     def find(self, host: str, port: int) -> str:
-        """Return an address of ``host`` that may be connected to; the lookup blocks."""
-        found = [str(place[4][0]) for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        self.judge(host, port, found)
-        return found[0]
+        """Return an address of ``host`` that the rule permits. The lookup blocks."""
+        addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        self.judge(host, port, addresses)
+        return addresses[0]
 
 
-# Where the servers that the user named were when they were first asked, by name and port.
+# The networks in which the servers that the user named were at their first use, by name and port.
 _first: dict[tuple[str, int], Network] = {}
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolves names as the system does, and refuses those that lead where they may not."""
+    """Resolve names as the system does, and refuse those whose addresses break the rule of ``guard``."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -235,9 +236,9 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        self._guard.judge(host, port, [place["host"] for place in found])
-        return found
+        results = await self._resolver.resolve(host, port, family)
+        self._guard.judge(host, port, [result["host"] for result in results])
+        return results
 
     async def close(self) -> None:
         await self._resolver.close()
@@ -245,24 +246,24 @@ class GuardedResolver(AbstractResolver):
 
 @functools.cache
 def in_context(bundle: str) -> ssl.SSLContext:
-    """Return a context that trusts the authorities in the file, or directory, ``bundle`` alone."""
+    """Return a TLS context that trusts only the authorities in the file or directory ``bundle``."""
     where = {"capath": bundle} if os.path.isdir(bundle) else {"cafile": bundle}
     return ssl.create_default_context(**where)  # type: ignore[arg-type]  # mypy takes the values for any argument's
 
 
 def _default_context() -> ssl.SSLContext | bool:
-    """Return what connections are verified with: the system's authorities, or certifi's where there are none."""
+    """Return the TLS context for servers: with the system's authorities (True), or certifi's if the system has none."""
     paths = ssl.get_default_verify_paths()
-    if paths.cafile or (paths.capath and os.listdir(paths.capath)):  # None, where there is no such file
+    if paths.cafile or (paths.capath and os.listdir(paths.capath)):  # both are None if nothing is there
         return True
-    if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows keeps them in no file
+    if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows keeps them in a store, not in a file
         return True
     return in_context(certifi.where())
 
 
 @functools.lru_cache(maxsize=64)
 def without_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Return a context that trusts the same authorities and shows no certificate of the client's own."""
+    """Return a TLS context that trusts the same authorities, without a certificate of the client."""
     plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     plain.check_hostname = context.check_hostname
     plain.verify_mode = context.verify_mode
@@ -270,18 +271,19 @@ def without_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
     authorities = context.get_ca_certs(binary_form=True)
     if authorities:
         plain.load_verify_locations(cadata=b"".join(authorities))
-    else:  # they are in a directory, which is looked into when a server is verified
+    else:  # they are in a directory, which OpenSSL reads when it verifies a server
         plain.load_default_certs()
     return plain
 
 
-# ---------------------------------------------------------------------------------------- sessions
+# Sessions.
 
 
 class OriginCookies(aiohttp.CookieJar):
-    """Cookies that go back to the scheme, host and port that set them, whatever domain they name; the user's, to all.
+    """A cookie jar that returns a cookie only to the scheme, host and port that set it; the user's cookies, to all.
 
-    Those of aiohttp go to every port of a host, and to all hosts of a domain, of which it knows no public ones.
+    aiohttp's own jar sends a cookie to every port of a host and to every host of the domain that the cookie names, and
+    does not know that ``co.uk`` is public.
     """
 
     def __init__(self) -> None:
@@ -303,17 +305,17 @@ class OriginCookies(aiohttp.CookieJar):
         return self._of_origin.setdefault(url.origin(), aiohttp.CookieJar())
 
     def filter_cookies(self, request_url: URL = _NO_URL) -> BaseCookie[str]:
-        found = super().filter_cookies(request_url)
-        own = self._of_origin.get(request_url.origin()) if request_url.host else None
-        if own is not None:
-            found.update(own.filter_cookies(request_url))
-        return found
+        cookies = super().filter_cookies(request_url)
+        jar = self._of_origin.get(request_url.origin()) if request_url.host else None
+        if jar is not None:
+            cookies.update(jar.filter_cookies(request_url))
+        return cookies
 
 
 def open_session(owner: object, guard: Guard | None = None, **options: Any) -> aiohttp.ClientSession:
-    """Return a session of the running loop, with aiohttp's ``options``, that is closed when ``owner`` is collected.
+    """Return a session with aiohttp's ``options`` on the running loop; it closes when ``owner`` is collected.
 
-    What it receives, and cookies, are its own; connections are those of the loop, unless there is a ``connector``.
+    It shares the connections of the loop unless ``options`` have a ``connector``. Cookies are never shared.
     """
     shared = "connector" not in options
     if shared:
@@ -330,7 +332,7 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
 
 
 async def open_guarded(guard: Guard, judge: Judge, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for a filesystem of fsspec, which follows redirects itself: ``judge`` is asked of each."""
+    """Return a session for a filesystem of fsspec; ``judge`` judges each URL, those of redirects included."""
 
     async def judged(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         judge(str(request.url), None)
@@ -351,8 +353,8 @@ def close_with(owner: object, holder: Any) -> None:
 def close_connections(holder: Any) -> None:
     """Close the connections of ``holder`` at once: a session of aiohttp, or a filesystem or client that has one.
 
-    The filesystems of fsspec for HTTP and Google Storage keep it as ``_session``. One that is kept elsewhere closes its
-    connections when it is collected, with a warning.
+    fsspec's filesystems for HTTP and Google Storage keep their session as ``_session``. If a later version keeps it
+    elsewhere, its connections close when it is collected, with a warning.
     """
     close = getattr(holder, "close_connections", None)  # `S3Client` has several sessions
     if close is not None:
@@ -373,17 +375,17 @@ def close_session(session: aiohttp.ClientSession) -> None:
 
 def _abandon(holder: Any, loop_ref: weakref.ref[asyncio.AbstractEventLoop], process: int) -> None:
     if process != os.getpid():
-        return  # a forked child would take them from its parent
+        return  # a forked child would close its parent's sockets
     loop = loop_ref()
     if loop is not None and not loop.is_closed() and loop.is_running():
-        loop.call_soon_threadsafe(close_connections, holder)  # it may be another thread's
+        loop.call_soon_threadsafe(close_connections, holder)  # the loop may run in another thread
     else:
         close_connections(holder)
 
 
 _all: weakref.WeakSet[LoopConnections] = weakref.WeakSet()
 
-# A forked child shares its parent's sockets: to close one there could take it from the parent.
+# A forked child shares its parent's sockets, and must not close them: it keeps them from being collected.
 _orphans: list[object] = []
 
 
@@ -398,5 +400,5 @@ in_child(_after_fork)
 
 @atexit.register
 def _at_exit() -> None:
-    for connections in list(_all):  # the threads of their loops are about to stop, wherever they are
+    for connections in list(_all):  # the threads of their loops are about to stop
         connections.end()

@@ -1,7 +1,7 @@
-"""How a read of a target fails: a closed set of errors, all of them OSErrors, none of which means "no such object".
+"""The errors of reads: a closed set of OSErrors, of which only FileNotFoundError means that an object does not exist.
 
-Absence alone is FileNotFoundError. The texts never hold "not satisfiable", which zarr takes
-for an empty chunk, nor anything of a request's headers, which may hold credentials.
+Texts never contain "not satisfiable", which zarr takes for an empty chunk, nor a request's headers, which may hold
+credentials.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Unfit(OSError):
-    """A target answered with other bytes than those that were asked for."""
+    """A target answered with bytes other than the requested ones."""
 
 
 class Incomplete(Unfit):
-    """An answer ended early; another try may get all of it."""
+    """An answer ended early; another try may succeed."""
 
 
 class ConnectionLost(ConnectionError):
-    """No connection, or one that ended before the answer did; another try may do better."""
+    """A connection failed, or ended before its answer; another try may succeed."""
 
 
 class Unreadable(OSError):
-    """Any other error of a filesystem, which is the ``__cause__``: none that a layer above takes for a missing key."""
+    """Any other error of a filesystem, which is the ``__cause__``: no layer above takes it for a missing key."""
 
 
 class TooLarge(OSError):
-    """An object of which only the target knew the length has more than the ``most`` bytes that are read of it."""
+    """An object, whose length only its target knew, has more than the permitted ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self.most = most
 
     def __str__(self) -> str:
-        return f"it has more than {self.most} bytes"
+        return f"it has more than the {self.most} bytes that are read at most"
 
 
-EXPIRED: Final = "the signature has expired"  # said of a status whose body says so
-WITHOUT: Final = "without credentials"  # said of what was asked for so
+EXPIRED: Final = "the signature has expired"  # the code of an answer whose body says so
+WITHOUT: Final = "without credentials"  # in the hints for requests that were sent so
 
 
 class HttpStatus(OSError):
-    """A status that is no answer, with the server's own code, if it gave one, and the seconds it asks to wait."""
+    """An HTTP status of failure, with the server's own code, if any, and the seconds that it asks to wait."""
 
     def __init__(self, status: int, code: str = "", retry_after: float | None = None) -> None:
         super().__init__(status, code)
@@ -69,30 +69,30 @@ class HttpStatus(OSError):
 
 
 class Denied(HttpStatus, PermissionError):
-    """The server knows the reader, or its lack of credentials, and says no."""
+    """The server refused the reader's credentials, or their absence."""
 
 
 def _phrase(status: int) -> str:
     if status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        return "the range lies outside of the object"
+        return "the range lies outside the object"
     try:
         return http.HTTPStatus(status).phrase
     except ValueError:
-        return "of no known meaning"
+        return "unknown status"
 
 
 def as_failure(error: Exception) -> OSError:
-    """Return ``error`` as an OSError of this module, or as it is where it is one already."""
+    """Return ``error`` as an OSError of this module; OSErrors stay as they are."""
     if isinstance(error, ABSENT) and not _is_empty_to_zarr(error):
         return type(error)(told(str(error)))
-    import aiohttp  # slow to import, and not needed for local files
+    import aiohttp  # slow, and not needed for local files
     from aiohttp.http_exceptions import HttpProcessingError
 
     match error:
         case aiohttp.ClientConnectorError(os_error=TargetNotAllowed() as refusal):
             return refusal
         case aiohttp.ClientResponseError(message=message) if isinstance(error.__cause__, HttpProcessingError):
-            failure: OSError = ConnectionLost(f"the server's answer is not HTTP/1.1 ({message.partition(':')[0]})")
+            failure: OSError = ConnectionLost(f"expected an answer in HTTP/1.1, got: {message.partition(':')[0]}")
         case aiohttp.ClientResponseError(status=status) if status >= 400:
             failure = Denied(status) if status in (401, 403, 407) else HttpStatus(status)
         case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():
@@ -115,21 +115,19 @@ def _is_empty_to_zarr(error: OSError) -> bool:
     return "not satisfiable" in str(error)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which failures are worth another try, and how long to wait before it.
+# Which failures are retried, and how long to wait before another try.
 
 
 _STATUSES = frozenset([408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529, 598, 599])
 _CODES = frozenset(["SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "InternalError", "ServiceUnavailable"])
-_FIRST = 0.1  # seconds before the second try, give or take; doubled for each further one
+_FIRST = 0.1  # seconds before the second try, without jitter; doubled for each further try
 _LONGEST = 20.0
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """``retries`` further tries of what fails for a passing reason, ``timeout`` seconds for a read and all its tries.
+    """Up to ``retries`` further tries after passing failures, in at most ``timeout`` seconds for all tries together.
 
-    ``longest`` bounds, in seconds, the wait that a server's Retry-After is granted; one
-    that asks for more gets no further try.
+    A server whose Retry-After asks for more than ``longest`` seconds gets no further try.
     """
 
     retries: int = 5
@@ -137,23 +135,23 @@ class Retry(msgspec.Struct, frozen=True):
     longest: float = 60.0
 
     def at_most(self, retries: int) -> Retry:
-        """Return the same with no more than ``retries``."""
+        """Return the same rule with at most ``retries`` further tries."""
         return self if self.retries <= retries else Retry(retries, self.timeout, self.longest)
 
     def pause(self, failure: OSError, tried: int) -> float | None:
-        """Return the seconds to wait after ``tried`` tries, the last of which ended in ``failure``; None to give up."""
+        """Return the seconds to wait after the try number ``tried`` ended in ``failure``; None to give up."""
         if tried > self.retries or not transient(failure):
             return None
         asked = failure.retry_after if isinstance(failure, HttpStatus) else None
         if asked is not None and asked > self.longest:
             return None
-        # Jitter, so that readers which failed together do not come back together.
-        own = min(_LONGEST, _FIRST * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+        # Jitter, so that readers that failed together do not try again together.
+        own = min(_LONGEST, _FIRST * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.0)  # noqa: S311  # not a secret
         return own if asked is None else asked + own
 
 
 def transient(failure: OSError) -> bool:
-    """Whether ``failure`` may pass by itself: lost connections, short answers, overloaded servers; never a refusal."""
+    """Whether another try may succeed: after a lost connection, a short answer, an overload; not a refusal."""
     match failure:
         case HttpStatus(status=status, code=code):
             return status in _STATUSES or code in _CODES
@@ -169,8 +167,7 @@ def transient(failure: OSError) -> bool:
             return False
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a client of S3 raises, said as all other filesystems do: an OSError, so that whoever expects one sees it.
+# Errors of S3's clients, as OSErrors: those of all other filesystems are.
 
 
 _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
@@ -178,7 +175,7 @@ _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Let whatever the client of S3 raises be an OSError; decorates functions, too."""
+    """Raise the errors of S3's client as OSErrors; also a decorator."""
     try:
         yield
     except Exception as e:
@@ -188,11 +185,11 @@ def os_errors() -> Iterator[None]:
 
 
 def as_os_error(error: Exception) -> OSError:
-    """Return ``error``, which a client of S3 raised, as an OSError."""
+    """Return ``error`` of a client of S3 as an OSError."""
     if type(error).__module__.startswith("aiohttp."):
         return as_failure(error)
-    if isinstance(error, RecursionError):  # botocore asks again for a bucket's region, to which there is one answer
+    if isinstance(error, RecursionError):  # botocore asks for the bucket's region again and again
         return Unreadable("the endpoint of S3 redirects all requests: give the one that it leads to, as endpoint_url=")
-    from s3fs.errors import translate_boto_error  # it is there: its filesystem is what failed
+    from s3fs.errors import translate_boto_error  # s3fs is installed: its filesystem raised the error
 
     return as_failure(translate_boto_error(error))

@@ -1,4 +1,4 @@
-"""Any fsspec filesystem, synchronous or not, of whatever event loop, read through its public API."""
+"""Read any fsspec filesystem through its public API, synchronous or asynchronous, on any event loop."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 THREADS = 16
-RECENT = 1.0  # seconds for which the size of an object is remembered: a shard's end and start are read together
+RECENT = 1.0  # seconds that the size of an object is remembered: the end and the start of a shard are read together
 
-# These have one connection, one file position or one cache for all callers: two threads at once would mix them up.
+# Filesystems with one connection, file position or cache for all callers, which must take turns.
 _ONE_AT_A_TIME = frozenset(
     ["ftp", "sftp", "ssh", "smb", "git", "cached", "blockcache", "filecache"]
 )  # and archives: handles of one ZipFile mix up their positions in Python 3.12.0-3.12.8 and 3.13.0-3.13.1 (gh-127847)
-_ONE_PER_FILE = "simplecache"  # a second reader would take the file that the first still downloads for a whole one
+_ONE_PER_FILE = "simplecache"  # a second reader takes the file that the first is still downloading for complete
 
 
-def turn(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
-    """Return the lock to hold while ``fs`` serves ``path``; none, if it can serve several callers at a time."""
+def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
+    """Return the lock to hold while ``fs`` serves ``path``; a null context if it can serve several callers at once."""
     fs = _innermost(fs)
     per_file = _ONE_PER_FILE in protocols_of(fs)
-    if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _bears_one(below):
+    if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _serves_one(below):
         fs, per_file = below, False
-    if not per_file and not _bears_one(fs):
+    if not per_file and not _serves_one(fs):
         return contextlib.nullcontext()
-    # In the instance itself: those made with equal arguments are equal, and each has a connection of its own.
-    # By process: a forked child would wait for threads that it does not have.
-    attributes = object.__getattribute__(fs, "__dict__")  # fsspec's caches give that of the filesystem below
+    # Kept in the instance, because instances with equal arguments are equal but have connections of their own, and by
+    # process, because a forked child would wait for threads that it does not have.
+    attributes = object.__getattribute__(fs, "__dict__")  # fsspec's caches return that of the filesystem below
     new = [threading.Lock() for _ in range(THREADS if per_file else 1)]
     locks: list[threading.Lock] = attributes.setdefault(f"_refshard_locks_{os.getpid()}", new)
     return locks[hash(path) % len(locks)]
@@ -67,11 +67,11 @@ def _innermost(fs: AbstractFileSystem) -> AbstractFileSystem:
 
 
 def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
-    """Return the protocols that ``fs`` is for."""
+    """Return the protocols that ``fs`` serves."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
-def _bears_one(fs: AbstractFileSystem) -> bool:
+def _serves_one(fs: AbstractFileSystem) -> bool:
     """Whether ``fs`` can serve only one caller at a time."""
     return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
 
@@ -79,24 +79,24 @@ def _bears_one(fs: AbstractFileSystem) -> bool:
 _executor: concurrent.futures.ThreadPoolExecutor
 
 
-def _begin_anew() -> None:
+def _start_executor() -> None:
     global _executor
     _executor = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="refshard-target")
 
 
-_begin_anew()
-in_child(_begin_anew)  # which has none of its parent's threads
+_start_executor()
+in_child(_start_executor)  # a forked child has none of its parent's threads
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Return what ``call`` returns, run where it may block."""
+    """Run ``call``, which may block, in a thread, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_executor, call)
 
 
 def once(
     tasks: MutableMapping[K, asyncio.Task[T]], key: K, start: Callable[[], Coroutine[Any, Any, T]]
 ) -> Awaitable[T]:
-    """Return what the task ``key`` of ``tasks`` returns, which all who ask share; one that failed is started anew."""
+    """Return the result of the task ``key``, shared by all callers; start it if it is missing or has failed."""
     task = tasks.get(key)
     if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
         task = tasks[key] = asyncio.get_running_loop().create_task(start())
@@ -104,7 +104,7 @@ def once(
 
 
 class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """FTP for a set from elsewhere: ``guard`` judges the address of each connection before a login is sent there."""
+    """FTP for a set from elsewhere: ``guard`` judges the address of each connection before the login is sent."""
 
     def __init__(self, host: str, port: int = 21, *, guard: Guard, **options: Any) -> None:
         self.name = host
@@ -113,10 +113,10 @@ class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class FsspecTarget(Target):
-    """The objects of one filesystem instance, ``owned`` if nobody else has it.
+    """The objects of one filesystem instance; an ``owned`` instance is closed with the target.
 
-    Instead of the instance, a function may be given that makes it, which may block: it is called at the first read, and
-    paths are then URLs of that filesystem.
+    ``fs`` may be a function that opens the instance and may block: it is called at the first read, and paths are then
+    URLs of that filesystem.
     """
 
     most_retries = 2
@@ -140,35 +140,38 @@ class FsspecTarget(Target):
         facts = None
         given: dict[str, Any] = {}
         if start or stop is not None:
-            if start < 0 or stop is None:  # not every filesystem takes a suffix, or a range without an end
+            if start < 0 or stop is None:  # some filesystems take no suffix, or no range without an end
                 facts = await self._recent(path)
                 if facts.size is None:
-                    raise Unfit(f"the size of {path} is unknown, so its end cannot be read")
+                    raise Unfit(
+                        f"the end of {path} was requested, but its filesystem does not tell its size: "
+                        "read it from another server, or through 'simplecache::'"
+                    )
                 start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
             if stop <= start:
                 return Answer(b"", facts or UNKNOWN)
-            given = {"start": start, "end": stop}  # by name: s3fs puts a version between
+            given = {"start": start, "end": stop}  # by name: the signature of s3fs has a version in between
             if isinstance(self.fs, ArrowFSWrapper):
-                given["seekable"] = True  # else it gives no ranges
+                given["seekable"] = True  # the default opens a stream, which cannot seek to a range
         elif most is not None:
             facts = await self.facts(path)
             check_size(facts.size, most)
             if facts.size is None:
-                given = {"start": 0, "end": most + 1}  # no more than shows that it has too many bytes
+                given = {"start": 0, "end": most + 1}  # one byte more shows that the object is too large
         try:
             data = bytes(await self._call("cat_file", path, **given))
-        except Exception as e:  # of any filesystem; raised again unless the range lies past the end
+        except Exception as e:  # any filesystem's; raised again unless the range lies past the end
             beyond = await self._facts_beyond(path, start, e)
             if beyond is None:
                 raise
             return Answer(b"", beyond)
         if stop is not None and len(data) != stop - start:
             facts = facts or await self._recent(path)
-            if len(data) == facts.size and len(data) > stop - start:  # the range was ignored
+            if len(data) == facts.size and len(data) > stop - start:  # the filesystem ignored the range
                 data = data[start:stop]
         if stop is None:
             check_size(len(data), most)
-            if facts is not None and facts.size != len(data):  # as a listing of earlier told, maybe
+            if facts is not None and facts.size != len(data):  # perhaps they came from an older listing
                 facts = await self.current_facts(path)
         return Answer(data, facts or UNKNOWN)
 
@@ -186,29 +189,29 @@ class FsspecTarget(Target):
             raise FileNotFoundError(path)
         size, copied = info.get("size"), await self._copied_size(path)
         if copied is not None and copied != size:
-            return Facts(copied)  # of a version that nothing is known of
+            return Facts(copied)  # the version of the copy is unknown
         return Facts(size, *version_in(info))
 
     async def _copied_size(self, path: str) -> int | None:
         """Return the size of the copy that fsspec's ``simplecache`` reads instead of the object; None without one."""
-        fs = self.fs
-        if not isinstance(fs, SimpleCacheFileSystem):
+        find_copy = getattr(self.fs, "_check_file", None) if isinstance(self.fs, SimpleCacheFileSystem) else None
+        if find_copy is None:  # if a later fsspec has no such method, a stale copy fails the check of its length
             return None
 
         def size() -> int | None:
-            copy = fs._check_file(path)
+            copy = find_copy(path)
             return None if copy is None else os.path.getsize(copy)
 
         return await in_thread(size)
 
     async def current_facts(self, path: str) -> Facts:
         path = await self._ready(path)
-        for listed in (path, self.fs._parent(path)):  # some keep a listing by its own path, some by those below it
+        for listed in (path, self.fs._parent(path)):  # filesystems keep listings by either path
             self.fs.invalidate_cache(listed)
         return await self.facts(path)
 
     async def _recent(self, path: str) -> Facts:
-        """Return the facts of an object that is being read, asked for once by all who read it within `RECENT`."""
+        """Return the facts of an object, which all its readers within `RECENT` seconds share."""
         now = asyncio.get_running_loop().time()
         asked, task = self._asked.get(path, (-math.inf, None))
         if task is None or (task.done() and (asked + RECENT < now or task.cancelled() or task.exception())):
@@ -219,7 +222,7 @@ class FsspecTarget(Target):
         return await asyncio.shield(task)
 
     async def _facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
-        """Return the facts of an object that ends before ``start``, if that may be what the error says."""
+        """Return the facts of the object if it ends before ``start`` and ``error`` may say so; None otherwise."""
         if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
             return None
         facts = await self.facts(path)
@@ -284,17 +287,17 @@ class FsspecTarget(Target):
 
 @contextlib.contextmanager
 def serving(fs: AbstractFileSystem, path: str) -> Iterator[None]:
-    """Wait until a synchronous ``fs`` can serve ``path`` in this thread, and connect it if its connection broke."""
-    with turn(fs, path), _connected(fs):
+    """Wait for the turn of this thread to use a synchronous ``fs`` for ``path``, and connect an FTP server again."""
+    with lock_of(fs, path), _connected(fs):
         yield
 
 
 @contextlib.contextmanager
 def _connected(fs: AbstractFileSystem) -> Iterator[None]:
-    """Give ``fs`` a connection that works, if it is of FTP, and give that up if what is done here breaks it.
+    """Connect ``fs`` again if it is an FTP filesystem without a connection; drop the connection if the block breaks it.
 
-    fsspec keeps one control connection, also after it has timed out or the server has
-    closed it, and takes any refusal, such as "450 busy", for a missing file. Only 550 says that.
+    fsspec keeps one control connection, even after it timed out or the server closed it, and reports every refusal,
+    such as "450 busy", as a missing file. Only 550 means that.
     """
     fs = _innermost(fs)
     if not isinstance(fs, FTPFileSystem):
@@ -309,12 +312,12 @@ def _connected(fs: AbstractFileSystem) -> Iterator[None]:
     except Exception as e:
         match next((cause for cause in _causes(e) if not isinstance(cause, _MISSING)), None):
             case ftplib.error_perm(args=(str(reply), *_)) as refusal:
-                if reply.startswith("550"):  # no such file, to most servers
+                if reply.startswith("550"):  # most servers say so of a missing file
                     raise
                 raise (PermissionError if reply.startswith("53") else Unreadable)(reply) from refusal
             case ftplib.Error() | EOFError() | OSError() as lost:
                 fs.ftp.close()
-                raise ConnectionLost(f"FTP: {str(lost) or 'the server hung up'}") from lost
+                raise ConnectionLost(f"FTP: {str(lost) or 'the server closed the connection'}") from lost
             case _:
                 raise
 
@@ -332,29 +335,28 @@ def _reconnect(fs: FTPFileSystem) -> None:
         raise
 
 
-# What fsspec makes of a refusal or of a listing that lacks a name.
+# The errors that fsspec raises for any refusal, and for a listing that lacks a name.
 _MISSING = (FileNotFoundError, IndexError, StopIteration)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # causes may go round
+    while error is not None and id(error) not in seen:  # causes may form a cycle
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
 def has_coroutines(fs: AbstractFileSystem) -> bool:
-    """Whether the coroutines of ``fs`` work. `DirFileSystem` has some, over whatever filesystem it is."""
+    """Whether ``fs`` has coroutines that work. `DirFileSystem` has coroutines over synchronous filesystems too."""
     fs = _innermost(fs)
     return isinstance(fs, AsyncFileSystem) and bool(fs.async_impl)
 
 
 def _lists_flat(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` is of an object store, and its ``find`` lists all objects below a prefix at once."""
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+    """Whether ``fs`` is an object store whose ``find`` lists all objects below a prefix at once."""
     has_own = getattr(type(fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
-    return has_own and not protocols.isdisjoint(OBJECT_STORES)
+    return has_own and not OBJECT_STORES.isdisjoint(protocols_of(fs))
 
 
 _ETAGS = ("ETag", "etag", "e_tag", "md5")
@@ -362,29 +364,28 @@ _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify", "updat
 
 
 def version_in(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return ETag and time of the last change, by the names that filesystems give them."""
+    """Return the ETag and the modification time in ``info``, under any of the names that filesystems use."""
     etag = next((info[name] for name in _ETAGS if info.get(name)), None)
     modified = next((info[name] for name in _TIMES if info.get(name)), None)
-    if modified is not None and "unique" in info:  # FTP tells seconds, and which file has the name
+    if modified is not None and "unique" in info:  # FTP has only seconds, but also an identifier of the file
         modified = f"{modified} of {info['unique']}"
     return None if etag is None else str(etag), None if modified is None else str(modified)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Chained URLs (``tar://member::http://...``, ``simplecache::s3://...``).
 
 
-# These show the files of the next link under its own names.
+# Links that show the files of the next link under the same names.
 _TRANSPARENT = frozenset(["blockcache", "filecache", "simplecache"])
 
 
-def opens_chain(url: str, options: Mapping[str, Any]) -> Callable[[], AbstractFileSystem]:
-    """Return what opens the filesystem of a chain. That may itself read, through fsspec's own event loop."""
+def chain_opener(url: str, options: Mapping[str, Any]) -> Callable[[], AbstractFileSystem]:
+    """Return a function that opens the filesystem of a chain. It blocks, and may read through fsspec's event loop."""
     return lambda: fsspec.core.url_to_fs(url, **options)[0]
 
 
-def parts_of_chain(url: str) -> tuple[str, str]:
-    """Return what names the filesystem that a chain opens, and the object's URL there."""
+def split_chain(url: str) -> tuple[str, str]:
+    """Split a chain into the part that names its filesystem, and the object's URL in that filesystem."""
     first, _, rest = url.partition("::")
     protocol, has_path, _ = first.partition("://")
     if has_path:  # a member of an archive
@@ -396,7 +397,7 @@ def parts_of_chain(url: str) -> tuple[str, str]:
 
 
 def is_s3fs(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` is s3fs's own, or ours; asked this way since importing it takes long."""
+    """Whether ``fs`` is s3fs's filesystem or our `S3Client`; by name, because importing s3fs takes long."""
     return is_class_of_s3fs(type(fs)) or type(fs).__module__ == "refshard_fs.targets.s3_client"
 
 

@@ -1,7 +1,7 @@
-"""HTTP(S) objects, read by ranged GETs with the options of fsspec's `HTTPFileSystem`.
+"""Read HTTP(S) objects by ranged GETs, with the options of fsspec's `HTTPFileSystem`.
 
-Redirects are followed here, not by aiohttp: what is meant for one server (headers, cookies, credentials) goes to no
-other one, and where they lead is remembered for a while.
+Redirects are followed here, not by aiohttp: headers, cookies and credentials for one server never reach another, and
+the location that a redirect leads to is remembered for a while.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from refshard_fs.core.model import Facts
-from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.errors import TargetNotAllowed, told
 from refshard_fs.security.admission import Access, remedy
-from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
+from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, Judge, close_with, open_session, without_certificate
 from refshard_fs.targets.failures import Unreadable
 
@@ -31,24 +31,24 @@ T = TypeVar("T")
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
-_REMEMBERED = 60.0  # seconds; signed addresses that a server redirects to live longer
+_REMEMBERED = 60.0  # seconds; signed URLs that a server redirects to are valid for longer
 _LOCATIONS = 4096  # objects whose location is remembered
-# Options that may be used for a server that the user did not name. All others may hold what is meant for one server.
+# Options that also apply to servers that the user did not name. Every other option may hold credentials for one server.
 _HARMLESS = frozenset(
     ["connector", "proxy", "proxy_auth", "proxy_headers", "ssl", "timeout", "trust_env", "verify_ssl"]
 )
-# A URL of these alone is sent as it is spelled: its signature, or the server, may tell %2F from a slash.
+# A URL of only these characters is sent unchanged: its signature, or the server, may distinguish %2F from a slash.
 _SPELLED = re.compile(r"(?:[\w\-.~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*", re.ASCII)
 
 
 class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The same without the synchronous methods, which take a millisecond to make, and would not be used."""
+    """fsspec's filesystem without its synchronous methods, which take a millisecond to make and are not used here."""
 
     mirror_sync_methods = False
 
 
 class _Location(NamedTuple):
-    """Where an object is to be asked for: ``away`` from the server that its URL names, until a time of the loop."""
+    """The URL to request an object from, ``until`` a time of the loop; ``away`` from the server of its own URL."""
 
     url: URL
     access: Access
@@ -56,8 +56,8 @@ class _Location(NamedTuple):
     until: float | None = None
 
 
-class _Telling:
-    """A request whose refusal, by the guard of its connection, names the URL that was asked for."""
+class _NamingRequest:
+    """A request whose error names the requested URL if the guard refuses the connection."""
 
     def __init__(self, request: Any, url: URL) -> None:
         self._request = request
@@ -81,8 +81,8 @@ class _Telling:
 class HttpTarget(Target):
     """The objects of all HTTP servers, by URL.
 
-    ``judge`` is the rule of a set from elsewhere (None: there is none): it judges each address that a redirect leads to
-    as well. ``access`` is what it said of the objects themselves.
+    ``judge`` is the rule for a set from elsewhere (None: the set is the user's own); it also judges each URL that a
+    redirect leads to. ``access`` is its judgement of the objects' own URLs.
     """
 
     patience = 60.0
@@ -99,9 +99,9 @@ class HttpTarget(Target):
         self._home_headers.update(options.pop("headers", None) or {})
         self._home_options: dict[str, Any] = {"allow_redirects": False, **options}
         self._away_options = {k: v for k, v in self._home_options.items() if k in _HARMLESS or k == "allow_redirects"}
-        # What aiohttp does with trust_env= is more: it sends logins of ~/.netrc, too.
+        # aiohttp's trust_env= would also send the logins in ~/.netrc.
         self._asks_environment = fs.get_client is plain_client and not {"proxy", "trust_env"} & fs.client_kwargs.keys()
-        self._sessions: dict[tuple[bool, Access], aiohttp.ClientSession] = {}  # by whether it is away
+        self._sessions: dict[tuple[bool, Access], aiohttp.ClientSession] = {}  # by `_Location.away` and access
         self._opening = asyncio.Lock()
         self._locations: dict[str, _Location] = {}
 
@@ -116,11 +116,11 @@ class HttpTarget(Target):
         async def take(response: aiohttp.ClientResponse) -> Answer:
             return await read_answer(response, start, stop, most, inflates=True, waited=now() - began)
 
-        return await self._request("GET", path, ranged(start, stop, etag), take)
+        return await self._request("GET", path, range_headers(start, stop, etag), take)
 
     async def facts(self, path: str) -> Facts:
         facts = await self._request("HEAD", path, {}, _facts_in)
-        if facts is None:  # HEAD is refused or says nothing: one byte tells the size
+        if facts is None:  # HEAD is refused, or its answer lacks the size: a range of one byte has it
             facts = (await self.read(path, 0, 1)).facts
         return facts
 
@@ -130,8 +130,7 @@ class HttpTarget(Target):
         for session in sessions:
             await session.close()
 
-    # ------------------------------------------------------------------ requests
-
+    # Requests.
     async def _request(
         self,
         method: str,
@@ -139,21 +138,24 @@ class HttpTarget(Target):
         headers: Mapping[str, str],
         take: Callable[[aiohttp.ClientResponse], Awaitable[T]],
     ) -> T:
-        """Return what ``take`` makes of the answer, once no redirect leads elsewhere."""
+        """Follow redirects, and return what ``take`` makes of the last answer."""
         home = location = self._location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
-                async with _Telling(await self._send(method, location, headers), location.url) as response:
+                async with _NamingRequest(await self._send(method, location, headers), location.url) as response:
                     if response.status in _REDIRECTS and self._follows:
                         location = self._redirected(home, location, response)
                         continue
                     if home.until is not None and response.status >= 300 and response.status not in (412, 416):
-                        break  # where we were sent before is no longer right: the server itself is asked again
+                        break  # the remembered location is outdated: ask the object's own server again
                     if location is not home and response.status < 300:
                         self._locations[path] = location
                     return await take(response)
             else:
-                raise Unreadable(f"the server redirects more than {_MOST_REDIRECTS} times")
+                raise Unreadable(
+                    f"the server redirected more than {_MOST_REDIRECTS} times, last to {told(str(location.url))}: "
+                    "give the URL that it should lead to"
+                )
             self._locations.pop(path, None)
             home = location = self._location(path)
 
@@ -171,9 +173,9 @@ class HttpTarget(Target):
             options = options | _bare_tls(options, session)
         if self._asks_environment and "proxy" not in options and (proxy := _proxy_of(location.url)) is not None:
             options = {**options, "proxy": proxy}
-        every = (self._headers if location.away else self._home_headers).copy()
-        every.update(headers)
-        return session.request(method, location.url, headers=every, **options)
+        together = (self._headers if location.away else self._home_headers).copy()
+        together.update(headers)
+        return session.request(method, location.url, headers=together, **options)
 
     def _location(self, path: str) -> _Location:
         location = self._locations.get(path)
@@ -190,26 +192,26 @@ class HttpTarget(Target):
         return url
 
     def _redirected(self, home: _Location, location: _Location, response: aiohttp.ClientResponse) -> _Location:
-        """Return where ``response`` leads, if that is where it may."""
+        """Return the location that ``response`` redirects to; TargetNotAllowed if the rule refuses it."""
         where = response.headers.get("location", "")
         try:
             url = location.url.join(URL(where, encoded=where.isascii()))
         except ValueError as e:
-            raise Unreadable("the server redirects to what is no URL") from e
+            raise _misdirected(response, where) from e
         if not where or url.scheme not in ("http", "https") or not url.host:
-            raise Unreadable("the server redirects to where no HTTP server is")
+            raise _misdirected(response, where)
         access = Access.OWN
         if self._judge is not None:
-            spelled, access = self._judge(str(url), None if location.away else str(location.url))
-            url = URL(spelled, encoded=True)
-        # Never back among friends: the one in between chose where to go, and what for.
+            judged, access = self._judge(str(url), None if location.away else str(location.url))
+            url = URL(judged, encoded=True)
+        # Once away, always away: a redirect back would let the server in between choose what our credentials fetch.
         away = location.away or url.origin() != home.url.origin()
         return _Location(url, access, away, asyncio.get_running_loop().time() + _REMEMBERED)
 
-    # ------------------------------------------------------------------ sessions
+    # Sessions.
 
     def _proxies(self) -> frozenset[str]:
-        """Return the proxies, with their ports, that the user or, where they said so, their environment names."""
+        """Return host and port of the proxies in the options, and in the environment if the options trust it."""
         client = self.fs.client_kwargs
         named = [self._home_options.get("proxy"), client.get("proxy")]
         if client.get("trust_env") or self._asks_environment:
@@ -218,7 +220,7 @@ class HttpTarget(Target):
         return frozenset(f"{part.hostname}:{part.port or 80}" for part in parts)
 
     async def _open(self, away: bool, access: Access) -> aiohttp.ClientSession:
-        """Return a session for the servers that URLs name, or one that carries nothing which was given for those."""
+        """Return a session for the servers that URLs name or, ``away``, one without the options for those."""
         fs = self.fs
         if not away and fs.get_client is not plain_client:
             session: aiohttp.ClientSession = await fs.set_session()
@@ -229,34 +231,43 @@ class HttpTarget(Target):
         if away:
             harmless = {name: value for name, value in given.items() if name in _HARMLESS}
             if home is not None and fs.get_client is not plain_client:
-                # The way to other servers is the user's own, but for what their session sends.
+                # Other servers are reached as the user's session reaches them, without its cookies and headers.
                 harmless = {name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)}
                 harmless["connector_owner"] = False
             elif home is not None and harmless == given:
-                harmless["cookie_jar"] = home.cookie_jar  # nobody put anything into it but servers
+                harmless["cookie_jar"] = home.cookie_jar  # only servers have put cookies into it
             given = harmless
         guard = None if self._judge is None else Guard(access is Access.OWN, self._proxies())
-        if guard is not None and (away or not guard.own):  # the user's connector is for what the user named
+        if guard is not None and (away or not guard.own):  # the user's connector is for servers that the user named
             given = {name: value for name, value in given.items() if not name.startswith("connector")}
         return open_session(self, guard, **given)
 
 
 def _bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
-    """Return the option by which a server that another one redirects to is shown no certificate of the client's."""
-    context = options.get("ssl", getattr(session.connector, "_ssl", None))
-    return {"ssl": without_certificate(context)} if isinstance(context, ssl.SSLContext) else {}
+    """Return the TLS option for a server that another one redirects to: the same trust, without a client certificate.
+
+    If a later aiohttp keeps a connector's context elsewhere, the system's authorities are trusted.
+    """
+    context = options.get("ssl", getattr(session.connector, "_ssl", True))
+    return {"ssl": without_certificate(context) if isinstance(context, ssl.SSLContext) else context}
 
 
 def _proxy_of(url: URL) -> str | None:
-    """Return the proxy that the environment (on some systems, their settings) names for ``url``, if it is HTTP's."""
+    """Return the HTTP proxy for ``url`` that the environment, or the settings of the system, name."""
     proxy = getproxies().get(url.scheme)
     if proxy is None or not proxy.startswith(("http://", "https://")) or proxy_bypass(url.host or ""):
         return None
     return proxy
 
 
+def _misdirected(response: aiohttp.ClientResponse, where: str) -> Unreadable:
+    return Unreadable(
+        f"the server answered HTTP {response.status} with the Location {told(where)!r}: expected an http or https URL"
+    )
+
+
 async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:
-    """Return what the answer to HEAD tells, if it does."""
+    """Return the facts in the answer to HEAD; None if it lacks the size."""
     if response.status in (404, 410):
         raise FileNotFoundError(f"HTTP {response.status}")
     headers = response.headers

@@ -1,8 +1,7 @@
-"""What this machine holds, read without an event loop: local files, ``memory://`` and ``data:`` URLs.
+"""Read local files, ``memory://`` and ``data:`` URLs without an event loop.
 
-Files are read with ``pread`` on a bounded pool of open ones: no thread hop, no seek, no buffer. Not memory-mapped:
-measured, that saves a few microseconds of a chunk's ten or so, and a file that is cut short while it is mapped ends
-the whole process.
+Files are read by ``pread``, from a bounded pool of open ones: no thread hop, no seek, no buffer. They are not mapped:
+that saves few of a chunk's ten microseconds, and a file that is truncated while it is mapped ends the process.
 """
 
 from __future__ import annotations
@@ -28,54 +27,53 @@ from refshard_fs.core.model import OWN, Facts, Listed
 from refshard_fs.targets.answer import Answer, ImmediateTarget, check_size
 from refshard_fs.targets.failures import Unreadable
 
-# ----------------------------------------------------------------------------------------------------
-# A local file that takes its place when it is whole: written aside, made durable, renamed.
+# Names of drafts: files beside the file that they will replace (see `stores.drafts`).
 
 
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.tmp$")
 
 
 def draft_of(path: str) -> str:
-    """Return a name beside ``path`` for what is to take its place."""
+    """Return a new name beside ``path`` for a draft of it."""
     return f"{path}.{uuid.uuid4().hex}.tmp"
 
 
 def is_draft(path: str) -> bool:
-    """Whether ``path`` is a file that has not taken its place: of a writer who is at it, or who was killed."""
+    """Whether ``path`` is a draft: its writer is at work, or was killed."""
     return path.endswith(".tmp") and _DRAFT.search(path) is not None
 
 
 OPEN_FILES = 64
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_mtime_ns, found.st_size
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def facts_of(found: os.stat_result) -> Facts:
-    """Return what tells a version of a file from others."""
-    inode, changed, size = _identity(found)
+def facts_of(status: os.stat_result) -> Facts:
+    """Return the size of a file, and a version that changes when it is written or replaced."""
+    inode, changed, size = _identity(status)
     return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
 
 
-def _listed(entry: os.DirEntry[str]) -> Listed | None:
-    """Return ``entry`` as it is listed; None of a draft, a pipe, a link to nowhere, and of what just went away."""
+def _list_entry(entry: os.DirEntry[str]) -> Listed | None:
+    """Return ``entry`` for a listing; None for a draft, a pipe, a broken link, or a file that has just gone."""
     if is_draft(entry.name):
         return None
     try:
         if entry.is_dir():
-            return None if entry.is_symlink() and _leads_round(entry) else Listed(entry.name, None, True)
+            return None if entry.is_symlink() and _makes_cycle(entry) else Listed(entry.name, None, True)
         found = entry.stat()
     except FileNotFoundError:
         return None
-    except OSError:  # a link to itself, or into a directory that is closed: who reads it is told
+    except OSError:  # a link to itself, or into a closed directory: reading it raises an error that says so
         return Listed(entry.name, None)
     is_file = stat.S_ISREG(found.st_mode)
     return Listed(entry.name, found.st_size, last_modified=str(found.st_mtime_ns / 1e9)) if is_file else None
 
 
 class _File:
-    """An open descriptor; closed when the last reader lets go of it."""
+    """An open descriptor, closed when its last reader drops it."""
 
     __slots__ = ("descriptor", "facts", "identity", "lock", "size")
 
@@ -102,12 +100,12 @@ def _check_is_file(found: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(path)
     if not stat.S_ISREG(found.st_mode):
-        raise Unreadable(f"{path} is a pipe or a device, not a file")
+        raise Unreadable(f"expected a file at {path}, got a pipe or a device: copy its content to a file")
 
 
 def _open_without_links(path: str) -> int:
-    """Open an absolute path in which no step may be a link: somebody may put one there after it was looked at."""
-    if os.open not in os.supports_dir_fd:  # Windows: links take rights there that few have
+    """Open an absolute path without following links: another user may have put one there after the path was judged."""
+    if os.open not in os.supports_dir_fd:  # Windows, where links take rights that few users have
         return os.open(path, _READ)
     *steps, name = path.strip("/").split("/")
     at = os.open("/", _STEP)
@@ -126,7 +124,7 @@ def _enter(name: str, flags: int, at: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
     except OSError as e:
         if stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
-            raise Unreadable(f"{name} became a symbolic link while it was read") from e
+            raise Unreadable(f"{name} became a symbolic link after its path was judged: open the set again") from e
         raise
 
 
@@ -144,10 +142,9 @@ _read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has non
 
 
 class LocalTarget(ImmediateTarget):
-    """The files of this machine; paths are as the operating system spells them."""
+    """Local files, by the operating system's paths. Unless it ``follows`` links, a link in a path is an error."""
 
     def __init__(self, *, follows: bool = True) -> None:
-        """``follows``: links in paths are followed. Else there are none, and one that appears is an error."""
         self.fs = LocalFileSystem()
         self._follows = follows
         self._files: LRU[str, _File] = LRU(OPEN_FILES)
@@ -162,7 +159,7 @@ class LocalTarget(ImmediateTarget):
         length = (size if stop is None or stop > size else stop) - start
         data = b"" if length <= 0 else _read_at(file, length, start)
         if 0 < len(data) < length:
-            data = _rest(file, data, start, length)
+            data = _read_rest(file, data, start, length)
         return Answer(data, file.facts)
 
     async def facts(self, path: str) -> Facts:
@@ -190,7 +187,7 @@ class LocalTarget(ImmediateTarget):
         file = self._files.get(path)
         if file is not None and file.identity == _identity(found):
             return file
-        _check_is_file(found, path)  # to open a pipe may wait for ever
+        _check_is_file(found, path)  # opening a pipe may block for ever
         file = _File(path, follows=self._follows)
         self._files.put(path, file)
         return file
@@ -198,11 +195,11 @@ class LocalTarget(ImmediateTarget):
 
 def _names(directory: str | int) -> tuple[Listed, ...]:
     with os.scandir(directory) as entries:
-        return tuple(filter(None, map(_listed, sorted(entries, key=lambda entry: entry.name))))
+        return tuple(filter(None, map(_list_entry, sorted(entries, key=lambda entry: entry.name))))
 
 
-def _leads_round(link: os.DirEntry[str]) -> bool:
-    """Whether a link to a directory leads to one on the way to itself: who lists all would never end."""
+def _makes_cycle(link: os.DirEntry[str]) -> bool:
+    """Whether a link leads to a directory that contains it: a recursive listing would never end."""
     if not os.path.isabs(link.path):
         return False
     there, way = os.path.realpath(link.path), os.path.dirname(link.path)
@@ -215,8 +212,8 @@ def _leads_round(link: os.DirEntry[str]) -> bool:
     return True
 
 
-def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
-    """Return ``data`` with what is missing of it: one call returns at most 2 GiB on Linux."""
+def _read_rest(file: _File, data: bytes, start: int, length: int) -> bytes:
+    """Return ``data`` with the missing bytes appended: one call reads at most 2 GiB on Linux."""
     parts = [data]
     got = len(data)
     while got < length and parts[-1]:
@@ -225,12 +222,11 @@ def _rest(file: _File, data: bytes, start: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The files of ``memory://``, read as slices of what the process holds.
+# The files of ``memory://``, read as slices of their buffers.
 
 
 class MemoryTarget(ImmediateTarget):
-    """All files of `MemoryFileSystem`, which the process has one set of."""
+    """The files of `MemoryFileSystem`, of which the process has one set."""
 
     def __init__(self) -> None:
         self.fs = MemoryFileSystem()
@@ -246,7 +242,7 @@ class MemoryTarget(ImmediateTarget):
                 check_size(size, most)
             data = bytes(view[start:stop])
         finally:
-            view.release()  # a writer could not go on while it lives
+            view.release()  # the file cannot grow while a view of it exists
         return Answer(data, self._facts(file, size))
 
     async def facts(self, path: str) -> Facts:
@@ -274,37 +270,36 @@ class MemoryTarget(ImmediateTarget):
 
     def _facts(self, file: Any, size: int) -> Facts:
         number = self._numbers.get(file)
-        if number is None:  # of two threads, the number of the first; no lock, which a fork may leave held
+        if number is None:  # the first thread's number counts; without a lock, which a fork may leave locked
             number = self._numbers.setdefault(file, next(self._next))
         modified = str(file.modified.timestamp())
         return Facts(size, f"{OWN}{number}-{modified}-{size}", modified)
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``data:`` URLs (RFC 2397): the object is the URL itself.
+# ``data:`` URLs (RFC 2397), which contain their object.
 
 
 class DataTarget(ImmediateTarget):
-    """Objects whose path is what stands behind ``data:``."""
+    """Objects by the part of their URL behind ``data:``."""
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
-        data = _decoded(path)
+        data = _decode(path)
         if stop is None:
             check_size(len(data), most)
         return Answer(data[start:stop], Facts(len(data)))
 
     async def facts(self, path: str) -> Facts:
-        return Facts(len(_decoded(path)))
+        return Facts(len(_decode(path)))
 
 
-def _decoded(path: str) -> bytes:
+def _decode(path: str) -> bytes:
     kind, comma, text = path.partition(",")
     if not comma:
-        raise Unreadable("a data: URL without a comma holds no data")
+        raise Unreadable("expected a comma before the data of a data: URL, got none")
     data = unquote_to_bytes(text)
     if not kind.endswith(";base64"):
         return data
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as e:
-        raise Unreadable(f"a data: URL with damaged base64 ({e})") from e
+        raise Unreadable(f"expected base64 in a data: URL, got damaged data ({e})") from e

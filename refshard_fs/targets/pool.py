@@ -1,4 +1,4 @@
-"""Which filesystem serves a URL, with which options: one pool of targets per event loop."""
+"""Choose the filesystem and the options for each URL: one pool of targets per event loop."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from refshard_fs.targets.failures import WITHOUT, Retry
 from refshard_fs.targets.generic import (
     FsspecTarget,
     GuardedFtp,
+    chain_opener,
     has_coroutines,
     is_class_of_s3fs,
     is_s3fs,
-    opens_chain,
-    parts_of_chain,
+    split_chain,
 )
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
 from refshard_fs.targets.versioned import VersionedObject, Versions
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from refshard_fs.targets.connections import Judge
     from refshard_fs.targets.zip import InflatedMembers
 
-# These belong to no event loop: the process shares them.
+# These need no event loop: the process shares them.
 LOCAL = LocalTarget()
-WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that were judged as they are: see `_admitted`
+WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that `_admit` has resolved and judged
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
     LocalFileSystem: LOCAL,
     MemoryFileSystem: MemoryTarget(),
@@ -64,24 +64,24 @@ IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
 }
 _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
 
-# What a filesystem finds in the environment and uses, whatever its options say.
+# Variables of the environment that a filesystem uses whatever its options say.
 _AZURE = tuple(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN"))
 _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
-PLACES = 4096
-_ANONYMOUSLY = f"it was asked for {WITHOUT}, as its options say: it is not public, or there is no such object"
-_NOBODY = (
-    f"it was asked for {WITHOUT}, since a manifest from elsewhere named it: "
+PLACES = 4096  # URLs whose object is remembered
+_HINT_ANONYMOUS = f"it was requested {WITHOUT}, as its options say: it is not public, or there is no such object"
+_HINT_NO_ACCESS = (
+    f"it was requested {WITHOUT}, because a manifest from elsewhere named it: "
     "name its protocol (remote_protocol=) or its prefix (options=) to send yours"
 )
 
 
 Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
-Rules: TypeAlias = tuple[Admission, ...]  # by all of which a URL is judged; none admits all
+Rules: TypeAlias = tuple[Admission, ...]  # each judges a URL; without rules all URLs are admitted
 
 
 def instance(protocol: str, given: Given) -> AbstractFileSystem:
-    """Return the filesystem that is ``given`` for ``protocol``, or one of the options that are, to show."""
+    """Return the filesystem ``given`` for ``protocol``, or a new one with the options given for it."""
     return given if isinstance(given, AbstractFileSystem) else fsspec.filesystem(protocol, **given)
 
 
@@ -97,15 +97,15 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     admission: Admission = Admission()
     retry: Retry = Retry()
     fast_s3: bool = True
-    rule_of: Callable[[str], Admission] | None = None  # for what somebody else's set in the source asks for
-    only_sizes: tuple[str, ...] = ()  # prefixes of objects whose sizes are compared, and their versions not
+    rule_of: Callable[[str], Admission] | None = None  # the rule for the URLs of another set, by its server
+    only_sizes: tuple[str, ...] = ()  # prefixes of objects that are compared by size alone, not by version
 
-    def given(self, url: str) -> Given:
+    def options_of(self, url: str) -> Given:
         """Return the instance or the options for ``url``."""
-        return self.named(url)[1]
+        return self.find(url)[1]
 
-    def named(self, url: str) -> tuple[tuple[str, ...], Given]:
-        """Return the instance or options for ``url``, and what tells them from others: it ends in the protocol."""
+    def find(self, url: str) -> tuple[tuple[str, ...], Given]:
+        """Return the instance or options for ``url``, and a token that identifies them: it ends in the protocol."""
         named = policy.protocol_of(url)
         protocol = named or "file"
         prefix = policy.longest_prefix(self.by_prefix, spelled(url)) if self.by_prefix else None
@@ -115,9 +115,9 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
 
 
 class Pool:
-    """The open targets of one event loop (``loop=None``: those that need none).
+    """The open targets of one event loop (``loop=None``: the targets that need none).
 
-    ``versions`` are the session's: its pools hold every object to one version.
+    ``versions`` belong to the session: all its pools hold each object to one version.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class Pool:
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
         self._targets: dict[object, Target] = {}
-        self._inflated: InflatedMembers | None = None  # of all archives
+        self._inflated: InflatedMembers | None = None  # shared by all archives
         self._of_origin: dict[Origin, Rules] = {}
         self._places: dict[tuple[str, Origin], tuple[VersionedObject, str] | None] = {}
 
     def place(self, url: str, origin: Origin = ()) -> tuple[VersionedObject, str] | None:
-        """Return the object at ``url`` and its path there; None where that takes an event loop.
+        """Return the object at ``url`` and its path in its target; None where opening it takes an event loop.
 
-        Raises TargetNotAllowed if the source, or one of those at ``origin``, may not read it.
+        Raises TargetNotAllowed if the source, or a set at ``origin``, may not read it.
         """
         which = url, origin
         if which in self._places:
@@ -152,48 +152,48 @@ class Pool:
 
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         rules = self._rules(origin)
-        admitted, access = _admitted(rules, url)
-        token, given = self._options.named(admitted)
+        admitted, access = _admit(rules, url)
+        token, given = self._options.find(admitted)
         return self._object(url, admitted, access, rules, token, given)
 
     def _object(
         self, url: str, admitted: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
     ) -> tuple[VersionedObject, str] | None:
-        """Return the object at ``url``, opened as it is ``admitted``, and its path there."""
-        found = self._find(admitted, access, rules, token, given)
+        """Return the object at ``url``, whose URL to open is ``admitted``, and its path in its target."""
+        found = self._target_at(admitted, access, rules, token, given)
         if found is None:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        hint = _ANONYMOUSLY if _is_anonymous(portable(given)) else ""
-        hint = self._hint_of_nobody(admitted) if access is Access.NONE else hint
+        hint = _HINT_ANONYMOUS if _is_anonymous(portable_options(given)) else ""
+        hint = self._hint_without_access(admitted) if access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint), path
 
-    def _hint_of_nobody(self, url: str) -> str:
+    def _hint_without_access(self, url: str) -> str:
         protocol = policy.protocol_of(url)
         for prefix, given in self._options.by_prefix.items():
-            if policy.protocol_of(prefix) == protocol and _names_endpoint(portable(given)):
+            if policy.protocol_of(prefix) == protocol and _names_endpoint(portable_options(given)):
                 other = f"options={{{policy.server_of(url) + '/'!r}: {{...}}}}"
-                return f"{_NOBODY}. The endpoint_url= for {prefix} serves no other bucket: give it in {other}, too"
-        return _NOBODY
+                return f"{_HINT_NO_ACCESS}. The endpoint_url= for {prefix} is for that alone: give it in {other} too"
+        return _HINT_NO_ACCESS
 
     def store(self, url: str) -> tuple[Target, str] | None:
-        """Return the target that takes objects at ``url``, and the path there; None where that takes an event loop.
+        """Return the target for writing at ``url``, and the path there; None where opening it takes an event loop.
 
-        Objects are written with the user's own credentials alone: raises TargetNotAllowed where these are not sent.
-        Links of a local path are as they are: whether writes follow them is another question than whether reads do.
+        Only the user's own credentials write objects: TargetNotAllowed is raised where they may not be sent. Links in a
+        local path are not resolved here, because writes have their own rule for them.
         """
         rules = self._rules(())
-        admitted, access = _judged(rules, url)
+        admitted, access = _judge(rules, url)
         if access is not Access.OWN:
-            rule = "objects are written with your own credentials, which are not for this place"
+            rule = "objects are written with your own credentials, which you have not given for this URL"
             raise TargetNotAllowed(url, rule, remedy(url))
-        return self._find(admitted, access, rules, *self._options.named(admitted))
+        return self._target_at(admitted, access, rules, *self._options.find(admitted))
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         targets = list(self._targets.values())
         self._targets.clear()
         self._places.clear()
@@ -201,7 +201,7 @@ class Pool:
             await target.close()
 
     def _rules(self, origin: Origin) -> Rules:
-        """Return the rules for what is asked for by the source, and by those at ``origin``; none admits all."""
+        """Return the rules for the URLs of the source, or of the sets at ``origin``; none if all are admitted."""
         known = self._of_origin.get(origin)
         if known is None:
             rules = [self._options.admission]
@@ -210,11 +210,11 @@ class Pool:
             known = self._of_origin[origin] = tuple(rule for rule in rules if not rule.admits_all)
         return known
 
-    def _find(
+    def _target_at(
         self, url: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
     ) -> tuple[Target, str] | None:
         protocol = token[-1]
-        judge = partial(_admitted, rules) if rules else None
+        judge = partial(_admit, rules) if rules else None
         if access is Access.NONE:
             _check_ambient(protocol, url)
             given, token = ANONYMOUS.get(protocol, {}), ("nobody", protocol)
@@ -223,15 +223,17 @@ class Pool:
         if protocol in WEB and rules:
             token = (*token, repr(rules))  # by which redirects are judged
         if isinstance(given, AbstractFileSystem):
-            return self._instance(token, given, url, judge, access)
-        options = portable(given)
+            return self._target_of_instance(token, given, url, judge, access)
+        options = portable_options(given)
         if others := policy.links(url)[1:]:
-            given_of = {_protocol_in_chain(link): self._options.given(link) for link in others}
-            joined = options | {name: portable(own) for name, own in given_of.items() if own and name not in options}
+            given_of = {_protocol_in_chain(link): self._options.options_of(link) for link in others}
+            joined = options | {
+                name: portable_options(own) for name, own in given_of.items() if own and name not in options
+            }
             if protocol == "zip":
                 return self._member(url, (*token, repr(given_of)), options, joined, rules)
             if judge is not None:
-                joined = _guarded_links(joined, map(_protocol_in_chain, others), judge, access)
+                joined = _guard_links(joined, map(_protocol_in_chain, others), judge, access)
                 token = (*token, repr(rules))
             return self._chain((*token, repr(given_of)), joined, url)
         if protocol in _NEED_NO_LOOP and not options:
@@ -239,20 +241,20 @@ class Pool:
             immediate = IMMEDIATE.get(cls)
             if immediate is not None:
                 return WITHOUT_LINKS if immediate is LOCAL and rules else immediate, cls._strip_protocol(url)
-        return self._own(token, protocol, options, url, judge, access)
+        return self._target_by_options(token, protocol, options, url, judge, access)
 
     def _chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
-        link, path = parts_of_chain(url)
-        return self._kept((*token, "::", link), lambda _: FsspecTarget(opens_chain(url, options)), path)
+        link, path = split_chain(url)
+        return self._cached((*token, "::", link), lambda _: FsspecTarget(chain_opener(url, options)), path)
 
     def _member(
         self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
     ) -> tuple[Target, str] | None:
-        """Return the target of a ZIP's members, opened with ``options``: those of each link by its protocol.
+        """Return the target of a ZIP's members, opened with the ``options`` of its links by protocol.
 
-        ``joined`` are these and the options that all links have elsewhere, for fsspec's filesystem.
+        ``joined`` also has the options that are given elsewhere for each link: fsspec's filesystem needs all of them.
         """
-        from refshard_fs.targets import zip as archives  # for whoever has one
+        from refshard_fs.targets import zip as archives  # imported only where there is an archive
 
         _, *others = policy.links(url)
         outer = "::".join(others)
@@ -260,21 +262,21 @@ class Pool:
             return self._chain(token, joined, url)
 
         def opened(_: asyncio.AbstractEventLoop) -> Target:
-            which, given = self._options.named(outer)
+            which, given = self._options.find(outer)
             own = options if len(others) > 1 else options.get(which[-1])
             if own:
                 which, given = ("in a chain", repr(own), which[-1]), own
-            place = self._object(outer, _followed(outer, rules), Access.OWN, rules, which, given)
+            place = self._object(outer, _resolve_links(outer, rules), Access.OWN, rules, which, given)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()
             return archives.ZipTarget(
-                *place, outer, self._inflated, None if rules else FsspecTarget(opens_chain(url, joined))
+                *place, outer, self._inflated, None if rules else FsspecTarget(chain_opener(url, joined))
             )
 
-        return self._kept((*token, "::", outer, repr(options), repr(rules)), opened, url)
+        return self._cached((*token, "::", outer, repr(options), repr(rules)), opened, url)
 
-    def _instance(
+    def _target_of_instance(
         self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None, access: Access
     ) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
@@ -282,11 +284,11 @@ class Pool:
         immediate = IMMEDIATE.get(type(fs))
         if immediate is not None:
             return immediate, fs._strip_protocol(url)
-        return self._kept(
+        return self._cached(
             (*token, "instance"), lambda loop: self._for_loop(fs, loop, judge, access), fs._strip_protocol(url)
         )
 
-    def _own(
+    def _target_by_options(
         self,
         token: tuple[str, ...],
         protocol: str,
@@ -301,17 +303,17 @@ class Pool:
         options = {**named, **options}
 
         def opened(loop: asyncio.AbstractEventLoop) -> Target:
-            guarded = cls if judge is None else _guarded(cls, options, access)
-            fs = _made(guarded, options, loop, is_configured=access is not Access.NONE)
-            place = getattr(fs, "_location", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
+            guarded = cls if judge is None else _guard(cls, options, access)
+            fs = _new_instance(guarded, options, loop, by_configuration=access is not Access.NONE)
+            place = getattr(fs, "base", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
             if judge is not None and access is not Access.OWN and place and is_private(origin_of(str(place))[1]):
                 raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", remedy(url))
             is_named = _names_endpoint(options)
             return self._target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=is_named)
 
-        return self._kept(identity, opened, cls._strip_protocol(url))
+        return self._cached(identity, opened, cls._strip_protocol(url))
 
-    def _kept(
+    def _cached(
         self, token: tuple[str, ...], make: Callable[[asyncio.AbstractEventLoop], Target], path: str
     ) -> tuple[Target, str] | None:
         if self.loop is None:
@@ -324,14 +326,15 @@ class Pool:
     def _for_loop(
         self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None, access: Access
     ) -> Target:
-        """Return a target of ``fs``, or of its like on ``loop``: where it is needed, or lets us read for ourselves."""
+        """Return a target of ``fs``, or of a copy on ``loop`` if the copy is needed or can be read without ``fs``."""
         if not has_coroutines(fs):
             return FsspecTarget(fs)
         from fsspec.implementations.http import HTTPFileSystem  # slow to import, as are all that import aiohttp
 
         from refshard_fs.targets.s3 import has_own_hooks
 
-        fast = self._options.fast_s3 and is_s3fs(fs) and (fs._s3 is None or not has_own_hooks(fs._s3))
+        client = getattr(fs, "_s3", fs)  # unknown hooks, if a later s3fs keeps its client elsewhere
+        fast = self._options.fast_s3 and is_s3fs(fs) and (client is None or not has_own_hooks(client))
         if type(fs) is not HTTPFileSystem and not fast:
             if not fs.asynchronous:
                 return FsspecTarget(fs)  # its own loop runs in a thread: calls are handed over
@@ -339,13 +342,13 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        again = _made(type(fs), portable(fs), loop, *fs.storage_args)
+        again = _new_instance(type(fs), portable_options(fs), loop, *fs.storage_args)
         return self._target(again, judge, access, owned=True, names_endpoint=True)
 
     def _target(
         self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool, names_endpoint: bool
     ) -> Target:
-        """Return the target of an asynchronous instance on this loop. The user's own endpoint may be private."""
+        """Return the target of an asynchronous instance on this loop. An endpoint in its options may be private."""
         from fsspec.implementations.http import HTTPFileSystem
 
         from refshard_fs.targets.connections import Guard
@@ -361,7 +364,7 @@ class Pool:
         return FsspecTarget(fs, owned=owned)
 
 
-# What fsspec's filesystem of HTTP hands on to aiohttp.
+# Arguments that fsspec's filesystem for HTTP passes on to aiohttp.
 _OF_AIOHTTP = frozenset(["auth", "cookies", "headers", "proxy", "ssl"])
 
 
@@ -369,19 +372,19 @@ def arguments_of(protocol: str) -> frozenset[str]:
     """Return the names of the arguments that the filesystem of ``protocol`` takes; none where there is none."""
     try:
         found = inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters
-    except (ImportError, ValueError):  # whoever opens it is told
+    except (ImportError, ValueError):  # opening the filesystem raises the error that names the remedy
         return frozenset()
     return frozenset(found) | (_OF_AIOHTTP if protocol in WEB else frozenset())
 
 
-def _admitted(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
-    """Return the spelling of ``url`` that is opened, links in a path followed, and with whose credentials."""
-    url, access = _judged(rules, url, redirected_by)
-    return _followed(url, rules), access
+def _admit(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
+    """Return the URL to open for ``url``, with symbolic links resolved, and whose credentials to use."""
+    url, access = _judge(rules, url, redirected_by)
+    return _resolve_links(url, rules), access
 
 
-def _judged(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
-    """Return the same, with the links as they are."""
+def _judge(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
+    """Return the same, without resolving symbolic links."""
     access = Access.OWN
     head, separator, rest = url.partition("://")
     if separator and not head.islower() and "::" not in head:
@@ -392,8 +395,8 @@ def _judged(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[s
     return url, access
 
 
-def _guarded(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:
-    """Return ``cls``, or what serves instead of it for a set from elsewhere; TargetNotAllowed if its host may not."""
+def _guard(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:
+    """Return the class to open instead of ``cls`` for a set from elsewhere; TargetNotAllowed if its host is refused."""
     host = options.get("host")
     if not isinstance(host, str):
         return cls
@@ -403,21 +406,21 @@ def _guarded(cls: type[AbstractFileSystem], options: dict[str, Any], access: Acc
     if cls is FTPFileSystem:
         options["guard"] = guard
         return GuardedFtp
-    with contextlib.suppress(socket.gaierror):  # the filesystem says so in its own way
+    with contextlib.suppress(socket.gaierror):  # the filesystem reports it
         guard.find(host, options.get("port") or 0)
     return cls
 
 
-def _guarded_links(options: dict[str, Any], protocols: Iterable[str], judge: Judge, access: Access) -> dict[str, Any]:
-    """Return the options of a chain's links so that those of HTTP, which fsspec opens, are held to ``judge`` too."""
+def _guard_links(options: dict[str, Any], protocols: Iterable[str], judge: Judge, access: Access) -> dict[str, Any]:
+    """Return the options of a chain's links, with a client for the HTTP links that asks ``judge``."""
     from refshard_fs.targets.connections import Guard, open_guarded
 
     client = partial(open_guarded, Guard(access is Access.OWN), judge)
     return options | {name: {"get_client": client, **options.get(name, {})} for name in WEB.intersection(protocols)}
 
 
-def _followed(url: str, rules: Rules) -> str:
-    """Return ``url``; of a local file, its path without symbolic links, if there are rules where that may lead."""
+def _resolve_links(url: str, rules: Rules) -> str:
+    """Return ``url``; if rules judge a local path, return it with its symbolic links resolved."""
     if rules and policy.protocol_of(url) in (None, *policy.LOCAL):
         url = os.path.realpath(LocalFileSystem._strip_protocol(url))
         for rule in rules:
@@ -426,29 +429,28 @@ def _followed(url: str, rules: Rules) -> str:
 
 
 def _protocol_in_chain(link: str) -> str:
-    """Return the protocol that a link of a chain is opened by, not the first: it may name nothing else."""
+    """Return the protocol of a link behind the first of a chain; it may consist of its protocol alone."""
     return policy.protocol_of(link) or ("file" if "/" in link else link)
 
 
 def _check_ambient(protocol: str, url: str) -> None:
-    """Raise TargetNotAllowed where a filesystem would take credentials from the environment, whatever it is told."""
+    """Raise TargetNotAllowed if the filesystem would use credentials of the environment whatever its options say."""
     found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
     if found:
-        rule = f"it is to be read without credentials, and its filesystem takes those of {found[0]} all the same"
+        rule = f"it must be read without credentials, but its filesystem always uses those in {found[0]}"
         raise TargetNotAllowed(url, rule, remedy(url, "to have it read with them"))
 
 
-def _made(
+def _new_instance(
     cls: type[AbstractFileSystem],
     options: dict[str, Any],
     loop: asyncio.AbstractEventLoop,
     *arguments: Any,
-    is_configured: bool = True,
+    by_configuration: bool = True,
 ) -> AbstractFileSystem:
-    """Return an instance on ``loop``, where its class has coroutines.
+    """Return a new instance of ``cls``, on ``loop`` if it has coroutines.
 
-    Unless it ``is_configured``, without what fsspec's configuration holds for its protocol: that may be what gives
-    access.
+    Without ``by_configuration``, ignore fsspec's configuration for its protocol, which may hold credentials.
     """
     from fsspec.implementations.http import HTTPFileSystem
 
@@ -463,27 +465,27 @@ def _made(
     if issubclass(cls, AsyncFileSystem) and cls.async_impl:
         options = {**options, "asynchronous": True, "loop": loop}
         shared = {"skip_instance_cache": True}
-    if is_configured:
+    if by_configuration:
         return cls(*arguments, **options, **shared)
-    fs: AbstractFileSystem = type.__call__(cls, **options)  # fsspec's own call mixes the configuration in
+    fs: AbstractFileSystem = type.__call__(cls, **options)  # fsspec's metaclass would add its configuration
     fs.storage_args, fs.storage_options = (), options
     fs._fs_token_ = f"{id(fs):x}"
     return fs
 
 
 def _names_endpoint(options: Mapping[str, Any]) -> bool:
-    """Whether ``options``, of an object store, say at which server it is."""
+    """Whether the ``options`` of an object store name its server."""
     return "endpoint_url" in {**options, **(options.get("client_kwargs") or {})}
 
 
 def _is_anonymous(options: Mapping[str, Any]) -> bool:
-    """Whether ``options`` ask for no credentials; those of a chain do it for one of its links."""
+    """Whether ``options``, or those of a link in a chain, ask for anonymous access."""
     links = [options, *(given for given in options.values() if isinstance(given, Mapping))]
     return any(given.get("anon") or given.get("token") == "anon" for given in links)
 
 
-def portable(given: Given) -> dict[str, Any]:
-    """Return the options given, or those of an instance, without what binds them to a loop."""
+def portable_options(given: Given) -> dict[str, Any]:
+    """Return the options given, or those of an instance, without the ones that bind it to a loop."""
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")
     return {name: value for name, value in options.items() if name not in bound}

@@ -1,8 +1,8 @@
-"""S3 objects: s3fs finds credentials, region and endpoint, botocore signs, and the ranged GETs are sent from here.
+"""Read S3 objects: s3fs finds credentials, region and endpoint, botocore signs, and this module sends the ranged GETs.
 
-One request through s3fs and botocore costs many times the CPU of the bare one. Whatever these plain requests cannot
-express or the server answers with a detour (other regions, versions, customer keys, unusual signatures, proxies, hooks
-of the user's) is left to s3fs, for that bucket or altogether.
+A request through s3fs and botocore costs many times the CPU of a plain one. What plain requests cannot express (other
+regions, versions, customer keys, unusual signatures, proxies, the user's hooks) is left to s3fs, for a bucket or for
+all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, Target, ranged, read_answer
+from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, in_context, open_session
 from refshard_fs.targets.failures import HttpStatus, os_errors
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_YOUNG = 300.0  # seconds that a signature is used; servers take it for 15 minutes, give or take a clock's error
+_VALID = 300.0  # seconds that a signature is used; servers accept it for 15 minutes, and clocks may differ
 _SIGNED = 8192  # objects whose signature is kept
 
-# The answer does not say no: it says that the request should have been another one, which botocore knows how to make.
+# Errors that ask for another request (region, time, signature), which botocore knows how to make.
 _DETOURS = frozenset(
     [
         "AuthorizationHeaderMalformed",
@@ -52,7 +52,7 @@ _TOKEN = "X-Amz-Security-Token"
 _STALE = frozenset(["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"])
 
 
-# What botocore tells of a GET of an object, and what may change it.
+# The events of botocore for a GET of an object. Handlers may change the request.
 _EVENTS = [
     "provide-client-params",
     "before-parameter-build",
@@ -69,7 +69,10 @@ _EVENTS = [
 
 
 def has_own_hooks(client: Any) -> bool:
-    """Whether anybody but botocore and s3fs handles the events of a client's requests; so if that cannot be told."""
+    """Whether code other than botocore and s3fs handles events of the client's requests; True if this is unknown.
+
+    botocore has no public list of handlers.
+    """
     try:
         emitter = client.meta.events
         trie = getattr(emitter, "_emitter", emitter)._handlers
@@ -85,7 +88,7 @@ def _module_of(handler: Any) -> str:
 
 
 class _Bucket(NamedTuple):
-    """Where a bucket's objects are, what signs for it (None: nothing does), and whom TLS trusts there."""
+    """The URL of a bucket's objects, the signer of its requests (None: unsigned), and the authorities for TLS."""
 
     base: str
     signer: Any
@@ -94,7 +97,7 @@ class _Bucket(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A request for one object but for its range, good until a time of the monotonic clock."""
+    """A signed request for one object, without its range; valid until a time of the monotonic clock."""
 
     url: URL
     headers: dict[str, str]
@@ -103,7 +106,7 @@ class _Ready(NamedTuple):
 
 
 class S3Target(Target):
-    """The objects of one `S3Client`, by ``bucket/key``; all requests are s3fs's unless they are to be ``fast``.
+    """The objects of one `S3Client`, by ``bucket/key``. Without ``fast``, s3fs sends all requests.
 
     ``guard`` judges the endpoint, which the environment or a profile may name (None: it may be anywhere).
     """
@@ -114,7 +117,7 @@ class S3Target(Target):
         self.fs = fs
         self._guard = fs.guard = guard
         self._fast = fast
-        self.tells_versions = fast  # s3fs returns bytes alone
+        self.tells_versions = fast  # s3fs returns the bytes without a version
         self._theirs = FsspecTarget(fs, owned=True)
         self._session: aiohttp.ClientSession | None = None
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
@@ -128,21 +131,20 @@ class S3Target(Target):
             return Answer(b"")
         ready = self._ready.get(path)
         if ready is None or ready.until < time.monotonic():
-            made = await self._prepare(path)
-            if made is None:
-                return await self._read_theirs(path, start, stop, most)
-            ready = made
+            ready = await self._prepare(path)
+            if ready is None:
+                return await self._read_by_s3fs(path, start, stop, most)
         try:
             return await self._send(ready, start, stop, etag, most)
         except HttpStatus as e:
             if e.code in _STALE:
                 self._ready.clear()
                 again = await self._prepare(path)
-                # By the token: a signature is another one each second.
+                # Compare the tokens, because the signature differs every second.
                 if again is not None and again.headers.get(_TOKEN) != ready.headers.get(_TOKEN):
                     return await self._send(again, start, stop, etag, most)
             elif e.code in _DETOURS or e.status in (301, 302, 307, 308):
-                answer = await self._read_theirs(path, start, stop, most)
+                answer = await self._read_by_s3fs(path, start, stop, most)
                 self._left_to_s3fs.add(path.partition("/")[0])  # only now, because s3fs could read it
                 self._ready.clear()
                 return answer
@@ -176,10 +178,9 @@ class S3Target(Target):
         await self._theirs.close()
         await self.fs.close()
 
-    # ------------------------------------------------------------------ our own requests
-
+    # Requests of our own.
     async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
-        headers = {**ready.headers, **ranged(start, stop, etag)}
+        headers = {**ready.headers, **range_headers(start, stop, etag)}
         if self._session is None:
             self._session = open_session(self, self._guard, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
         session, loop = self._session, asyncio.get_running_loop()
@@ -188,7 +189,7 @@ class S3Target(Target):
             return await read_answer(response, start, stop, most, waited=loop.time() - began)
 
     async def _prepare(self, path: str) -> _Ready | None:
-        """Return the request for an object, with a new signature; None where s3fs is to make it."""
+        """Return the request for an object, with a new signature; None if s3fs must make it."""
         name, _, key = path.partition("/")
         if not self._fast or name in self._left_to_s3fs or not key or "?versionId=" in key:
             return None
@@ -200,18 +201,18 @@ class S3Target(Target):
         if len(self._ready) >= _SIGNED:
             self._ready.clear()
         headers = {**headers, "Accept-Encoding": "identity"}
-        ready = self._ready[path] = _Ready(URL(url, encoded=True), headers, bucket.ssl, time.monotonic() + _YOUNG)
+        ready = self._ready[path] = _Ready(URL(url, encoded=True), headers, bucket.ssl, time.monotonic() + _VALID)
         return ready
 
     async def _find(self, name: str) -> _Bucket | None:
-        """Return where a bucket is, as botocore would have it; None where its requests would be unlike ours."""
+        """Return the bucket as botocore would address it; None if botocore's requests would differ from ours."""
         fs = self.fs
         if fs.version_aware or ":" in name or name.endswith("--x-s3"):
             return None
         await fs.set_session()
         client = await fs.get_s3(name)
         config = client.meta.config
-        verify = _verified(fs, client)
+        verify = _verification(fs, client)
         if config.proxies or config.client_cert or verify is None or has_own_hooks(client):
             return None
         members = client.meta.service_model.operation_model("GetObject").input_shape.members
@@ -236,9 +237,9 @@ class S3Target(Target):
             trusted = await in_thread(lambda: _trusted(verify))
         return _Bucket(base[:-1], signer, {"x-amz-request-payer": "requester"} if pays else {}, trusted)
 
-    # ------------------------------------------------------------------ requests of s3fs
+    # Requests of s3fs.
 
-    async def _read_theirs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
+    async def _read_by_s3fs(self, path: str, start: int, stop: int | None, most: int | None) -> Answer:
         return await self._leave_to_s3fs(self._theirs.read(path, start, stop, most=most))
 
     async def _leave_to_s3fs(self, request: Awaitable[T]) -> T:
@@ -251,9 +252,9 @@ class S3Target(Target):
 
 
 async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:
-    """Return ``headers`` with those that sign a GET of ``url``. They cover no range: one signature serves them all.
+    """Return ``headers`` and the headers that sign a GET of ``url``. They do not cover the range: one serves all.
 
-    Headers rather than a presigned URL: a URL ends up in logs and errors.
+    Signed headers, not a presigned URL, because URLs end up in logs and errors.
     """
     from botocore.awsrequest import AWSRequest
 
@@ -265,8 +266,8 @@ async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, s
     return dict(request.headers.items())
 
 
-def _verified(fs: S3Client, client: Any) -> str | bool | None:
-    """Return how ``client`` verifies certificates: by a bundle, or whether at all; None if it has ways of its own."""
+def _verification(fs: S3Client, client: Any) -> str | bool | None:
+    """Return the bundle by which ``client`` verifies certificates, or whether it does; None if it has other options."""
     arguments = getattr(client.meta.config, "connector_args", None) or {}
     verify = {session.verify for session in fs.http_sessions}
     return verify.pop() if len(verify) == 1 and not set(arguments) - {"keepalive_timeout"} else None
@@ -279,7 +280,7 @@ def _trusted(verify: str | bool) -> ssl.SSLContext:
 
 
 def _absent(error: FileNotFoundError) -> OSError:
-    """Return s3fs's error, unless it means that there is no such bucket, which is no answer about an object."""
+    """Return s3fs's error for a missing object; for a missing bucket, an error other than FileNotFoundError."""
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return HttpStatus(404, code) if code == "NoSuchBucket" else FileNotFoundError(*error.args)

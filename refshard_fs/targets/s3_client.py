@@ -1,6 +1,6 @@
-"""s3fs's filesystem with HTTP sessions of our own, which follow no redirects: botocore signs each request for one host.
+"""Send s3fs's requests by HTTP sessions of our own, which follow no redirects: botocore signs a request for one host.
 
-In a module of its own, because importing s3fs takes long.
+A module of its own, because importing s3fs takes long.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("refshard_fs")
 
-_PIECE = 1 << 20  # bytes of a file that are sent at once
+_PIECE = 1 << 20  # bytes that are read from a file at once
 
 
 class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """s3fs's filesystem, whose requests follow no redirects; ``guard`` judges its endpoint (None: it may be anywhere).
 
-    A user's own ``http_session_cls`` stays, unless it is aiobotocore's default.
+    An ``http_session_cls`` of the user's is kept, unless it is aiobotocore's default.
     """
 
     guard: Guard | None = None
@@ -54,7 +54,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         config = dict(config_kwargs or {})
         self._is_ours = config.get("http_session_cls", AIOHTTPSession) is AIOHTTPSession
         if self._is_ours:
-            # A class for each filesystem, because botocore makes the sessions and takes no other arguments for them.
+            # One class per filesystem: botocore makes the sessions, and cannot pass them anything else.
             config["http_session_cls"] = type("S3Session", (S3Session,), {"owner": weakref.ref(self)})
         super().__init__(*given, config_kwargs=config, **options)
 
@@ -64,13 +64,13 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     async def get_s3(self, bucket: str | None = None) -> Any:
         """Return botocore's client for a bucket; s3fs asks for it before each request."""
-        for name in (None, bucket):  # the client of a bucket's region may take a request of the first one
+        for name in (None, bucket):  # to find a bucket's region, s3fs may send a request by the first client
             client = await super().get_s3(name)
             await self._check(client, bucket)
         return client
 
     async def _check(self, client: Any, bucket: str | None) -> None:
-        """Raise an error unless ``client`` sends its requests by an `S3Session` of ours, and where it may."""
+        """Raise an error unless ``client`` sends its requests by an `S3Session`, to an endpoint that is permitted."""
         self._clients.add(client)
         if self._is_ours and len(self._clients) > len(self.http_sessions):
             raise Unreadable(
@@ -98,10 +98,10 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
 
 class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """The HTTP session of one client of botocore, as its configuration says; redirects are answers like others.
+    """The HTTP session of a client of botocore, with the client's configuration. Redirects are returned, not followed.
 
-    botocore makes it, by the option ``http_session_cls``. It is a subclass of aiobotocore's session because s3fs asks
-    whether that is closed; every request is sent here.
+    botocore makes it, by its option ``http_session_cls``. It derives from aiobotocore's session because s3fs reads
+    whether that is closed; nothing else of that session is used.
     """
 
     owner: weakref.ref[S3Client]
@@ -145,7 +145,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             close_session(self._http)
 
     async def send(self, request: Any) -> AioAWSResponse:
-        """Return the answer to a prepared request of botocore; what fails is an error of botocore's."""
+        """Send a prepared request of botocore and return the answer; failures are raised as botocore's errors."""
         url = request.url
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s by s3fs", told(f"{request.method} {url}"))
@@ -170,7 +170,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             answer = AioAWSResponse(str(response.url), response.status, fields, response)
             if not request.stream_output:
                 await answer.content
-        except Exception as e:  # raised again as what botocore takes it for
+        except Exception as e:  # raised again as an error of botocore
             raise _as_botocore(e, request) from e
         return answer
 
@@ -207,7 +207,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
 
 
 async def _pieces(file: Any) -> AsyncIterator[bytes]:
-    """Yield a file piece by piece; aiohttp would close it, and botocore reads it again if it tries again."""
+    """Yield a file in pieces. aiohttp would close the file, which botocore rewinds for another try."""
     while piece := await in_thread(lambda: file.read(_PIECE)):
         yield piece
 
@@ -217,7 +217,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _as_botocore(error: Exception, request: Any) -> Exception:
-    """Return the error of botocore that stands for ``error``: botocore and s3fs try again by its class."""
+    """Return the error of botocore for ``error``: its class decides whether botocore and s3fs try again."""
     url = request.url
     known: Exception
     match error:

@@ -1,8 +1,7 @@
-"""One object as a session reads it: passing failures are tried again, and every answer is of one version.
+"""Read one object for a session: retry passing failures, and hold every answer to one version.
 
-The first answer decides which version that is; all later ones are compared with it. Only strong ETags are compared as
-such, since servers behind one name may differ in weak ones. Where there are none to compare, the times of the last
-change are, and the sizes in any case.
+The first answer sets the version, and later answers are compared with it: by size, by strong ETags, and without those
+by modification times. Weak ETags may differ among the servers behind one name, and are not compared.
 """
 
 from __future__ import annotations
@@ -35,35 +34,35 @@ logger = logging.getLogger("refshard_fs")
 T = TypeVar("T")
 
 REMEMBERED = 1 << 16  # objects whose version a session remembers
-# Bytes of a source that is read whole, once more than its first bytes is needed. So many take 35 ms at 60 MB/s, or two
-# rounds of 20 ms; to open a file and read its variables takes 2 to 20 rounds more than the first one.
+# Bytes of a source that is read whole once more than its first bytes is needed. They take 35 ms at 60 MB/s, as two
+# rounds of 20 ms do; opening a file and reading its variables takes 2 to 20 rounds after the first.
 SMALL_FILE = 2 << 20
 
 _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
 _PRECONDITION_FAILED = 412
-_NO_SUFFIX = frozenset([400, 416, 501])  # what servers answer that know no ranges which count from the end
-_SLOWEST = 8192  # bytes per second; a server that sends fewer, behind a connection that is shared by many, has stalled
+_NO_SUFFIX = frozenset([400, 416, 501])  # the statuses of servers without ranges that count from the end
+_SLOWEST = 8192  # bytes per second below which a server, even on a connection that many share, has stalled
 
-# Said of a server, by a warning and by a check.
+# The text about such a server in a warning and in a check.
 IGNORES_RANGES: Final = (
-    "ignores ranges: it answers with whole files, of which most is thrown away. Read them from another server, or put "
+    "ignores ranges: it answers with whole files, most of which is thrown away. Read them from another server, or put "
     "'simplecache::' before their URLs, which copies each file once"
 )
 
 
 class Version:
-    """What is known of one object; shared by all loops and threads of a session."""
+    """The version of one object, and the bytes of it that are kept; shared by all loops and threads of a session."""
 
     __slots__ = ("_pin", "content", "is_absent", "is_answered", "is_kept", "is_sampled", "only_size", "seen", "url")
 
     def __init__(self, url: str, *, only_size: bool = False) -> None:
         self.url = url
-        self.seen: Facts | None = None  # what is known, if anything was seen of the object
-        self.is_absent = False  # whether it was not there when it was looked for last
-        self.is_kept = False  # whether the bytes of a small object are kept, once some of it were read:
-        self.content = b""  # the first ones, or all
-        self.is_sampled = False  # whether ranges of a small object were read, of which only the first bytes are kept
-        self.is_answered = False  # whether the session was told so itself, and did not take it from an earlier one
+        self.seen: Facts | None = None  # the facts in the answers so far
+        self.is_absent = False  # whether the object was missing in the last answer
+        self.is_kept = False  # whether to keep bytes of the object, if it is small
+        self.content = b""  # the kept bytes: the first ones, or all
+        self.is_sampled = False  # whether ranges were read of a small object whose first bytes alone are kept
+        self.is_answered = False  # whether a server told this session the version; an earlier session's may be old
         self.only_size = only_size
         self._pin: Pin | None = None
 
@@ -74,7 +73,7 @@ class Version:
 
     @property
     def rest(self) -> tuple[int, int] | None:
-        """The range that is missing of a small object whose first bytes are kept; None if there is none."""
+        """The missing range of a small object whose first bytes are kept; None if no range is missing."""
         size = None if self.seen is None else self.seen.size
         return (len(self.content), size) if self.content and size is not None and len(self.content) < size else None
 
@@ -83,13 +82,13 @@ class Version:
         return span.stop is not None and 0 <= span.start <= span.stop <= len(self.content)
 
     def keep(self, content: bytes) -> None:
-        """Keep the first bytes of the object, or all, if they are to be kept and it is small."""
+        """Keep ``content``, the first bytes of the object or all, if it is small and `is_kept`."""
         size = None if self.seen is None else self.seen.size
         if self.is_kept and size is not None and size <= SMALL_FILE and len(content) > len(self.content):
             self.content = content
 
     def answer(self, start: int, stop: int | None, pin: Pin | None) -> Answer:
-        """Return what reading bytes ``[start, stop)`` gives, of an object all of whose bytes are kept."""
+        """Return the answer for bytes ``[start, stop)`` from the kept bytes, which must be all."""
         assert self.seen is not None
         if pin is not None:
             self.observe(self.seen, pin)
@@ -98,7 +97,7 @@ class Version:
         return Answer(self.content[first : size if stop is None else stop], self.seen)
 
     def is_like(self, seen: Facts) -> bool:
-        """Whether this object is the one that was ``seen``. If it was not seen at all, it is, from then on."""
+        """Whether this object has the version ``seen``. An object without a version takes this one."""
         try:
             self.observe(seen, None)
         except TargetChanged:
@@ -106,14 +105,14 @@ class Version:
         return True
 
     def learn(self, found: Facts, pin: Pin | None) -> None:
-        """Take note of what the object's server answered, as `observe` does."""
+        """Observe facts that the object's server answered, and remember that it did."""
         self.observe(found, pin)
         by_etag = self.seen is not None and self.seen.etag is not None
         if (found.etag if by_etag else found.last_modified) is not None:
             self.is_answered = True
 
     def fits(self, pin: Pin | None) -> bool:
-        """Whether the session was told what the object is, and it is there, of the version that ``pin`` names."""
+        """Whether the object's server answered this session that the object exists, and its version matches ``pin``."""
         if self.seen is None or self.is_absent or not self.is_answered:
             return False
         if pin is None or pin == self._pin:
@@ -126,14 +125,14 @@ class Version:
         return True
 
     def condition(self, pin: Pin | None) -> str | None:
-        """Return the ETag to ask for: the one seen before, or the one that the manifest names."""
+        """Return the ETag for the condition of a request: the one seen before, or else the manifest's."""
         if self.seen is not None:
             return strong(self.seen.etag)
         etag = None if pin is None or self.only_size else strong(pin.etag)
         return None if etag is None else f'"{bare(etag)}"'
 
     def observe(self, found: Facts, pin: Pin | None) -> None:
-        """Compare an answer with what is known; TargetChanged, which says what differs, if it is another version."""
+        """Compare an answer with the known version; raise TargetChanged, which names the difference, if they differ."""
         self.is_absent = False
         if self.only_size:
             found = Facts(found.size)
@@ -152,10 +151,10 @@ class Version:
             self._pin = pin
 
     def refuse(self, pin: Pin | None) -> TargetChanged:
-        """Return the error for a server that says the object is no longer what was asked for."""
+        """Return the error for an answer that the condition of a request does not hold."""
         if self.seen is not None:
             return self._changed(f"its ETag is no longer {self.seen.etag}")
-        return self._differs(f"its ETag is not {pin.etag}" if pin is not None else "its ETag is another one")
+        return self._differs(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")
 
     def _compare(self, seen: Facts, found: Facts) -> None:
         if None not in (seen.size, found.size) and seen.size != found.size:
@@ -167,7 +166,7 @@ class Version:
                 raise self._changed(f"its ETag was {seen.etag} and is {found.etag}")
         then, now = seen.last_modified, found.last_modified
         if then is not None and now is not None and then != now:
-            raise self._changed(f"it was last modified {_spelled(then)}, and then {_spelled(now)}")
+            raise self._changed(f"it was last modified {_date(then)}, and then {_date(now)}")
 
     def _compare_pin(self, pin: Pin, found: Facts) -> None:
         if None not in (pin.size, found.size) and pin.size != found.size:
@@ -181,35 +180,35 @@ class Version:
         recorded, modified = seconds(then), seconds(now)
         if recorded is None or modified is None:
             return
-        if pin.exact:  # some tell fractions of a second, and others cut them off
+        if pin.exact:  # some servers tell fractions of a second, others cut them off
             if abs(modified - recorded) >= (0.0001 if "." in then and "." in now else 1):
-                raise self._differs(f"it was last modified {_spelled(now)}, not {_spelled(then)}")
+                raise self._differs(f"it was last modified {_date(now)}, not {_date(then)}")
         elif modified > recorded + 1:
-            raise self._differs(f"it was last modified {_spelled(now)}, after {_spelled(then)}")
+            raise self._differs(f"it was last modified {_date(now)}, after {_date(then)}")
 
     def _changed(self, what: str) -> TargetChanged:
-        remedy = "invalidate_cache() starts over with what is there now"
+        remedy = "invalidate_cache() starts over with the present object"
         if protocol_of(self.url) in ("http", "https"):
             remedy += (
-                "; if mirrors that differ in this answer by turns, "
-                f"options={{'{server_of(self.url)}/': {{'versions': 'ignore'}}}} compares sizes alone"
+                "; if several mirrors with different ETags answer, "
+                f"options={{'{server_of(self.url)}/': {{'versions': 'ignore'}}}} compares only sizes"
             )
         return TargetChanged("", self.url, f"it was replaced since it was first read here: {what}; {remedy}")
 
     def _differs(self, what: str) -> TargetChanged:
-        remedy = "have the references made anew; `refshard check` names all objects that were replaced"
+        remedy = "make the references anew; `refshard check` names all objects that were replaced"
         return TargetChanged("", self.url, f"it is not the object that the manifest was made for: {what}; {remedy}")
 
 
 class Versions:
-    """The versions of a session's objects; the least recently opened are forgotten beyond some number."""
+    """The versions of a session's objects; beyond `REMEMBERED`, the least recently opened are forgotten."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())  # an object has one record
         self._known: LRU[str, Version] = LRU(REMEMBERED)
 
     def of(self, url: str, *, only_size: bool = False) -> Version:
-        """Return the one record of ``url``, which holds it to its size alone where that is wanted."""
+        """Return the one version of ``url``; ``only_size`` holds the object to its size alone."""
         with self._lock:
             version = self._known.get(url)
             if version is None:
@@ -218,50 +217,50 @@ class Versions:
             return version
 
     def seen(self, url: str) -> Facts | None:
-        """Return what is known of the object at ``url``, if anything was seen of it; nothing is forgotten for that."""
+        """Return the known facts of the object at ``url``; None if there are none. Nothing is forgotten for this."""
         version = self._known.peek(url)
         return None if version is None else version.seen
 
     def kept(self, span: Span) -> Version | None:
-        """Return the version of the object of ``span``, if bytes of it are kept, and ``span`` is the session's own."""
+        """Return the version of the object of ``span``, if it has kept bytes and the source itself named ``span``."""
         version = self._known.peek(span.url)
         if version is None or not version.content or span.origin:
             return None
         return version
 
     def proven(self, url: str, pin: Pin | None) -> Facts | None:
-        """Return the same as `seen`, if the session was told so itself and it is the version that ``pin`` names."""
+        """Return the facts of the object at ``url`` if they fit ``pin``: see `Version.fits`."""
         version = self._known.peek(url)
         return version.seen if version is not None and version.fits(pin) else None
 
     def latest(self, url: str) -> Facts | Absent | None:
-        """Return the version of the object at ``url`` that was found last; None if it was not looked for."""
+        """Return the last known facts of the object at ``url``, or `ABSENT`; None if it was not requested."""
         version = self._known.peek(url)
         if version is None:
             return None
         return ABSENT if version.is_absent else version.seen
 
     def knows(self, url: str, below: str | None = None) -> bool:
-        """Whether the object at ``url`` was opened; with ``below``, only of those at and below that URL."""
+        """Whether the object at ``url`` was opened and, with ``below``, lies at or below that URL."""
         return self._known.peek(url) is not None and (below is None or url == below or url.startswith(below + "/"))
 
     def clear(self, below: str | None = None) -> None:
-        """Forget all, or what is at and below a URL: what is read next is the version from then on."""
+        """Forget all versions, or those at and below a URL: the next answers set them."""
         self._known.discard_where(lambda url: self.knows(url, below))
 
 
 def strong(etag: str | None) -> str | None:
-    """Return ``etag`` if it names exact bytes (RFC 9110, section 8.8.1)."""
+    """Return ``etag`` if it is strong, which means that it identifies exact bytes (RFC 9110, section 8.8.1)."""
     return None if etag is None or etag.startswith("W/") else etag
 
 
 def bare(etag: str) -> str:
-    """Return ``etag`` without its weakness and quotes."""
+    """Return ``etag`` without the mark of a weak one, and without quotes."""
     return etag.removeprefix("W/").strip('"')
 
 
 def seconds(text: str) -> float | None:
-    """Return a time, as HTTP, ISO 8601 or the epoch write it, in seconds since the epoch; None if it is none."""
+    """Return the seconds since the epoch of a time as HTTP, ISO 8601 or a number spell it; None if it is invalid."""
     if _NUMBER.match(text):
         return float(text)
     try:
@@ -269,26 +268,25 @@ def seconds(text: str) -> float | None:
     except ValueError:
         try:
             when = email.utils.parsedate_to_datetime(text)
-        except (ValueError, OverflowError):  # the latter of a year of twenty digits
+        except (ValueError, OverflowError):  # OverflowError: a year of twenty digits
             return None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-def _spelled(text: str) -> str:
-    """Return a time as people read it: seconds since the epoch as a date, in UTC."""
+def _date(text: str) -> str:
+    """Return a time for people: seconds since the epoch as a date in UTC, other spellings as they are."""
     try:
         return str(datetime.fromtimestamp(float(text), UTC)) if _NUMBER.match(text) else text
-    except (ValueError, OverflowError, OSError):  # of no year that there is
+    except (ValueError, OverflowError, OSError):  # beyond the last year of `datetime`
         return text
 
 
 class VersionedObject:
-    """An object of ``target``: it answers like one, and knows what was seen of the object before."""
+    """An object of ``target``, whose answers are held to a `Version`. ``hint`` explains a refusal of the server."""
 
     __slots__ = ("_hint", "_retry", "_stats", "_version", "target")
 
     def __init__(self, target: Target, version: Version, retry: Retry, stats: Stats, hint: str = "") -> None:
-        """Take what is read, and the ``hint`` to give where the server denies it."""
         self.target = target
         self._version = version
         self._retry = retry
@@ -297,23 +295,23 @@ class VersionedObject:
 
     @property
     def seen(self) -> Facts | None:
-        """What was seen of the object."""
+        """The facts in the answers so far."""
         return self._version.seen
 
     @property
     def size(self) -> int | None:
-        """Bytes that the object has, as far as reading it has shown that."""
+        """The number of bytes of the object, if an answer told it."""
         return None if self._version.seen is None else self._version.seen.size
 
     @property
     def is_remote(self) -> bool:
-        """Whether reading it takes an event loop."""
+        """Whether reading the object takes an event loop."""
         return not isinstance(self.target, ImmediateTarget)
 
     def facts_of(self, answer: Answer, before: Facts | None) -> Facts | None:
-        """Return what tells the version of ``answer``; ``before`` was seen of the object before it was asked for.
+        """Return the facts of ``answer``, or ``before``, the facts known before the request, if it came without.
 
-        Bytes that come without a version are of that one, or of a later one that nobody takes for it any more.
+        Bytes without a version belong to that version or to a later one, whose own facts then differ.
         """
         if self._version.only_size:
             return None
@@ -322,15 +320,14 @@ class VersionedObject:
     async def read(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer:
-        """Return bytes ``[start, stop)``, fewer where the object ends; ``pin`` is what the manifest says of the object.
+        """Return bytes ``[start, stop)``, fewer where the object ends; ``pin`` is the version that the manifest names.
 
-        With ``stop=None`` an object of more than ``most`` bytes is `TooLarge`.
-
-        Raises FileNotFoundError if there is no such object, TargetChanged if it is another
-        one than before or than ``pin`` says, and some other OSError if it cannot be had.
+        With ``stop=None`` an object of more than ``most`` bytes is `TooLarge`. Raises FileNotFoundError if the object
+        does not exist, TargetChanged if its version differs from the earlier one or from ``pin``, and another OSError
+        if it cannot be read.
         """
         size = math.inf if stop is None else stop - start
-        answer = await self._asked(size, self._read, path, start, stop, pin, most)
+        answer = await self._request(size, self._read, path, start, stop, pin, most)
         self._version.learn(answer.facts, pin)
         if answer.unasked:
             server = server_of(self._version.url)
@@ -343,7 +340,7 @@ class VersionedObject:
         try:
             answer = await self._ask(path, start, stop, version.condition(pin), most)
             if pin is not None and not self.target.tells_versions:
-                facts = await self.target.current_facts(path)  # after the bytes came: an older object is then noticed
+                facts = await self.target.current_facts(path)  # after the bytes, so that a replaced object is noticed
                 answer = msgspec.structs.replace(answer, facts=facts)
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:
@@ -359,7 +356,7 @@ class VersionedObject:
         except (Unfit, HttpStatus) as e:
             if start >= 0 or (isinstance(e, HttpStatus) and e.status not in _NO_SUFFIX):
                 raise
-            # Some servers know no ranges that count from the end, or do not tell of how many bytes that is.
+            # Some servers know no ranges that count from the end, or do not tell the size with them.
             size = self.size
             if size is None:
                 size = (await self.target.facts(path)).size
@@ -368,20 +365,20 @@ class VersionedObject:
         return await self.target.read(path, max(size + start, 0), size, etag)
 
     async def facts(self, path: str) -> Facts:
-        """Return what is known of the object without its bytes."""
-        facts = await self._asked(0, self.target.facts, path)
-        self._tell("asked about", path)
+        """Return the size and version of the object, without its bytes."""
+        facts = await self._request(0, self.target.facts, path)
+        self._log("asked about", path)
         self._version.learn(facts, None)
         return facts
 
     async def ask_version(self, path: str) -> None:
-        """Ask which version of the object there is now, and hold it to that."""
-        facts = await self._asked(0, self.target.current_facts, path)
-        self._tell("asked for its version", path)
+        """Ask for the present version of the object, and compare it with the known one."""
+        facts = await self._request(0, self.target.current_facts, path)
+        self._log("asked for its version", path)
         self._version.learn(facts, None)
 
     async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
-        """Return what is known of the object, and its first ``length`` bytes."""
+        """Return the facts of the object, and its first ``length`` bytes."""
         answer = await self.read(path, 0, length)
         if answer.size is None:
             return await self.facts(path), answer.data
@@ -389,23 +386,23 @@ class VersionedObject:
         return answer.facts, answer.data
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        """Return what lies directly below ``path``, or None if the target cannot list."""
-        self._tell("listed", path)
+        """Return the names directly below ``path``, or None if the target cannot list."""
+        self._log("listed", path)
         return await self._persist(math.inf, self.target.names, path)
 
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
-        """Return all that lies below ``path``, or None if the target lists one directory at a time."""
-        self._tell("listed with all below", path)
+        """Return all objects below ``path``, or None if the target lists directory by directory."""
+        self._log("listed with all below", path)
         return await self._persist(math.inf, self.target.tree, path)
 
-    def _tell(self, what: str, path: str) -> None:
+    def _log(self, what: str, path: str) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s %s", told(f"{server_of(self._version.url)}: {path}"), what)
 
     def read_now(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer | None:
-        """Return the same bytes as `read` at once, in any thread, or None where that takes an event loop."""
+        """Return the same bytes as `read` at once, in any thread, or None if that takes an event loop."""
         try:
             answer = self.target.read_now(path, start, stop, most)
         except MISSING:
@@ -416,7 +413,7 @@ class VersionedObject:
         return answer
 
     def is_still(self, path: str, seen: Facts) -> bool:
-        """Whether the object is the one that was ``seen``; if only a request can tell, yes, and later answers tell."""
+        """Whether the object has the version ``seen``; True if only a request could tell, and later answers will."""
         try:
             self.is_known(path)
         except OSError:
@@ -424,7 +421,7 @@ class VersionedObject:
         return self._version.is_like(seen)
 
     def is_known(self, path: str) -> bool:
-        """Whether it is known, or can be seen without a request, which version the object is of."""
+        """Whether the version of the object is known, or can be found without a request."""
         if self._version.seen is None:
             now = self.target.read_now(path, 0, 0)
             if now is None:
@@ -432,8 +429,8 @@ class VersionedObject:
             self._version.observe(now.facts, None)
         return True
 
-    async def _asked(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Return the same as `_persist`, and remember that the object is absent if it is."""
+    async def _request(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Return the result of `_persist`; if the object is missing, remember that."""
         try:
             return await self._persist(size, call, *args)
         except MISSING:
@@ -441,7 +438,7 @@ class VersionedObject:
             raise
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Return what ``call`` returns of some ``size`` bytes, in as many tries as `Retry` allows."""
+        """Return the result of ``call``, which reads about ``size`` bytes, in as many tries as `Retry` allows."""
         retry = self._retry
         now = asyncio.get_running_loop().time
         began = now()
@@ -455,7 +452,7 @@ class VersionedObject:
                     return await call(*args)
             except RefShardError:
                 raise
-            except Exception as e:  # noqa: BLE001  # raised again as what it means
+            except Exception as e:  # noqa: BLE001  # raised again as an OSError
                 failure = as_failure(e)
             if limit.expired():
                 earlier = f", the last of {tried + 1} tries" if tried else ""

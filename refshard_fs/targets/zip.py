@@ -1,8 +1,8 @@
-"""Members of a ZIP at another target (``zip://member::URL``), each an object: none is read through a shared file.
+"""Read the members of a ZIP at another target (``zip://member::URL``), each an object of its own.
 
-The archive's directory is read once. A stored member is a range of the archive, asked of the archive's own target, so
-that any number of them are read at a time. A compressed one is inflated whole, and held a while where only parts of it
-are asked for. What is refused here for reasons that do not make it wrong is left to fsspec's filesystem of archives.
+The archive's directory is read once. A stored member is a range of the archive, so any number of members are read at
+once. A compressed member is inflated whole, and kept for a while if only parts of it are requested. Valid archives that
+are refused here are left to fsspec's filesystem for archives.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from refshard_fs.targets.versioned import VersionedObject
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
 
-# Bytes of inflated members that an event loop holds for further reads of their parts: without, each read of a part
-# fetches and inflates the whole member again. A member that has more is read by fsspec, as a stream.
+# Bytes of inflated members that an event loop keeps for further reads of their parts: otherwise each read of a part
+# would fetch and inflate the whole member. fsspec reads larger members as streams.
 MOST_INFLATED = 1 << 27
-_PLACES: Final = 4096  # members whose place in the archive is remembered: some take a request to find
+_PLACES: Final = 4096  # members whose place in the archive is remembered: finding one may take a request
 
 
 class InflatedMembers:
-    """The members that were inflated to be read in parts, of all archives of one event loop: the last ones."""
+    """The members of all archives of one event loop that were inflated last to read parts of them."""
 
     def __init__(self) -> None:
         self._tasks: LRU[tuple[str, str, int], asyncio.Task[Answer]] = LRU(MOST_INFLATED)
 
     def get(self, archive: str, member: str, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
-        """Return a member of ``size`` bytes: as it is held, or as ``inflate`` returns it."""
+        """Return a member of ``size`` bytes that is kept, or the result of ``inflate``."""
         which = archive, member, size
         task = self._tasks.get(which)
         tasks = {} if task is None else {which: task}
@@ -52,7 +52,7 @@ class InflatedMembers:
 
 
 def _or_theirs(method: M) -> M:
-    """Have fsspec's filesystem of archives answer, if there is one, where ``method`` refuses an archive or a member."""
+    """Let fsspec's filesystem for archives, if there is one, answer where ``method`` refuses an archive or a member."""
 
     @functools.wraps(method)
     async def answer(self: ZipTarget, path: str, *given: Any, **named: Any) -> Any:
@@ -65,21 +65,23 @@ def _or_theirs(method: M) -> M:
                 return await getattr(self._theirs, method.__name__)(_link(path), *given, **named)
             except ABSENT:
                 raise
-            except Exception:  # noqa: BLE001  # of theirs, which says less than ours
+            except Exception:  # noqa: BLE001  # fsspec's error, which says less than ours
                 raise refusal from None
 
     return answer  # type: ignore[return-value]  # it takes and returns the same
 
 
 class ZipTarget(Target):
-    """The members of one archive, by the whole URL of each."""
+    """The members of one archive, by their whole URLs.
 
-    most_retries = 0  # the archive's own target has tried again
+    ``theirs`` reads what is refused here (None: it stays refused).
+    """
+
+    most_retries = 0  # the archive's own target tries again
 
     def __init__(
         self, archive: VersionedObject, path: str, url: str, inflated: InflatedMembers, theirs: Target | None
     ) -> None:
-        """``theirs`` serves what is refused here; None where it is to stay refused."""
         self.tells_versions = archive.target.tells_versions
         self._archive = archive
         self._path = path
@@ -114,18 +116,21 @@ class ZipTarget(Target):
             raise NotADirectoryError(path) if keyspace.member(name) else FileNotFoundError(path)
         return tuple(found)
 
-    # ------------------------------------------------------------------ the directory
+    # The directory.
 
     async def _open(self) -> tuple[ZipKeySpace, Facts]:
-        """Return the archive's members, and what its target said of it."""
+        """Return the archive's members, and the facts of the archive."""
         return await once(self._opened, "", self._read_directory)
 
     async def _read_directory(self) -> tuple[ZipKeySpace, Facts]:
         facts = await self._archive.facts(self._path)
         size = facts.size
         if size is None:
-            raise Unreadable(f"the size of the ZIP at {self._url} is unknown, so its end cannot be read")
-        tail = await self._bytes(max(size - TAIL, 0), size)  # not all servers know ranges that count from the end
+            raise Unreadable(
+                f"the directory at the end of the ZIP at {self._url} cannot be read, because its server does not tell "
+                "its size: put 'simplecache::' before its URL"
+            )
+        tail = await self._bytes(max(size - TAIL, 0), size)  # some servers know no ranges that count from the end
         found = parse_tail(tail.data, self._url, size)
         if isinstance(found, End):
             end = found
@@ -134,7 +139,7 @@ class ZipTarget(Target):
         return ZipKeySpace(self._url, Span(self._url, 0, size), found), facts
 
     async def _find(self, path: str) -> tuple[Member, Entry, Facts]:
-        """Return what the directory says of a member, where its bytes lie, and what was said of the archive."""
+        """Return a member's entry in the directory, the place of its bytes, and the facts of the archive."""
         keyspace, opened = await self._open()
         name = _member_of(path)
         member = keyspace.member(name)
@@ -156,7 +161,7 @@ class ZipTarget(Target):
             raise Unreadable(f"the member {name!r} of the ZIP at {self._url}: {e.reason}") from e
 
     async def _run(self, steps: Steps[T]) -> T:
-        """Return what ``steps`` return, which need nothing but ranges of the archive."""
+        """Run ``steps``, which need only ranges of the archive, and return their result."""
         answer: Any = None
         while True:
             try:
@@ -174,8 +179,7 @@ class ZipTarget(Target):
         check(answer, start, stop, exact=True)
         return answer
 
-    # ------------------------------------------------------------------ the bytes of a member
-
+    # The bytes of a member.
     @_or_theirs
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
@@ -190,10 +194,8 @@ class ZipTarget(Target):
         match entry:
             case Span():
                 found = await self._bytes(entry.start + begin, entry.start + end)
-                if is_whole and zlib.crc32(found.data) != member.crc:
-                    raise self._damaged(
-                        f"the CRC-32 of {_member_of(path)!r} is not the {member.crc:08x} that is stored"
-                    )
+                if is_whole and (crc := zlib.crc32(found.data)) != member.crc:
+                    raise self._damaged(f"expected the CRC-32 {member.crc:08x} of {_member_of(path)!r}, got {crc:08x}")
                 data = found.data
             case Packed() if is_whole:
                 found = await self._inflate(entry)
@@ -218,11 +220,11 @@ class ZipTarget(Target):
         return Answer(data, found.facts)
 
     def _damaged(self, what: object) -> Unreadable:
-        return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}")
+        return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}. Fetch the archive again")
 
 
 def _of_member(member: Member, archive: Facts) -> Facts:
-    """Return the facts of a member: its version is that of the archive."""
+    """Return the facts of a member, which has the version of its archive."""
     return Facts(member.size, archive.etag, archive.last_modified)
 
 
@@ -232,11 +234,11 @@ def _link(url: str) -> str:
 
 
 def _member_of(url: str) -> str:
-    """Return the name of the member that the first link of a chain names; none names the root."""
+    """Return the member that the first link of a chain names, or ``""`` for the root."""
     first = _link(url)
     return str(ZipFileSystem._strip_protocol(first)) if "://" in first else ""
 
 
 def is_theirs(options: Mapping[str, Any], others: Sequence[str]) -> bool:
-    """Whether ``options`` of a chain hold any that its archive, not the ``others``, takes: they are for fsspec."""
+    """Whether fsspec must open a chain: it has options for the archive itself, beside those of the ``others``."""
     return fsspec.get_filesystem_class("zip") is not ZipFileSystem or not options.keys() <= set(others)

@@ -12,12 +12,13 @@ import socket
 import ssl
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 import trustme
-from aiohttp import CookieJar, DefaultResolver
+from aiohttp import ClientSession, CookieJar, DefaultResolver, TCPConnector
 from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
@@ -29,6 +30,7 @@ from refshard_fs.security.admission import Access, Admission, Network, network_o
 from refshard_fs.security.policy import climbs, longest_prefix, server_of
 from refshard_fs.targets import connections
 from refshard_fs.targets.generic import GuardedFtp, serving
+from refshard_fs.targets.http import _bare_tls
 from tests.servers.http import RangeServer
 
 SECRET = "HUSHHUSH"
@@ -347,6 +349,30 @@ def test_client_certificate_is_for_no_redirected_server() -> None:
     authority.configure_trust(server)
     authority.issue_cert("h.test").configure_cert(server)
     assert [_shown(client, server) for client in (context, plain)] == [True, False]
+
+
+def test_connector_of_unknown_kind_shows_no_certificate() -> None:
+    """The first part fails where aiohttp keeps a connector's context elsewhere: then the second is what happens."""
+    context = ssl.create_default_context()
+
+    async def options(*, is_known: bool) -> Any:
+        async with ClientSession(connector=TCPConnector(ssl=context)) as session:
+            return _bare_tls({}, session if is_known else SimpleNamespace(connector=object()))  # type: ignore[arg-type]
+
+    assert asyncio.run(options(is_known=True))["ssl"] is connections.without_certificate(context)
+    assert asyncio.run(options(is_known=False)) == {"ssl": True}
+
+
+def test_emulator_of_the_environment_is_not_for_strangers(
+    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gcsfs")
+    with RangeServer() as inside:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", inside.url)
+        fs = RefShardFileSystem(manifest(http_server, {"k": ["gs://bucket/x", 0, 4]}), retries=0)
+        with pytest.raises(TargetNotAllowed, match="where its endpoint"):
+            fs.cat_file("k")
+        assert inside.requests() == []
 
 
 def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:

@@ -202,7 +202,7 @@ def test_what_a_filesystem_takes_from_the_environment_in_any_case_is_not_used_fo
 ) -> None:
     monkeypatch.setenv(name, "HUSHHUSH")
     source = manifest(http_server, {"k": [f"{protocol}://container/x", 0, 6]})
-    with pytest.raises(TargetNotAllowed, match=rf"{name} all the same. Add '{protocol}://container/' to allow=") as e:
+    with pytest.raises(TargetNotAllowed, match=rf"{name}. Add '{protocol}://container/' to allow=") as e:
         RefShardFileSystem(fo=source).cat_file("k")
     assert "HUSHHUSH" not in str(e.value)
 

@@ -363,12 +363,12 @@ def test_whose_turn_it_is_does_not_depend_on_an_equal_filesystem() -> None:
     """Filesystems are equal that were made with equal arguments; one that is gone took the other's lock with it."""
     first, second = OneAtATime(), OneAtATime()
     assert first == second
-    generic.turn(first, "x")
-    held = generic.turn(second, "x")
-    assert held is not generic.turn(first, "x")
+    generic.lock_of(first, "x")
+    held = generic.lock_of(second, "x")
+    assert held is not generic.lock_of(first, "x")
     del first
     gc.collect()
-    assert generic.turn(second, "x") is held
+    assert generic.lock_of(second, "x") is held
 
 
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])

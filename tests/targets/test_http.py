@@ -398,7 +398,7 @@ def test_a_remembered_redirect_that_has_expired_is_asked_for_again(http_server: 
 def test_a_circle_of_redirects_ends(http_server: RangeServer) -> None:
     http_server.fault("redirect", "/home", to="/away")
     http_server.fault("redirect", "/away", to="/home")
-    with pytest.raises(Unreadable, match="redirects more than"):
+    with pytest.raises(Unreadable, match="redirected more than"):
         Reader().read(http_server.url + "/home", 0, 5)
     assert len(http_server.requests()) < 20
 

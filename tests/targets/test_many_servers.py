@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fsspec.asyn import get_loop
+from fsspec.implementations.http import HTTPFileSystem
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.targets import connections
@@ -62,3 +63,24 @@ def test_half_of_the_files_that_may_be_open_are_left_to_others() -> None:
     resource = pytest.importorskip("resource")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert connections.most_open() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))
+
+
+@pytest.mark.parametrize("kind", ["http", "gcs"])
+def test_session_of_an_instance_is_closed(kind: str, http_server: RangeServer) -> None:
+    """Fails where fsspec keeps it elsewhere: then `close_connections` has to know that, too."""
+
+    async def opened() -> aiohttp.ClientSession:
+        if kind == "http":
+            fs = HTTPFileSystem(asynchronous=True, skip_instance_cache=True)
+            session: aiohttp.ClientSession = await fs.set_session()
+        else:
+            gcsfs = pytest.importorskip("gcsfs")
+            fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=http_server.url, asynchronous=True)
+            with contextlib.suppress(Exception):
+                await fs._cat_file("bucket/none")
+            session = fs.session
+        assert not session.closed
+        connections.close_connections(fs)
+        return session
+
+    assert asyncio.run(opened()).closed

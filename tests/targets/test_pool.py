@@ -106,8 +106,8 @@ def test_an_instance_by_prefix(http_server: RangeServer) -> None:
 )  # fmt: skip
 def test_options_of_a_server_are_for_no_other_that_is_spelled_alike(url: str, slash: str) -> None:
     options = PoolOptions(by_prefix={f"https://good.example{slash}": headers("secret")})
-    assert options.given(url) == {}
-    assert options.given("https://good.example/x") == headers("secret")
+    assert options.options_of(url) == {}
+    assert options.options_of("https://good.example/x") == headers("secret")
 
 
 def test_s3_keys_of_one_prefix_never_sign_for_another(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
@@ -184,6 +184,6 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
 def test_anonymous_failure_names_option_for_endpoint() -> None:
     """The endpoint of the source's bucket is for that bucket alone: whose objects lie in another one is told."""
     given = {"s3://a/": {"client_kwargs": {"endpoint_url": "https://store.example"}}}
-    hint = Pool(PoolOptions(by_prefix=given), None)._hint_of_nobody("s3://b/x")
+    hint = Pool(PoolOptions(by_prefix=given), None)._hint_without_access("s3://b/x")
     assert "options={'s3://b/': {...}}" in hint
-    assert "endpoint_url" not in Pool(PoolOptions(by_prefix=given), None)._hint_of_nobody("https://h.example/x")
+    assert "endpoint_url" not in Pool(PoolOptions(by_prefix=given), None)._hint_without_access("https://h.example/x")

@@ -391,7 +391,7 @@ def test_a_signature_is_renewed_before_it_is_old(
     from refshard_fs.targets import s3
 
     s3_proxy.fault(403, "/nowhere")
-    monkeypatch.setattr(s3, "_YOUNG", -1.0)
+    monkeypatch.setattr(s3, "_VALID", -1.0)
 
     async def read(opened: Any, path: str) -> None:
         await opened.read(path, 0, 5)
