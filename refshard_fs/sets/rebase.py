@@ -271,7 +271,7 @@ def snapshot(
     Traceback (most recent call last):
     ...
     refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be had: it is not \
-the object that the manifest was made for: its size is 6 bytes, not 5; have the references made anew; `refshard check` \
+the object that the manifest was made for: its size is 6 bytes, not 5; make the references anew; `refshard check` \
 names all objects that were replaced
     """
     if shards not in ("whole", "inner"):

@@ -44,7 +44,7 @@ class TooLarge(OSError):
         self.most = most
 
     def __str__(self) -> str:
-        return f"it has more than the {self.most} bytes that are read at most"
+        return f"expected at most {self.most} bytes, got more"
 
 
 EXPIRED: Final = "the signature has expired"  # the code of an answer whose body says so
