@@ -9,12 +9,17 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.checksums import Checked
-from refshard_fs.core.columns import ABSENT, WHOLE, Part, Ranges, Row, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, Part, Ranges, Row, UInt64s, used_codes
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span
 
 # Numbers of chunks in the grid of their array.
 Numbers = range | UInt64s
+
+
+def column_of(numbers: Numbers) -> UInt64s:
+    """Return chunk numbers as a column."""
+    return np.arange(numbers.start, numbers.stop, dtype=np.uint64) if isinstance(numbers, range) else numbers
 
 
 class Chunks(msgspec.Struct, frozen=True, eq=False):
@@ -98,10 +103,10 @@ class ChunksBuilder:
     ) -> None:
         """Set ``rows`` (an index) to byte ranges, whose targets are places in ``urls``, ``pins`` and ``origins``."""
         there = ranges.targets != ABSENT
-        used, places = np.unique(ranges.targets[there], return_inverse=True)
+        used, places = used_codes(ranges.targets[there], len(urls))
         codes = [
             self.code(urls[target], pins[target] if pins else None, origins[target] if origins else ())
-            for target in used.tolist()
+            for target in used
         ]
         targets = np.full(ranges.rows, ABSENT, np.uint32)
         targets[there] = np.array(codes, np.uint32)[places]
@@ -131,10 +136,10 @@ class ChunksBuilder:
         targets = self.ranges.targets
         targets[list(self.inline)] = ABSENT
         there = targets != ABSENT
-        used, places = np.unique(targets[there], return_inverse=True)
-        targets[there] = places
         known = list(self._codes)
-        some = [known[code] for code in used.tolist()]
+        used, places = used_codes(targets[there], len(known))
+        targets[there] = places
+        some = [known[code] for code in used]
         pins = [pin for _, pin, _ in some] if any(pin is not None for _, pin, _ in some) else ()
         origins = [origin for *_, origin in some] if any(origin for *_, origin in some) else ()
         return Chunks([url for url, *_ in some], self.ranges, self.inline, self.checks, self.packed, pins, origins)

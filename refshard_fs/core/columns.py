@@ -216,6 +216,16 @@ class ChunkTable:
                 yield number, row
 
 
+def used_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Return which codes below ``count`` occur in ``codes``, ascending, and the place of each code among them."""
+    if count > 4 * len(codes):
+        used, places = np.unique(codes, return_inverse=True)
+        return used.tolist(), places
+    occurs = np.zeros(count, bool)  # a sort takes longer
+    occurs[codes] = True
+    return np.flatnonzero(occurs).tolist(), (occurs.cumsum() - 1)[codes]
+
+
 def renumbered(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
     """Return the numbers in the grid ``after`` of chunks of the grid ``before``, and which of them lie in it."""
     if before.counts[1:] == after.counts[1:]:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, overload
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, column_of
 from refshard_fs.core.chunks import Listing as ArrayListing
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, relative, splits
@@ -265,7 +265,7 @@ class KeySpace(ABC):
         """
         if grid is None:
             grid = self.grids[array]
-        column = np.arange(numbers.start, numbers.stop, dtype=np.uint64) if isinstance(numbers, range) else numbers
+        column = column_of(numbers)
         builder = ChunksBuilder(len(column))
         entries = yield from self.entries([join(array, tail) for tail in tails(grid, column)])
         for row, entry in enumerate(entries):

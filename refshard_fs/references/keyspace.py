@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
-from refshard_fs.core.columns import ABSENT, Row
+from refshard_fs.core.columns import ABSENT, Row, used_codes
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, splits
 from refshard_fs.core.keyspace import KeySpace, Listing, Run, chunks_below, has_chunks_below, merged, place
@@ -138,9 +138,11 @@ class FlatKeySpace(KeySpace):
             rows = np.flatnonzero(np.isin(numbers, known))
             present = numbers[rows]
         ranges = table.part(present).ranges
-        used = np.unique(ranges.targets).tolist()
-        pins = {target: self.pin(target) for target in used} if self.refs.pins is not None else {}
-        origins = {target: self.origin(target) for target in used} if self.refs.origins else {}
+        pins: dict[int, Pin | None] = {}
+        origins: dict[int, Origin] = {}
+        if not self._says_nothing:
+            for target in used_codes(ranges.targets, len(self.refs.urls))[0]:
+                pins[target], origins[target] = self.pin(target), self.origin(target)
         builder.put(rows, self.refs.urls, ranges, pins, origins)
         inline = self._members[1].get(array)
         if inline:

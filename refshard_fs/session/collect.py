@@ -12,7 +12,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
-from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents
+from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents, column_of
 from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edits, unedited
 from refshard_fs.core.format import OpenOptions
@@ -132,7 +132,7 @@ class Collection:
         array = self._arrays[path]
         for numbers, _ in array.batches(ROWS if self._keyspace.is_reference_set else TOGETHER):
             chunks = yield from self._keyspace.chunks(path, numbers, array.grid)
-            self._add_chunks(path, np.asarray(numbers, np.uint64), chunks)
+            self._add_chunks(path, column_of(numbers), chunks)
 
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
         array = self._arrays[path]

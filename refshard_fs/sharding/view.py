@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers, column_of
 from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, Shown
 from refshard_fs.core.keys import ChunkGrid, join, relative
@@ -310,7 +310,7 @@ class ShardView(ArrayView[ArrayInfo]):
         if self.remapped(array) is None:
             return (yield from super().chunks(array, numbers, grid))
         layout = self._layout(array)
-        column = np.asarray(numbers, np.uint64)
+        column = column_of(numbers)
         coords = np.array(np.unravel_index(column.astype(np.int64), layout.grid.counts)).reshape(-1, len(column))
         shards = dict.fromkeys(layout.split(some)[0] for some in zip(*coords.tolist(), strict=True))
         sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}

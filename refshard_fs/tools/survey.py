@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
 from refshard_fs.core.columns import ABSENT, WHOLE, UInt64s
 from refshard_fs.core.edits import unedited
 from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
@@ -496,7 +496,7 @@ def _placed(
     target: Callable[[str | None, Pin | None, Origin], int],
 ) -> PlacedChunks:
     """Return the chunks that are ranges or inline; ``target`` returns the number of a target."""
-    column = np.asarray(numbers, np.uint64)
+    column = column_of(numbers)
     rows = np.flatnonzero(found.ranges.targets != ABSENT)
     targets, starts, lengths = found.ranges.take(rows)
     pins = found.pins or [None] * len(found.urls)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, Listing, Numbers
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Listing, Numbers, column_of
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row
 from refshard_fs.core.documents import ArrayView, Documents
 from refshard_fs.core.dtypes import LONG, check_length
@@ -258,7 +258,7 @@ class ManifestView(ArrayView[Declared]):
         if self.remapped(array) is None:
             return found
         manifest, _, _ = yield from self._manifest(array)
-        rows = np.flatnonzero(np.isin(np.asarray(numbers, np.uint64), manifest.empty)).tolist()
+        rows = np.flatnonzero(np.isin(column_of(numbers), manifest.empty)).tolist()
         return msgspec.structs.replace(found, checks={**found.checks, **{row: {} for row in rows}})
 
     def manifest_key(self, path: str) -> str | None:
