@@ -29,6 +29,10 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
     content: ReferenceSet | bytes
     digest: str
 
+    def arguments(self) -> Mapping[str, Any]:
+        """Return the arguments by which a filesystem opens its targets, unless it is given such arguments itself."""
+        return {}
+
     def spelled(self) -> dict[str, str]:
         """Return a JSON value of it, for `source_of`: in this process its name, elsewhere its content if small."""
         _known[self.digest] = self

@@ -278,6 +278,9 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo = fo.fs.unstrip_protocol(fo.path)
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         source = source_of(fo, named.get("target_protocol"), overrides, simple)
+        if isinstance(fo, InMemorySource):
+            kwargs = with_arguments_of(fo, named, kwargs)
+            named = {**named, **kwargs}
         # Among the arguments, so that copies which are made from these share it.
         overlay, known_by = shared(cls.constructor, {**named, "fo": source}, by_url=by_url)
         if overlay is not None:
@@ -292,6 +295,18 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to it through the filesystem
             fs._session.mapper = fo
         return fs
+
+
+_ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
+
+
+def with_arguments_of(source: InMemorySource, named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return ``kwargs`` with those by which ``source`` opens its targets; all that are ``named`` go before these."""
+    known = source.arguments()
+    if not known or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
+        return kwargs
+    merged = {**(known.get("options") or {}), **(kwargs.get("options") or {})}
+    return {**known, **kwargs, **({"options": merged} if merged else {})}
 
 
 def of_the_source(given: Mapping[str, Any], source: str | None) -> dict[str, Any]:

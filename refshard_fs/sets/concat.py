@@ -35,6 +35,7 @@ from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
+from refshard_fs.sets.scanning import opening_options
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import NamedSet, with_type
 from refshard_fs.tools.views import progress
@@ -404,13 +405,14 @@ def concat(
     if lazy:  # documents say which dimensions are made
         pairs = zip(stored, read, strict=True)
         read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
+    opened_with = opening_options(sources, options)
     cube = _Cube(order, file_grid, units, rules)
     document, whole = cube.joined(dict(zip(places, zip(sources, read, strict=True), strict=True)))
     if not isinstance(document, ConcatDocument):
-        return made(whole.refs)
+        return made(whole.refs, opened_with)
     data = document.dumps()
     title = f"{count_text(document.count, 'set')} joined along {' and '.join(map(str, order))}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(cube.made), title)
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(cube.made), title, opened_with)
 
 
 Leaf = tuple[Any, NamedSet]  # the URL or document of a set, and the set

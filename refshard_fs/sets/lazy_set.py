@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from refshard_fs.core.stats import count_text
@@ -18,11 +18,16 @@ from refshard_fs.tools.views import folded, table, view
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
 
-    ``remark`` says why other software does not read what it shows, ``joined`` what it joins.
+    ``remark`` says why other software does not read what it shows, ``joined`` what it joins. ``opened_with`` are the
+    arguments by which its parts were opened: filesystems of it open them so. They are not part of what is saved.
     """
 
     remark: str
     joined: str
+    opened_with: Mapping[str, Any] = {}
+
+    def arguments(self) -> Mapping[str, Any]:
+        return self.opened_with
 
     @property
     def title(self) -> str:
@@ -79,10 +84,10 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     def respelled(self, respell: Callable[[str], str]) -> LazySet:
         """Return the set with other URLs."""
         data = self.document.dumps(respell)
-        return LazySet(data, hashlib.sha256(data).hexdigest(), self.remark, self.joined)
+        return LazySet(data, hashlib.sha256(data).hexdigest(), self.remark, self.joined, self.opened_with)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazySet, (self.content, self.digest, self.remark, self.joined)
+        return LazySet, (self.content, self.digest, self.remark, self.joined, self.opened_with)
 
 
 def relative_urls(url: str) -> Callable[[str], str]:

@@ -34,8 +34,14 @@ from refshard_fs.tools.views import html_of
 class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
 
-    URLs in it are absolute. Equal if the content is.
+    URLs in it are absolute. Equal if the content is. ``opened_with`` are the arguments by which its sources were
+    opened: filesystems of it open its targets so. They are not part of what is saved.
     """
+
+    opened_with: Mapping[str, Any] = {}
+
+    def arguments(self) -> Mapping[str, Any]:
+        return self.opened_with
 
     @property
     def references(self) -> Mapping[str, Any]:
@@ -54,7 +60,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def unpinned(self) -> MadeSet:
         """Return the same references without what is known of their targets."""
-        return made(msgspec.structs.replace(self.columns, pins=None))
+        return made(msgspec.structs.replace(self.columns, pins=None), self.opened_with)
 
     def save(
         self,
@@ -90,17 +96,17 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         remember, arguments = InMemorySource.__reduce__(self)
-        return _again, (remember, arguments)
+        return _again, (remember, arguments, self.opened_with)
 
 
-def made(refs: ReferenceSet) -> MadeSet:
+def made(refs: ReferenceSet, opened_with: Mapping[str, Any] | None = None) -> MadeSet:
     """Return ``refs``, whose URLs are absolute, as a value to open and to save."""
-    return MadeSet(refs, digest_of(refs))
+    return MadeSet(refs, digest_of(refs), opened_with or {})
 
 
-def _again(remember: Any, arguments: tuple[Any, ...]) -> MadeSet:
+def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, Any]) -> MadeSet:
     held: InMemorySource = remember(*arguments)
-    return MadeSet(held.content, held.digest)
+    return MadeSet(held.content, held.digest, opened_with)
 
 
 def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
@@ -176,17 +182,18 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
                 stacklevel=2,
             )
         new = msgspec.structs.replace(new, pins=pins)
-    return made(new)
+    return made(new, fo.arguments() if isinstance(fo, InMemorySource) else None)
 
 
 def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
     """Return the user's own lazily joined set that ``fs`` could not open, its URLs absolute; None of other sources."""
     source = fs._session.options.source
+    opened_with: Mapping[str, Any] = {}
     if isinstance(source, str) and fs._session.admission.trusts_source:
         data = Objects(source, fs._session.stores).read([""])[""]
         directory: str | None = directory_of(source)
     elif isinstance(source, InMemorySource) and isinstance(source.content, bytes):
-        data, directory = source.content, None
+        data, directory, opened_with = source.content, None, source.arguments()
     else:
         return None
     try:
@@ -195,7 +202,8 @@ def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
         return None
     data = document.dumps(lambda url: resolve(url, directory, None))
     joined = f"{count_text(document.count, 'set')} joined along {document.dim}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), "only refshard reads a lazily joined set", joined)
+    remark = "only refshard reads a lazily joined set"
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, opened_with)
 
 
 def _place(url: str) -> str:

@@ -12,7 +12,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -31,9 +31,10 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet, adopted
-from refshard_fs.security.admission import is_trusted
+from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.session.collect import Unread, collected, respelled
+from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import open_source
 from refshard_fs.session.session import Engines
@@ -89,6 +90,26 @@ def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str
         places = dict.fromkeys(place_of(url) or url for url in urls)
         passed["options"] = {**{place: dict(credentials) for place in places}, **(options.get("options") or {})}
     return passed
+
+
+def opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by which a set made of ``sources``, opened with the user's ``options``, opens its targets.
+
+    What the filesystem of a source was given goes to its bucket, and nowhere else; over HTTP to the source alone,
+    because the prefix of a server would open it to the set of a stranger, whatever network it is in.
+    """
+    found = {name: options[name] for name in ("fs", "remote_options", "remote_protocol") if options.get(name)}
+    credentials = options.get("ref_storage_args") or options.get("target_options")
+    urls = [os.fspath(one) for one in sources if isinstance(one, str | os.PathLike)] if credentials else []
+    by_prefix: dict[str, Any] = {}
+    for url in urls:
+        is_alone = "::" in url or protocol_of(url) in WEB
+        by_prefix[url if is_alone else place_of(url) or url] = dict(credentials or {})
+    for one in sources:
+        if isinstance(one, InMemorySource):
+            by_prefix |= one.arguments().get("options") or {}
+    by_prefix |= options.get("options") or {}
+    return found | ({"options": by_prefix} if by_prefix else {})
 
 
 def scan(

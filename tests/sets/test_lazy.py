@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from refshard_fs.cubes import keyspace as concat_keyspace
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json_source
 from refshard_fs.security import admission
 from tests.servers.http import RangeServer
+from tests.servers.s3 import SeaweedServer
 from tests.sets.files import days
 from tests.sets.test_concatenating import VERSIONS, chunked, day, read
 
@@ -433,6 +435,40 @@ def test_a_remote_part_is_not_led_into_a_private_network(http_server: RangeServe
         with pytest.raises(RefShardError, match="private networks"):
             opened({"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [moved]}).ls("")
         assert inside.requests() == []
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("how", ["as they are", "remote_options"])
+def test_a_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, lazy: bool, how: str) -> None:
+    s3_server.create_bucket("joined")
+    place = f"s3://joined/{uuid.uuid4().hex}"
+    options: dict[str, Any] = s3_server.storage_options
+    writer = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+    urls, parts = [], [day(0, 2), day(2, 2)]
+    for number, part in enumerate(parts):
+        files = opened(part).cat("", recursive=True)
+        places = {key: f"{place}/{number}/{key}" for key in files if key[-1].isdigit()}
+        writer.pipe({url: files[key] for key, url in places.items()})
+        refs = {key: [places[key]] if key in places else data.decode() for key, data in files.items()}
+        urls.append(f"{place}/{number}.json")
+        writer.pipe_file(urls[-1], json.dumps(refs).encode())
+    given = {"remote_protocol": "s3", "remote_options": options} if how == "remote_options" else options
+    made = refshard_fs.concat(urls, "time", lazy=lazy, **given)
+    expected = opened(refshard_fs.concat(parts, "time"))
+    for one in (
+        made,
+        pickle.loads(pickle.dumps(made)),
+        refshard_fs.rebase(made, {"s3://no/": "s3://one/"}, missing="ignore"),
+    ):
+        fs = opened(one)
+        again = fsspec.AbstractFileSystem.from_json(fs.to_json())
+        for key in ("air/0.0", "air/1.0"):
+            assert fs.cat_file(key) == again.cat_file(key) == expected.cat_file(key)
+    assert options["secret"] not in repr(made) + repr(opened(made))
+    with pytest.raises(RefShardError):
+        opened(made, options={f"{place}/": {"endpoint_url": "http://127.0.0.1:9", "anon": True}}, retries=0).cat_file(
+            "air/1.0"
+        )
 
 
 def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Path) -> None:
