@@ -7,9 +7,10 @@ the location that a redirect leads to is remembered for a while.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -56,26 +57,16 @@ class _Location(NamedTuple):
     until: float | None = None
 
 
-class _NamingRequest:
-    """A request whose error names the requested URL if the guard refuses the connection."""
-
-    def __init__(self, request: Any, url: URL) -> None:
-        self._request = request
-        self._url = url
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
-        try:
-            response: aiohttp.ClientResponse = await self._request.__aenter__()
-        except aiohttp.ClientConnectorError as e:
-            cause = getattr(e, "os_error", None)  # errors of certificates have none before aiohttp 3.13
-            if isinstance(cause, TargetNotAllowed):
-                url = str(self._url)
-                raise TargetNotAllowed(url, cause.rule, remedy(url)) from None
-            raise
-        return response
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._request.__aexit__(*error)
+@contextlib.contextmanager
+def _naming(url: URL) -> Iterator[None]:
+    """Name the requested ``url`` in the error if the guard of a connection refuses it."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as e:
+        cause = getattr(e, "os_error", None)  # errors of certificates have none before aiohttp 3.13
+        if isinstance(cause, TargetNotAllowed):
+            raise TargetNotAllowed(str(url), cause.rule, remedy(str(url))) from None
+        raise
 
 
 class HttpTarget(Target):
@@ -142,15 +133,16 @@ class HttpTarget(Target):
         home = location = self._location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
-                async with _NamingRequest(await self._send(method, location, headers), location.url) as response:
-                    if response.status in _REDIRECTS and self._follows:
-                        location = self._redirected(home, location, response)
-                        continue
-                    if home.until is not None and response.status >= 300 and response.status not in (412, 416):
-                        break  # the remembered location is outdated: ask the object's own server again
-                    if location is not home and response.status < 300:
-                        self._locations[path] = location
-                    return await take(response)
+                with _naming(location.url):
+                    async with await self._send(method, location, headers) as response:
+                        if response.status in _REDIRECTS and self._follows:
+                            location = self._redirected(home, location, response)
+                            continue
+                        if home.until is not None and response.status >= 300 and response.status not in (412, 416):
+                            break  # the remembered location is outdated: ask the object's own server again
+                        if location is not home and response.status < 300:
+                            self._locations[path] = location
+                        return await take(response)
             else:
                 raise Unreadable(
                     f"the server redirected more than {_MOST_REDIRECTS} times, last to {told(str(location.url))}: "
