@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif("REFSHARD_UVLOOP" in os.environ, reason="it is s
 
 TESTS = [
     "tests/targets/test_wire.py",
-    "tests/targets/test_http.py::test_what_is_meant_for_one_server_goes_to_no_other",
+    "tests/targets/test_http.py::test_options_for_one_server_do_not_reach_another",
     "tests/targets/test_http.py::test_what_passes_is_tried_again",
     "tests/targets/test_s3.py::test_certificates_are_verified_as_botocore_does",
     "tests/session/test_filesystem.py",

@@ -42,7 +42,7 @@ def test_a_remote_set_may_point_home_and_to_public_places(url: str, access: Acce
     assert REMOTE.admit(url)[1] is access
 
 
-def test_the_manifests_own_bucket_is_read_with_the_users_credentials_and_no_other() -> None:
+def test_own_bucket_alone_gets_the_users_credentials() -> None:
     assert BUCKET.admit("s3://data/x.nc")[1] is Access.OWN
     assert BUCKET.admit("s3://data-private/x.nc")[1] is Access.NONE
     assert BUCKET.admit("gs://data/x.nc")[1] is Access.NONE
@@ -211,7 +211,7 @@ def test_addresses_are_private_unless_global(address: object) -> None:
 @pytest.mark.parametrize(
     "first", ["file:///etc/passwd", "local:///etc/passwd", "dir:///etc", "memory://x", "reference://x"]
 )
-def test_sharing_the_sources_last_links_does_not_make_a_chain_its_own(source: str, first: str) -> None:
+def test_chain_with_the_sources_last_links_is_not_its_own(source: str, first: str) -> None:
     with pytest.raises(TargetNotAllowed):
         Admission.of(source, None, (), ()).admit(f"{first}::https://pub.example/a.zip")
 
@@ -232,7 +232,7 @@ def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
 SIX = "http://[2001:4860::8888]"
 
 
-def test_an_address_of_version_6_is_no_chain() -> None:
+def test_ipv6_address_is_not_a_chain() -> None:
     assert links(f"{SIX}:80/a::b") == ["http://[2001:4860", "8888]:80/a", "b"]  # fsspec takes it for one
     assert links(f"zip://a::{SIX}/x.zip") == ["zip://a", "http://[2001:4860", "8888]/x.zip"]
     assert links("http://[zip::x]/a") == ["http://[zip", "x]/a"]
@@ -272,7 +272,7 @@ LOGIN = "http://user:pass@host.example:81/sets/refs.json"
 
 
 @pytest.mark.parametrize("url", ["http://user:pass@host.example:81/x.bin", "http://user:pass@host.example:81/sets/a"])
-def test_a_set_may_point_beside_itself_with_the_login_that_the_user_gave(url: str) -> None:
+def test_set_may_point_beside_itself_with_the_users_login(url: str) -> None:
     assert Admission.of(LOGIN, None, (), ()).admit(url) == (url, Access.OWN)
 
 

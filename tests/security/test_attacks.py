@@ -169,7 +169,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def test_answers_without_a_body_end_and_are_no_bytes(http_server: RangeServer) -> None:
+def test_answers_without_a_body_are_errors(http_server: RangeServer) -> None:
     source = strangers(http_server, array([http_server.put("/empty", b"x"), 0, 1], {}))
     for status in (204, 205, 304, 503):
         http_server.fault(status, "/empty")

@@ -42,7 +42,7 @@ def zarr3(shape: list[int], chunks: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", WRONG)
-def test_what_is_no_key(key: str) -> None:
+def test_invalid_keys_are_refused(key: str) -> None:
     assert not is_key(key)
     with pytest.raises(ValueError, match="it is no key"):
         check_key(key)
@@ -97,7 +97,7 @@ def test_a_parquet_set_has_no_other_keys(tmp_path: Path) -> None:
             RefShardFileSystem(str(tmp_path)).find("")
 
 
-def test_members_of_archives_that_are_no_keys_are_not_shown() -> None:
+def test_members_with_invalid_keys_are_not_shown() -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in (".zgroup", DEEP, "x" * 5000, "a/b"):
@@ -160,7 +160,7 @@ def test_arrays_without_end_cost_what_is_there(name: str, separator: str) -> Non
 
 
 @pytest.mark.parametrize("selection", [np.s_[:], np.s_[0:2], np.s_[::2], np.s_[::-1], np.s_[5:, 3]])
-def test_a_selection_of_more_chunks_than_can_be_told_is_refused_with_their_number(selection: Any) -> None:
+def test_too_large_selection_is_refused_with_its_number(selection: Any) -> None:
     with pytest.raises(ManifestError, match=r"of \d{8,} chunks"):
         chunk_numbers(selection, (2**40, 2**40), (1, 1))
 

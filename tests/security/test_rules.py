@@ -90,7 +90,7 @@ def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) 
         _resolved(OWN, "stranger.test")
 
 
-def test_a_name_of_a_private_network_may_move_within_it_and_not_onto_this_machine(names: dict[str, str]) -> None:
+def test_private_name_may_move_within_its_network_alone(names: dict[str, str]) -> None:
     names["intranet.test"] = "10.0.0.1"
     assert _resolved(OWN, "intranet.test") == "10.0.0.1"
     names["intranet.test"] = "10.0.0.2"
@@ -128,7 +128,7 @@ def test_where_an_address_leads(host: str, network: Network) -> None:
 
 
 @pytest.mark.parametrize("options", [{"headers": {"Authorization": SECRET}}, {"cookies": {"a": SECRET}}])
-def test_options_for_no_protocol_go_to_a_remote_sets_own_server_alone(
+def test_options_without_protocol_go_to_the_sets_server_alone(
     options: dict[str, Any], http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_is_public", lambda address: True)
@@ -144,7 +144,7 @@ def test_options_for_no_protocol_go_to_a_remote_sets_own_server_alone(
 
 
 @pytest.mark.parametrize("options", [{"asynchronous": True}, {"skip_instance_cache": True}, {"timeout": 5}])
-def test_options_that_are_no_credential_loosen_nothing(
+def test_options_without_credentials_permit_nothing(
     options: dict[str, Any], http_server: RangeServer, names: dict[str, str]
 ) -> None:
     with RangeServer() as inside:
@@ -237,7 +237,7 @@ def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_serv
         assert other.requests() == []
 
 
-def test_plain_arguments_of_the_sources_filesystem_go_to_its_server_alone(
+def test_plain_arguments_go_to_the_sources_server_alone(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user expects of ``storage_options``; what is no such argument is warned of as ever."""

@@ -173,7 +173,7 @@ def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch:
         assert any("AKIDAMBIENT" in repr(r) for r in store.requests())
 
 
-def test_what_fsspec_is_configured_with_for_a_protocol_stays_at_home(
+def test_configuration_of_fsspec_is_not_for_strangers(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers that a configuration file gives all of HTTP are no secrets for the servers that a manifest names."""
@@ -197,7 +197,7 @@ def test_what_fsspec_is_configured_with_for_a_protocol_stays_at_home(
     "name", [f"AZURE_STORAGE_{what}" for what in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN")]
 )
 @pytest.mark.parametrize("protocol", ["az", "abfs", "abfss"])
-def test_what_a_filesystem_takes_from_the_environment_in_any_case_is_not_used_for_a_remote_set(
+def test_ambient_credentials_are_refused_for_a_remote_set(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, name: str, protocol: str
 ) -> None:
     monkeypatch.setenv(name, "HUSHHUSH")
@@ -207,7 +207,7 @@ def test_what_a_filesystem_takes_from_the_environment_in_any_case_is_not_used_fo
     assert "HUSHHUSH" not in str(e.value)
 
 
-def test_options_without_a_protocol_are_no_word_for_local_files(secret: str, http_server: RangeServer) -> None:
+def test_options_without_a_protocol_do_not_permit_local_files(secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"k": [f"file://{secret}"]}), remote_options={"anon": True})
     with pytest.raises(TargetNotAllowed):
         fs.cat_file("k")
@@ -227,9 +227,7 @@ def test_templates_reach_nothing(http_server: RangeServer) -> None:
         assert "environ" not in str(caught.value)
 
 
-def test_jinja_runs_templates_of_the_users_own_sets_and_of_allowed_ones_only(
-    http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_jinja_runs_templates_of_own_and_allowed_sets_only(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     http_server.put("/data", b"0123456789")
     templates, refs = {"u": http_server.url}, {"k": ["{{ u|lower }}/data", 2, 3]}
@@ -468,7 +466,7 @@ def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_s
     assert http_server.requests("/x") == []
 
 
-def test_an_archive_of_the_users_own_url_may_be_redirected_so_too(http_server: RangeServer, tmp_path: Path) -> None:
+def test_archive_at_an_own_url_may_redirect_so_too(http_server: RangeServer, tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
@@ -481,7 +479,7 @@ def test_an_archive_of_the_users_own_url_may_be_redirected_so_too(http_server: R
         assert fs.cat_file("k") == b"234"
 
 
-def test_the_users_own_url_may_be_redirected_to_another_port_of_its_private_host(http_server: RangeServer) -> None:
+def test_own_url_may_redirect_to_a_port_of_its_private_host(http_server: RangeServer) -> None:
     with RangeServer() as store, RangeServer() as third:
         document = json.dumps({"k": "inline", "beside": ["beside", 0, 1], "direct": [f"{store.url}/refs.json"]})
         signed = store.put("/refs.json", document.encode()) + "?signature=1"
@@ -506,7 +504,7 @@ def test_the_users_own_url_may_be_redirected_to_another_port_of_its_private_host
 
 
 @pytest.mark.parametrize("host", ["both.example", "later.example"])
-def test_a_name_is_judged_by_all_its_addresses_and_at_every_connection(
+def test_name_is_judged_by_all_addresses_at_every_connection(
     host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 

@@ -30,7 +30,7 @@ def lock_at_once(path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
 @pytest.mark.parametrize("kind", ["objects", "document", "memory"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_process_that_is_forked_while_another_thread_commits_keeps_nobody_out(tmp_path: Path, kind: str) -> None:
+def test_process_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -> None:
     def locked() -> contextlib.AbstractContextManager[object]:
         match kind:
             case "objects":
@@ -73,7 +73,7 @@ def test_a_process_that_is_forked_while_another_thread_commits_keeps_nobody_out(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_does_not_hold_the_lock_of_one_that_was_killed(tmp_path: Path) -> None:
+def test_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -> None:
     said, say = os.pipe()
     victim = os.fork()
     if not victim:
@@ -121,7 +121,7 @@ def test_a_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="locks as POSIX does")
-def test_who_waited_for_the_lock_of_a_directory_that_was_removed_has_that_of_the_new_one(tmp_path: Path) -> None:
+def test_lock_of_a_removed_directory_is_taken_again(tmp_path: Path) -> None:
     objects, inside = Objects(str(tmp_path / "d"), {}), threading.Event()
     entered, leave = threading.Event(), threading.Event()
 

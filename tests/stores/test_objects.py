@@ -79,7 +79,7 @@ def test_large_objects_are_whole(make: Make) -> None:
     assert held(objects, "large") == data
 
 
-def test_an_object_is_replaced_on_condition_that_it_is_the_one_that_was_read(make: Make) -> None:
+def test_object_is_replaced_only_if_it_has_the_version_read(make: Make) -> None:
     objects, other = make(), make()
     objects.put("a", [b"first"], ABSENT)
     with pytest.raises(ConflictError, match="did not exist"):
@@ -98,7 +98,7 @@ def test_an_object_is_replaced_on_condition_that_it_is_the_one_that_was_read(mak
     assert held(objects, "a") == b"second"
 
 
-def test_what_a_put_tells_of_its_version_is_what_the_next_one_may_replace(make: Make) -> None:
+def test_version_returned_by_put_can_be_replaced(make: Make) -> None:
     objects = make()
     told = objects.put("a", [b"first"])
     if told is None:

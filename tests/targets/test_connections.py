@@ -41,7 +41,7 @@ def numbers(server: RangeServer) -> set[int]:
     return {request.connection for request in server.requests()}
 
 
-def test_filesystems_of_one_loop_share_connections_whatever_they_send(http_server: RangeServer) -> None:
+def test_filesystems_of_one_loop_share_connections(http_server: RangeServer) -> None:
     async def use() -> None:
         for token in ("one", "two"):
             for options in ({"headers": {"Authorization": token}}, {"client_kwargs": {"auth": None, "headers": {}}}):
@@ -74,7 +74,7 @@ def test_connections_are_closed_before_their_loop(new_loop: NewLoop, options: An
 
 
 @LOOPS
-def test_nothing_here_keeps_a_loop_alive_that_has_ended(new_loop: NewLoop, http_server: RangeServer) -> None:
+def test_ended_loop_is_collected(new_loop: NewLoop, http_server: RangeServer) -> None:
     url = http_server.put("/data", b"0123456789")
     loops = []
 
@@ -105,9 +105,7 @@ def test_a_loop_may_be_closed_from_within_another_one(http_server: RangeServer) 
         gc.collect()
 
 
-def test_a_server_that_is_far_away_and_has_several_addresses_is_connected_to_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distant_server_with_addresses_is_connected_to_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use() -> list[str]:
         context, authority = certificate(tmp_path, "far.example")
         server = await asyncio.start_server(Script([RIGHT] * 3).serve, "127.0.0.1", 0, ssl=context)
@@ -131,7 +129,7 @@ def test_a_server_that_is_far_away_and_has_several_addresses_is_connected_to_onc
     assert len(asyncio.run(use())) == 1
 
 
-def test_an_address_where_nobody_is_costs_no_failure(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_address_of_a_server_is_skipped(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(http_server.url.rsplit(":", 1)[1])
 
     async def resolve(self: Any, host: str, port: int = 0, family: Any = 0) -> list[dict[str, Any]]:
@@ -153,7 +151,7 @@ def test_an_address_where_nobody_is_costs_no_failure(http_server: RangeServer, m
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["certifi knows", "nobody knows"])
-def test_without_a_store_of_the_system_authorities_are_those_of_certifi(
+def test_certifi_is_trusted_if_the_system_has_no_authorities(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, authority = certificate(tmp_path, "127.0.0.1")

@@ -112,7 +112,7 @@ def test_a_range_is_what_slicing_gives(how: str, kind: int, start: int, stop: in
 @pytest.mark.parametrize("kind", range(3))
 @pytest.mark.parametrize("how", ["short", "long"])
 @pytest.mark.parametrize(("start", "stop"), [r for r in RANGES if r not in ((0, None), (9, 9))])
-def test_another_length_is_no_data(how: str, kind: int, start: int, stop: int | None) -> None:
+def test_wrong_length_is_an_error(how: str, kind: int, start: int, stop: int | None) -> None:
     with pytest.raises(Unfit):
         reader(odd(how)[kind]).read("odd://x", start, stop)
 
@@ -148,7 +148,7 @@ def test_a_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
     assert fs.tries <= 3
 
 
-def test_a_synchronous_instance_keeps_its_loop_and_an_asynchronous_one_runs_on_ours() -> None:
+def test_instance_runs_on_its_own_loop_or_on_ours() -> None:
     there, here = OddAsync(), OddAsync(asynchronous=True)
     reader(there).read("odd://x", 0, 5)
     reader(here).read("odd://x", 0, 5)
@@ -165,7 +165,7 @@ def test_a_manifest_may_say_which_version_it_means() -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
-def test_an_object_that_is_replaced_after_the_first_read_is_noticed_where_the_manifest_says_its_version(
+def test_pinned_object_replaced_after_the_first_read_is_noticed(
     kind: int,
 ) -> None:
     fs = odd("right")[kind]
@@ -230,7 +230,7 @@ def test_a_wrapped_http_filesystem_is_checked(http_server: RangeServer) -> None:
     assert mine.read(url, 10, 50) == DATA[10:50]
 
 
-def test_an_asynchronous_instance_that_has_met_another_loop_gets_a_like_on_this_one(http_server: RangeServer) -> None:
+def test_instance_of_another_loop_is_copied(http_server: RangeServer) -> None:
     class Mine(HTTPFileSystem):
         pass
 
@@ -247,7 +247,7 @@ def test_an_asynchronous_instance_that_has_met_another_loop_gets_a_like_on_this_
     assert mine.read(url, 5, 10) == DATA[5:10]
 
 
-def test_local_and_memory_are_read_directly_however_they_are_wrapped(tmp_path: Path) -> None:
+def test_wrapped_local_and_memory_filesystems_are_read_directly(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
     MemoryFileSystem().pipe_file("/generic/x", DATA)
     for fs, path in ((LocalFileSystem(), str(tmp_path / "x")), (MemoryFileSystem(), "/generic/x")):
@@ -339,7 +339,7 @@ def test_a_missing_member_is_absent_and_a_missing_archive_is_too(http_server: Ra
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of theirs open
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
-def test_caches_give_the_bytes_whoever_else_reads(http_server: RangeServer, tmp_path: Path, cache: str) -> None:
+def test_caches_give_right_bytes_to_parallel_readers(http_server: RangeServer, tmp_path: Path, cache: str) -> None:
     urls = [http_server.put(f"/{i}", DATA[i:]) for i in range(3)]
     options = {cache: {"cache_storage": str(tmp_path / "cache")}}
     http_server.latency = 0.01
@@ -409,7 +409,7 @@ class Counted(Odd):
         return super().info(path, **kwargs)
 
 
-def test_an_object_is_asked_once_how_long_it_is_for_what_is_read_of_it_together() -> None:
+def test_size_is_requested_once_for_parallel_reads() -> None:
     fs = Counted()
 
     async def read(pool: Pool) -> list[bytes]:

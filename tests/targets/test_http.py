@@ -88,7 +88,7 @@ def test_an_empty_object_is_empty(http_server: RangeServer, start: int, stop: in
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("kind", ["short_body", "unframed_body", "long_body", "hang_up", "reset", "dropped"])
-def test_a_body_of_another_length_is_no_data(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+def test_body_of_wrong_length_is_an_error(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind)
     if (start, stop) == (0, None) and kind in ("short_body", "long_body", "unframed_body"):
@@ -102,7 +102,7 @@ def test_a_body_of_another_length_is_no_data(http_server: RangeServer, kind: Any
 
 @pytest.mark.parametrize(("start", "stop"), [r for r in RANGES if r != (0, None)])
 @pytest.mark.parametrize("kind", ["wrong_content_range", "missing_content_range"])
-def test_another_range_is_no_data(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+def test_wrong_range_is_an_error(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind)
     with pytest.raises(Unfit):
@@ -126,7 +126,7 @@ def test_a_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: Range
     assert http_server.bytes_sent < len(data) // 2
 
 
-def test_what_a_server_that_ignores_ranges_sends_is_counted_and_told_once(http_server: RangeServer) -> None:
+def test_whole_objects_for_ranges_are_counted_and_warned_of_once(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(UNASKED))
     http_server.fault("ignored_range")
     fs = RefShardFileSystem({f"a/{i}": [url, UNASKED - 10 + i, 1] for i in range(4)}, skip_instance_cache=True)
@@ -156,9 +156,7 @@ def test_a_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 416, 501])
-def test_a_server_that_knows_no_ranges_from_the_end_is_asked_for_the_size_once(
-    http_server: RangeServer, status: int
-) -> None:
+def test_server_without_suffix_ranges_is_asked_for_the_size_once(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     for _ in range(2):
@@ -168,7 +166,7 @@ def test_a_server_that_knows_no_ranges_from_the_end_is_asked_for_the_size_once(
 
 
 @pytest.mark.parametrize("kind", ["gzip", "gzip_stored"])
-def test_a_compressed_answer_is_no_range(http_server: RangeServer, kind: Any) -> None:
+def test_compressed_answer_to_a_range_is_an_error(http_server: RangeServer, kind: Any) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind)
     with pytest.raises(Unfit, match="compressed"):
@@ -194,9 +192,7 @@ def test_only_absence_is_file_not_found(http_server: RangeServer, status: int) -
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 407, 408, 412, 416, 418, 425, 429, 451, 500, 501, 503, 504])
-def test_other_refusals_are_other_errors_and_none_that_zarr_takes_for_empty(
-    http_server: RangeServer, status: int
-) -> None:
+def test_other_refusals_are_not_taken_for_empty_by_zarr(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(status, method="GET")
     http_server.fault(status, method="HEAD")
@@ -381,7 +377,7 @@ def test_a_redirect_is_followed_and_remembered(http_server: RangeServer) -> None
     assert [r.path for r in http_server.requests()] == ["/home", "/x", "/x", "/x"]
 
 
-def test_a_remembered_redirect_that_has_expired_is_asked_for_again(http_server: RangeServer) -> None:
+def test_expired_redirect_is_requested_again(http_server: RangeServer) -> None:
     http_server.put("/a", DATA)
     http_server.put("/b", DATA)
     http_server.fault("redirect", "/home", to=http_server.url + "/a", times=1)
@@ -404,13 +400,13 @@ def test_a_circle_of_redirects_ends(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("to", ["", "file:///etc/hostname", "ftp://127.0.0.1/x", "http://", "http://[::1"])
-def test_a_redirect_to_no_server_is_an_error(http_server: RangeServer, to: str) -> None:
+def test_redirect_without_a_server_is_an_error(http_server: RangeServer, to: str) -> None:
     http_server.fault("redirect", "/home", to=to)
     with pytest.raises(Unreadable):
         Reader().read(http_server.url + "/home", 0, 5)
 
 
-def test_what_is_meant_for_one_server_goes_to_no_other(http_server: RangeServer) -> None:
+def test_options_for_one_server_do_not_reach_another(http_server: RangeServer) -> None:
     with RangeServer({"/x": DATA}) as other:
         http_server.fault("redirect", "/home", to=other.url + "/x")
         options = {
@@ -428,7 +424,7 @@ def test_what_is_meant_for_one_server_goes_to_no_other(http_server: RangeServer)
 
 
 @pytest.mark.parametrize("given", ["by the options", "by the client"])
-def test_what_a_client_of_the_user_sends_goes_to_no_other_server(http_server: RangeServer, given: str) -> None:
+def test_headers_of_the_users_client_do_not_reach_another_server(http_server: RangeServer, given: str) -> None:
     secret = {"headers": {"Authorization": "Bearer secret"}}
 
     async def get_client(**options: Any) -> aiohttp.ClientSession:

@@ -43,7 +43,7 @@ def opened(served: Served, name: str, **more: Any) -> RefShardFileSystem:
     return RefShardFileSystem(f"{served.url}/{name}", target_options=served.options, index_cache=False, **more)
 
 
-def test_a_set_and_what_lies_beside_it_are_read_with_the_options_of_the_set(served: Served) -> None:
+def test_options_of_a_set_apply_to_objects_beside_it(served: Served) -> None:
     absolute = f"{served.url}/folder/data.bin"
     refs = {"relative": ["data.bin", 10, 20], "absolute": [absolute, 5, 6], "whole": [absolute], "inline": "text"}
     served.put("folder/refs.json", json.dumps(refs).encode())
@@ -76,7 +76,7 @@ def test_a_hierarchy_is_listed_and_read(served: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["busy", "hangs-up"])
-def test_what_an_ftp_server_cannot_give_at_once_is_no_missing_key(tmp_path: Path, name: str) -> None:
+def test_busy_ftp_server_is_not_a_missing_key(tmp_path: Path, name: str) -> None:
     with KINDS["ftp"](tmp_path) as served:
         served.put(name, DATA)
         served.put("refs.json", json.dumps({"range": [name, 10, 20], "whole": [name]}).encode())

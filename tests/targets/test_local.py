@@ -122,7 +122,7 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path) -> Non
             Reader().read(path, 0, 5)
 
 
-def test_a_file_that_may_not_be_read_is_no_missing_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_not_a_missing_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> int:
         raise PermissionError(13, "Permission denied", str(file))
 
@@ -139,9 +139,7 @@ def test_a_directory_lists_files_and_directories(tmp_path: Path) -> None:
     assert found == (Listed("a", 3, last_modified="1.5"), Listed("b", None, True))
 
 
-def test_a_file_that_goes_while_its_directory_is_listed_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_removed_during_a_listing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory is there: that one of its files is gone must not be taken for that."""
     for name in "abc":
         (tmp_path / name).write_bytes(b"123")
@@ -205,7 +203,7 @@ def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
 
 @pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="links take rights there that few have")
 @pytest.mark.parametrize("where", ["x.bin", "folder", "folder/deeper"])
-def test_no_link_is_followed_that_appears_in_a_path_that_has_none(where: str, tmp_path: Path) -> None:
+def test_link_that_appears_in_a_judged_path_is_not_followed(where: str, tmp_path: Path) -> None:
     target = LocalTarget(follows=False)
     place = tmp_path / "folder" / "deeper" / "x.bin"
     place.parent.mkdir(parents=True)

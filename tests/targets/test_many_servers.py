@@ -22,7 +22,7 @@ def kept() -> int:
     return sum(protocol.is_connected() for kept in idle for protocol, *_ in kept)  # servers of earlier tests have gone
 
 
-def test_connections_that_nobody_uses_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "most_open", lambda: 4)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RangeServer()) for _ in range(12)]

@@ -29,7 +29,7 @@ def headers(secret: str) -> dict[str, Any]:
     return {"headers": {"X-Secret": secret}}
 
 
-def test_the_longest_prefix_wins_and_no_other_gets_its_credentials(http_server: RangeServer) -> None:
+def test_longest_prefix_alone_gets_its_credentials(http_server: RangeServer) -> None:
     u = http_server.url
     paths = ["/a/x", "/a/b/x", "/a/bc/x", "/ab/x", "/c/x", "/a/b"]
     for path in paths:
@@ -104,7 +104,7 @@ def test_an_instance_by_prefix(http_server: RangeServer) -> None:
         "https://good.example#.evil/x", "zip://m::https://good.example.evil/x", "s3://good.example/x",
     ],
 )  # fmt: skip
-def test_options_of_a_server_are_for_no_other_that_is_spelled_alike(url: str, slash: str) -> None:
+def test_options_of_a_server_are_not_for_similar_names(url: str, slash: str) -> None:
     options = PoolOptions(by_prefix={f"https://good.example{slash}": headers("secret")})
     assert options.options_of(url) == {}
     assert options.options_of("https://good.example/x") == headers("secret")
@@ -125,7 +125,7 @@ def test_s3_keys_of_one_prefix_never_sign_for_another(s3_server: SeaweedServer, 
     assert signed == {"/pool/a/x": True, "/pool/ab/x": False}
 
 
-def test_nothing_is_opened_for_what_needs_no_loop_and_nothing_else_without_one() -> None:
+def test_pool_without_a_loop_opens_only_immediate_targets() -> None:
     pool = Pool(PoolOptions(), None)
     for url in ("/x", "file:///x", "local:///x", "memory://x", "data:,x"):
         assert pool.place(url) is not None

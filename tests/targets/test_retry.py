@@ -65,7 +65,7 @@ def test_waits_grow_and_differ_and_end() -> None:
     assert all((Retry(retries=99).pause(lost, 60) or 0) <= 20 for _ in range(20))
 
 
-def test_a_server_is_given_the_time_that_it_asks_for_within_bounds() -> None:
+def test_retry_after_is_respected_within_bounds() -> None:
     retry = Retry(longest=60)
     assert 5 <= (retry.pause(HttpStatus(429, "", 5), 1) or 0) <= 6
     assert retry.pause(HttpStatus(429, "", 61), 1) is None
@@ -87,7 +87,7 @@ def test_fewer_retries_where_another_layer_tries_again() -> None:
         (OSError(22, "The requested range is not satisfiable"), Unreadable),
     ],
 )
-def test_every_error_becomes_one_that_is_no_absence(error: Exception, kind: type[OSError]) -> None:
+def test_no_error_becomes_absence(error: Exception, kind: type[OSError]) -> None:
     failure = as_failure(error)
     assert type(failure) is kind
     assert failure.__cause__ is error

@@ -66,7 +66,7 @@ def test_a_range_is_what_slicing_gives(
     assert answer.data == DATA[start:stop]
 
 
-def test_our_own_requests_are_one_each_and_bear_no_secret_in_their_url(s3_proxy: CountingProxy, bucket: str) -> None:
+def test_read_takes_one_request_without_a_secret_in_its_url(s3_proxy: CountingProxy, bucket: str) -> None:
     async def read(opened: Any, path: str) -> None:
         for i in range(5):
             assert (await opened.read(path, i, i + 9)).data == DATA[i : i + 9]
@@ -114,7 +114,7 @@ def test_requester_pays_is_said_and_signed(s3_proxy: CountingProxy, bucket: str)
         {"config_kwargs": {"signature_version": "s3"}},
     ],
 )
-def test_what_our_requests_cannot_express_is_left_to_s3fs(
+def test_requests_we_cannot_express_are_left_to_s3fs(
     s3_proxy: CountingProxy, bucket: str, unusual: dict[str, Any]
 ) -> None:
     try:
@@ -182,7 +182,7 @@ def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, mo
 # ---------------------------------------------------------------------------------------- failures
 
 
-def test_absence_is_of_the_object_alone(s3_server: SeaweedServer, bucket: str) -> None:
+def test_only_a_missing_object_is_absent(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
     for call in (lambda url: mine.read(url, 0, 5), mine.facts):
         with pytest.raises(FileNotFoundError):
@@ -221,7 +221,7 @@ def test_credentials_of_the_environment_are_found(
 
 
 @pytest.mark.parametrize("kind", ["short_body", "hang_up", "reset", "wrong_content_range", "long_body"])
-def test_other_bytes_are_no_data(s3_proxy: CountingProxy, bucket: str, kind: Any) -> None:
+def test_wrong_bytes_are_an_error(s3_proxy: CountingProxy, bucket: str, kind: Any) -> None:
     s3_proxy.fault(kind)
     with pytest.raises((Unfit, ConnectionError)):
         reader(through(s3_proxy)).read(f"{bucket}/x", 10, 2000)
@@ -318,7 +318,7 @@ def scripted() -> Iterator[Any]:
         (403, "SignatureDoesNotMatch"),
     ],
 )
-def test_an_answer_that_means_ask_otherwise_is_left_to_s3fs_from_then_on(scripted: Any, status: int, code: str) -> None:
+def test_bucket_that_needs_other_requests_is_left_to_s3fs(scripted: Any, status: int, code: str) -> None:
     server = scripted((status, code), (status, code))
     options = {"key": "a", "secret": "b", "endpoint_url": server.url}
 
@@ -354,7 +354,7 @@ def test_an_expired_token_is_renewed_once(scripted: Any, monkeypatch: pytest.Mon
     assert [r.headers["x-amz-security-token"] for r in server.requests()] == ["old", "new"]
 
 
-def test_a_token_that_stays_expired_is_an_error_that_says_so(scripted: Any) -> None:
+def test_token_that_stays_expired_is_an_error(scripted: Any) -> None:
     server = scripted(*[(400, "ExpiredToken")] * 9)
     options = {"key": "a", "secret": "b", "token": "old", "endpoint_url": server.url}
     with pytest.raises(HttpStatus, match="ExpiredToken"):

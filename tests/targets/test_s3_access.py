@@ -102,7 +102,7 @@ def test_a_token_is_part_of_the_signature(aws: AwsServer) -> None:
             opened(aws.url, **by_keys(wrong)).cat_file("0")
 
 
-def test_a_process_that_gives_credentials_is_asked_again_before_they_expire(
+def test_credential_process_runs_again_before_they_expire(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: list[Keys] = []
@@ -167,7 +167,7 @@ def test_a_virtual_machine_is_told_the_keys_of_its_role_once(
 
 
 @pytest.mark.parametrize("style", ["path", "virtual", "auto"])
-def test_a_bucket_is_addressed_in_its_path_or_in_the_name_of_the_host(
+def test_bucket_is_addressed_by_path_or_by_host_name(
     aws: AwsServer, proxy: CountingProxy, style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = socket.getaddrinfo

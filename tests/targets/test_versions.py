@@ -64,7 +64,7 @@ def test_another_version_is_an_error_each_time(first: Seen, then: Seen) -> None:
     observe(version, *first)
 
 
-def test_what_the_first_answer_lacked_is_learned_from_a_later_one() -> None:
+def test_later_answer_adds_what_the_first_one_lacked() -> None:
     version = Version("u")
     observe(version, None, None, 5, None)
     observe(version, '"a"', None, 5, None)
@@ -144,7 +144,7 @@ class Mirrors(RangeServer):
         return dataclasses.replace(answer, headers={**answer.headers, "ETag": f'"of mirror {self.turn}"'})
 
 
-def test_mirrors_whose_strong_etags_differ_are_read_where_the_user_says_so() -> None:
+def test_mirrors_with_different_etags_are_read_if_permitted() -> None:
     with Mirrors({"/a": bytes(range(100))}) as server:
         refs = {f"k/{i}": [f"{server.url}/a", 10 * i, 5] for i in range(4)}
         strict = RefShardFileSystem(refs, max_gap=-1, retries=0)

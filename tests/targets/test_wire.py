@@ -91,7 +91,7 @@ async def twice(ask: Ask) -> list[bytes]:
     return [(await ask()).data for _ in range(2)]
 
 
-def test_what_is_asked_is_spelled_as_given_and_one_connection_serves_many_requests() -> None:
+def test_url_is_sent_as_given_over_one_connection() -> None:
     script = Script([RIGHT] * 2)
     assert talk(script, twice) == [b"01234"] * 2
     assert {number for number, _ in script.heads} == {1}
@@ -100,7 +100,7 @@ def test_what_is_asked_is_spelled_as_given_and_one_connection_serves_many_reques
     assert {"X-A: 1", "Range: bytes=0-4", "Accept-Encoding: identity"} < set(lines)
 
 
-def test_a_range_that_counts_from_the_end_is_checked_against_the_size_that_is_told() -> None:
+def test_suffix_range_is_checked_against_the_size() -> None:
     right = RIGHT.replace(b"0-4/9", b"4-8/9")
     short = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n0123"
     found = [talk(Script([answer]), lambda ask: ask(-5, None)) for answer in (right, short)]
@@ -132,7 +132,7 @@ def test_an_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
 WHOLE = RIGHT.replace(b"206 Partial Content", b"200 OK")
 
 
-def test_a_range_that_is_told_to_be_the_whole_is_that_range_if_it_is_just_what_was_asked() -> None:
+def test_requested_range_with_status_200_is_accepted() -> None:
     assert WHOLE.startswith(b"HTTP/1.1 200")
     assert (one(WHOLE).data, one(WHOLE).size) == (b"01234", 9)
     middle = WHOLE.replace(b"0-4/9", b"2-6/9")
@@ -152,19 +152,19 @@ def test_a_range_that_is_told_to_be_the_whole_is_that_range_if_it_is_just_what_w
     assert talk(Script([whole]), lambda ask: ask(2, 7)).data == b"23456"
 
 
-def test_a_server_that_answers_in_chunks_is_asked_no_other_way_from_then_on() -> None:
+def test_chunked_answers_do_not_change_later_requests() -> None:
     script = Script([CHUNKED, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
     assert [number for number, _ in script.heads] == [1, 1]
 
 
-def test_a_cookie_comes_back_to_whoever_was_given_it() -> None:
+def test_cookie_returns_to_its_session() -> None:
     script = Script([RIGHT.replace(b'ETag: "x"', b"Set-Cookie: name=value"), RIGHT])
     assert talk(script, twice, "localhost") == [b"01234"] * 2
     assert ["Cookie: name=value" in head for _, head in script.heads] == [False, True]
 
 
-def test_a_connection_that_the_server_let_go_of_is_no_failure() -> None:
+def test_connection_closed_by_the_server_is_opened_again() -> None:
     script = Script([RIGHT, None, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
     assert [number for number, _ in script.heads] == [1, 1, 2]
@@ -197,7 +197,7 @@ def test_a_new_connection_without_an_answer_is_lost() -> None:
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", FileNotFoundError),
     ],
 )
-def test_what_is_wrong_is_no_data(answer: bytes, error: Any) -> None:
+def test_damaged_answer_is_an_error(answer: bytes, error: Any) -> None:
     with pytest.raises(error):
         one(answer)
 
@@ -219,7 +219,7 @@ def test_answer_without_body_ends_each_time(status: str) -> None:
     assert {type(error) for error in talk(Script(answers, piece=1 << 20), thrice)} == {HttpStatus}
 
 
-def test_a_range_is_taken_out_of_a_whole_object_that_is_not_read_to_its_end() -> None:
+def test_range_is_cut_from_a_whole_object_without_its_end() -> None:
     script = Script([b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n0123456789", RIGHT])
 
     async def use(ask: Ask) -> list[Answer]:
@@ -231,7 +231,7 @@ def test_a_range_is_taken_out_of_a_whole_object_that_is_not_read_to_its_end() ->
     assert [number for number, _ in script.heads] == [1, 2]
 
 
-def test_bytes_behind_an_answer_are_of_no_other_one() -> None:
+def test_bytes_behind_an_answer_do_not_reach_the_next() -> None:
     forged = RIGHT.replace(b"01234", b"wrong")
     script = Script([RIGHT + forged, RIGHT, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2

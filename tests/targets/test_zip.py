@@ -70,7 +70,7 @@ def test_a_range_of_a_member_is_what_slicing_gives(http_server: RangeServer, met
             Reader().read(f"zip://{name}::{url}", 0, 5)
 
 
-def test_stored_members_are_ranges_and_the_directory_is_read_once_for_all(http_server: RangeServer) -> None:
+def test_stored_members_are_ranges_of_one_directory_read(http_server: RangeServer) -> None:
     members = {f"m{i}": bytes([i]) * 5000 for i in range(20)}
     url = http_server.put("/a.zip", zipped(members))
 
@@ -89,7 +89,7 @@ def test_stored_members_are_ranges_and_the_directory_is_read_once_for_all(http_s
     assert len(http_server.requests(method="HEAD")) == 1
 
 
-def test_a_member_whose_local_header_has_to_be_read_costs_one_request_more_and_once(http_server: RangeServer) -> None:
+def test_member_with_local_header_costs_one_more_request(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"m": DATA}, piped=True))
 
     async def read(pool: Pool) -> list[bytes]:
@@ -100,7 +100,7 @@ def test_a_member_whose_local_header_has_to_be_read_costs_one_request_more_and_o
     assert len(ranges_asked(http_server)) == 1 + 1 + 10
 
 
-def test_a_compressed_member_that_is_read_in_parts_is_fetched_and_inflated_once(http_server: RangeServer) -> None:
+def test_compressed_member_read_in_parts_is_inflated_once(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"m": DATA}, zipfile.ZIP_DEFLATED))
 
     async def read(pool: Pool) -> list[bytes]:
@@ -134,7 +134,7 @@ def test_what_was_inflated_is_held_within_a_limit(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("damage", ["stored", "deflated", "header"])
-def test_what_does_not_fit_its_checksum_or_its_directory_is_no_data(http_server: RangeServer, damage: str) -> None:
+def test_member_with_wrong_checksum_or_size_is_an_error(http_server: RangeServer, damage: str) -> None:
     method = zipfile.ZIP_DEFLATED if damage == "deflated" else zipfile.ZIP_STORED
     data = bytearray(zipped({"member": DATA}, method, piped=damage == "header"))
     data[500 if damage != "header" else 0] ^= 1
@@ -163,7 +163,7 @@ def test_an_archive_that_is_refused_here_is_left_to_fsspec(http_server: RangeSer
         Reader().read(f"zip://m::{cut}", 1, 9)
 
 
-def test_somebody_elses_set_reads_no_archive_that_is_refused_here(http_server: RangeServer) -> None:
+def test_archive_refused_here_stays_refused_for_strangers(http_server: RangeServer) -> None:
     data = zipped({"refs.json": json.dumps({"k": ["m", 1, 8]}).encode(), "m": DATA})
     archive = http_server.put("/a.zip", data)
     fs = RefShardFileSystem(fo=f"zip://refs.json::{archive}", skip_instance_cache=True)
@@ -207,7 +207,7 @@ def test_the_archive_is_opened_with_the_options_of_its_own_link(http_server: Ran
     assert {r.headers.get("x-secret") for r in http_server.requests()} == {"mine"}
 
 
-def test_options_of_the_archive_itself_are_for_fsspec_to_understand(
+def test_options_of_the_archive_itself_are_left_to_fsspec(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(zip_target, "ZipTarget")
@@ -238,7 +238,7 @@ def test_an_archive_that_is_replaced_is_noticed_and_read_anew(http_server: Range
     assert other.cat_file("k") == DATA[::-1][6:51]
 
 
-def test_a_pin_is_asked_about_where_the_target_tells_no_versions_with_its_bytes() -> None:
+def test_pin_is_checked_by_a_request_if_answers_lack_versions() -> None:
     data = zipped({"m": DATA})
 
     class Told(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
