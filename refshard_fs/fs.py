@@ -30,8 +30,7 @@ from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
 from refshard_fs.reading.chunk_cache import CAPACITY
-from refshard_fs.reading.engine import Request
-from refshard_fs.reading.plan import KIB, MIB
+from refshard_fs.reading.plan import KIB, MIB, Request
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
 from refshard_fs.session import files

@@ -13,35 +13,18 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import msgspec
-
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Packed, Span, Stat
 from refshard_fs.core.stats import Stats
-from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.dispatch import Reader
-from refshard_fs.reading.failures import NoSuchKey, blame, cause_of, fail
+from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Answers, Found
-from refshard_fs.reading.lookups import Lookups, part_of
-from refshard_fs.reading.plan import KIB
+from refshard_fs.reading.lookups import Lookups
+from refshard_fs.reading.plan import KIB, ReadPlan, Request, plan_read
 from refshard_fs.reading.prefetch import Ahead, Asked
 
-DOCUMENTS = tuple(sorted(METADATA_NAMES))
 SMALL = 16 * KIB  # bytes that are decoded faster than a thread takes them over
-
-
-class Request(msgspec.Struct, frozen=True, gc=False):
-    """Bytes ``[start:end]`` of ``key``, as slicing would take them."""
-
-    key: str
-    start: int | None = None
-    end: int | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all bytes of the key are asked for."""
-        return self.start is None and self.end is None
 
 
 class _Read(NamedTuple):
@@ -56,27 +39,20 @@ class _Read(NamedTuple):
 
 
 class Unmade(NamedTuple):
-    """The bytes of a packed entry before they are decoded."""
+    """The bytes of a key's ranges before they are assembled."""
 
-    key: str
-    entry: Packed
-    parts: Sequence[bytes | None]
+    plan: ReadPlan
+    parts: Sequence[bytes | BaseException]
 
     def make(self) -> bytes:
         """Return the bytes of the key; an error names it."""
-        try:
-            data = self.entry.finish(self.parts)
-            if data is None:
-                raise NoSuchKey
-        except Exception as e:  # noqa: BLE001  # whatever it is, its reader is told
-            raise fail(self.key, self.entry, e) from cause_of(e)
-        return data
+        return self.plan.assemble(self.parts)
 
-    async def made(self) -> bytes:
-        """Return the bytes of the key, made in a thread where that takes long."""
-        if max(sum(len(part or b"") for part in self.parts), self.entry.made or 0) < SMALL:
-            return self.make()
-        return await asyncio.to_thread(self.make)
+    @property
+    def is_small(self) -> bool:
+        """Whether a thread would take longer to start than to make them."""
+        read = sum(len(part) for part in self.parts if isinstance(part, bytes))
+        return max(read, getattr(self.plan.window, "made", None) or 0) < SMALL
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
@@ -114,7 +90,7 @@ def _pass_on(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
     future.add_done_callback(lambda future: begun.cancel() if future.cancelled() else None)
 
 
-def _give_up(readers: Iterable[Reader]) -> None:
+def _give_up(readers: Iterable[Reader | _Read]) -> None:
     """Wait no longer for what ``readers`` read."""
     for reader in readers:
         if not reader.future.cancel() and not reader.future.cancelled():
@@ -189,69 +165,31 @@ class Engine(Lookups):
         What follows them may be guessed. ``found`` are where they lie, as far as that is known. What has to be made of
         several ranges, or decoded, is left to the caller.
         """
+        loop = asyncio.get_running_loop()
+        reads = [_Read(keyspace, Request(key), None, loop.create_future(), guess=False, make=False) for key in keys]
         entries: list[Entry | Exception | None] = [None if each is None else each.value for each in found]
         unknown = [place for place, each in enumerate(found) if each is None]
         some = [keys[place] for place in unknown]
-        begun = {unknown[place]: reader for place, reader in self._begin(keyspace, some).items()}
+        begun = {reads[unknown[place]].future: reader for place, reader in self._begin(keyspace, some).items()}
         try:
-            for place, entry in zip(
-                unknown,
-                await self.find_all(keyspace, some, reads=not self.fetcher.has_disk) if some else (),
-                strict=True,
-            ):
-                entries[place] = entry
-                if isinstance(entry, Exception):
-                    raise blame(keys[place], entry)
-        except BaseException:
-            _give_up(begun.values())
-            raise
-        known = [entry for entry in entries if entry is not None and not isinstance(entry, Exception)]
-        if some:
-            self.ahead.open_parts(keyspace, some, [entries[place] for place in unknown])
-        announced = sum(self.ahead.was_announced(key) for key in keys)
-        if not announced:
-            self.ahead.note_selection(keyspace, keys, [span for entry in known for span in entry.spans])
-        loop = asyncio.get_running_loop()
-        futures: list[list[asyncio.Future[bytes]]] = []
-        readers: list[Reader] = []
-        for place, (key, entry) in enumerate(zip(keys, entries, strict=True)):
-            if place in begun and begun[place].span == entry:
-                futures.append([begun.pop(place).future])
-                continue
-            spans = () if entry is None or isinstance(entry, Exception) else entry.spans
-            futures.append([loop.create_future() for _ in spans])
-            name = key if isinstance(entry, Span) else None
-            readers += [Reader(name, span, future) for span, future in zip(spans, futures[-1], strict=True)]
-        self.fetcher.read(readers)
-        out: list[bytes | Unmade | None] = []
-        try:
-            for key, entry, parts in zip(keys, entries, futures, strict=True):
-                match entry:
-                    case Packed():
-                        out.append(Unmade(key, entry, await self._arrived(key, entry, parts)))
-                    case Span():
-                        try:
-                            out.append(await parts[0])
-                        except FileNotFoundError:
-                            out.append(None)
-                    case Inline(data):
-                        out.append(data)
-                    case _:
-                        out.append(None)
+            if some:
+                looked_up = await self.find_all(keyspace, some, reads=not self.fetcher.has_disk)
+                for place, entry in zip(unknown, looked_up, strict=True):
+                    entries[place] = entry
+                self.ahead.open_parts(keyspace, some, looked_up)
+            if not sum(self.ahead.was_announced(key) for key in keys):
+                spans = [s for e in entries if e is not None and not isinstance(e, Exception) for s in e.spans]
+                self.ahead.note_selection(keyspace, keys, spans)
+            self._serve(zip(reads, entries, strict=True), begun)
+            out: list[bytes | Unmade | None] = []
+            for read in reads:
+                try:
+                    out.append(await read.future)
+                except FileNotFoundError:
+                    out.append(None)
+            return out
         finally:
-            _give_up(begun.values())
-            for future in chain(*futures):
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # asyncio logs errors that nobody asks for
-        return out
-
-    async def _arrived(self, key: str, entry: Packed, parts: Sequence[asyncio.Future[bytes]]) -> Sequence[bytes | None]:
-        """Return the ranges of a packed entry once they are there."""
-        self.stats.add(keys=1)
-        try:
-            return [await part_of(span, future) for span, future in zip(entry.spans, parts, strict=True)]
-        except Exception as e:  # noqa: BLE001  # raised again, with its key
-            raise fail(key, entry, e) from cause_of(e)
+            _give_up(chain(begun.values(), reads))
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
@@ -311,69 +249,87 @@ class Engine(Lookups):
         for read, entry in found:
             request, future = read.request, read.future
             key = request.key
-            if request.is_whole and not self.ahead.was_announced(key) and read.guess:
+            if request.is_whole and read.guess and not self.ahead.was_announced(key):
                 spans = () if entry is None or isinstance(entry, Exception) else entry.spans
                 asked.append(Asked(read.keyspace, (key,), spans))
             if future.done():
                 continue
-            match entry:
-                case Span() if entry.size is not None or request.is_whole:
-                    window = entry if request.is_whole else entry.window(request.start, request.end)
-                    if begun and future in begun and begun[future].span == window:
-                        _pass_on(begun.pop(future).future, future)
-                    elif isinstance(window, Span):
-                        most = self._answers.longest if key.endswith(DOCUMENTS) else None
-                        readers.append(Reader(key, window, future, most))
-                    else:
-                        future.set_result(b"")
-                case Inline():
-                    future.set_result(entry.window(request.start, request.end).data)
-                case None:
-                    future.set_exception(FileNotFoundError(key))
-                case Exception():
-                    future.set_exception(blame(key, entry))
-                case Span() | Packed():
-                    _stop_with_readers(self.start(self._serve_slowly(entry, read)), [future])
+            if entry is None or isinstance(entry, Exception):
+                future.set_exception(FileNotFoundError(key) if entry is None else blame(key, entry))
+                continue
+            try:
+                plan = plan_read(request, entry, self._answers.longest)
+            except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
+                future.set_exception(e)
+                continue
+            window = None if plan is None else plan.window
+            if plan is None:
+                _stop_with_readers(self.start(self._read_sized(entry, read)), [future])
+            elif isinstance(window, Inline):
+                future.set_result(window.data)
+            elif isinstance(window, Packed):
+                readers += self._begin_parts(plan, read)
+            elif begun and future in begun and begun[future].span == window:
+                _pass_on(begun.pop(future).future, future)
+            elif isinstance(window, Span):
+                readers.append(Reader(key, window, future, plan.most))
         if asked:
             self.ahead.note(asked)
         if readers:
             self.fetcher.read(readers)
 
-    async def _serve_slowly(self, entry: Span | Packed, read: _Read) -> None:
-        """Serve what one range of known size cannot: windows of objects of unknown size, and packed entries."""
-        key, start, end, future = read.request.key, read.request.start, read.request.end, read.future
-        try:
-            window = await self._window(entry, start, end)
-            data: Any
-            if isinstance(window, Packed):
-                data = Unmade(key, window, await self._parts(window))
+    def _begin_parts(self, plan: ReadPlan, read: _Read) -> list[Reader]:
+        """Return the readers of the ranges of ``plan``, which set the future of ``read`` when all have come."""
+        readers = [
+            Reader(None, span, asyncio.get_running_loop().create_future(), plan.most) for span in plan.window.spans
+        ]
+        parts = asyncio.gather(*[reader.future for reader in readers], return_exceptions=True)
+
+        def come(parts: asyncio.Future[list[bytes | BaseException]]) -> None:
+            future = read.future
+            if parts.cancelled():
+                future.cancel()
+            if future.done():
+                return
+            unmade = Unmade(plan, parts.result())
+            self.stats.add(keys=1)
+            if not read.make:
+                future.set_result(unmade)
+            elif unmade.is_small:
+                _set(future, unmade.make)
             else:
-                data = await self._bytes(window)
+                made = self.start(asyncio.to_thread(unmade.make))
+                _pass_on(made, future)
+
+        parts.add_done_callback(come)
+        read.future.add_done_callback(lambda future: parts.cancel() if future.cancelled() else None)
+        return readers
+
+    async def _read_sized(self, span: Entry, read: _Read) -> None:
+        """Serve a window of an object whose size has to be asked for."""
+        key, start, end, future = read.request.key, read.request.start, read.request.end, read.future
+        assert isinstance(span, Span), "`plan_read` knows the sizes of all other entries"
+        try:
+            facts = await self.need(Stat(span.url, origin=span.origin))
+            if facts is None:
+                raise FileNotFoundError(span.url)
+            if facts.size is None:  # the server does not tell
+                plan = ReadPlan(None, span, cut=slice(start, end))
+            else:
+                plan = ReadPlan(None, span.resized(facts.size).window(start, end))
+            data = await self._read(plan)
         except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
             if not future.done():
-                future.set_exception(fail(key, entry, e))
-            return
-        try:
-            if isinstance(data, Unmade) and read.make:
-                data = await data.made()
-        except Exception as e:  # noqa: BLE001  # it names the key
-            if not future.done():
-                future.set_exception(e)
+                future.set_exception(fail(key, span, e))
         else:
             self.stats.add(keys=1)
             if not future.done():
                 future.set_result(data)
 
-    async def _window(self, entry: Entry, start: int | None, end: int | None) -> Entry:
-        """Return bytes ``[start:end]`` of ``entry``; the server is asked how many it has, if that is needed."""
-        try:
-            return entry.window(start, end)
-        except ValueError:
-            if not isinstance(entry, Span):
-                raise
-        facts = await self.need(Stat(entry.url, origin=entry.origin))
-        if facts is None:
-            raise FileNotFoundError(entry.url)
-        if facts.size is None:  # the server does not tell
-            return Inline(await self._bytes(entry)).window(start, end)
-        return entry.resized(facts.size).window(start, end)
+
+def _set(future: asyncio.Future[bytes], make: Callable[[], bytes]) -> None:
+    """Have ``future`` end with what ``make`` returns or raises."""
+    try:
+        future.set_result(make())
+    except Exception as e:  # noqa: BLE001  # it names the key
+        future.set_exception(e)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Tree
 from refshard_fs.errors import (
     DamagedIndex,
@@ -31,19 +29,6 @@ from refshard_fs.targets.failures import (
 
 # ----------------------------------------------------------------------------------------------------
 # What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
-
-
-class NoSuchKey(FileNotFoundError):
-    """An entry is made of an optional object that does not exist, and nothing stands for it."""
-
-
-class PartFailed(Exception):
-    """Of an entry that is made of several ranges, reading ``span`` failed; the cause says why."""
-
-    def __init__(self, span: Span, error: Exception) -> None:
-        super().__init__(span, error)
-        self.span = span
-        self.error = error
 
 
 READING: Final = "on reading "  # a note on an error that begins so says where, not what
@@ -169,9 +154,7 @@ def source_failed(source: object, error: Exception) -> SourceNotReachable:
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:
     """Return what a failed read of ``entry`` means to the reader of ``key``."""
-    if isinstance(error, PartFailed):
-        entry, error = msgspec.structs.replace(error.span, optional=False), error.error
-    if isinstance(error, NoSuchKey) or (isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional):
+    if isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional:
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)
@@ -179,8 +162,8 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
 
 
 def cause_of(error: Exception) -> Exception:
-    """Return what went wrong, whatever it was a part of."""
-    return told_cause(error.error if isinstance(error, PartFailed) else error)
+    """Return ``error`` as the cause of another: its like, if its text may not be shown."""
+    return told_cause(error)
 
 
 def too_large(where: str, most: int) -> str:

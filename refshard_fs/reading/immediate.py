@@ -15,10 +15,9 @@ from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span,
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
-from refshard_fs.reading.engine import DOCUMENTS, Request
-from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, cause_of, fail
+from refshard_fs.reading.failures import blame, cause_of, fail
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
-from refshard_fs.reading.plan import KIB, MIB, Limits, coalesce
+from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import ABSENT
 
@@ -51,24 +50,21 @@ class Immediate:
     def take(self, request: Request, entry: Entry) -> bytes | None:
         """Return the bytes of ``request``, whose key is at ``entry``."""
         try:
-            most = None
-            if request.start is not None or request.end is not None:
-                if entry.size is None and isinstance(entry, Span):
-                    whole = self._fetch(Span(entry.url, 0, 0, optional=entry.optional, origin=entry.origin))
-                    if whole is None or whole.size is None:
-                        return None
-                    entry = entry.resized(whole.size)
-                entry = entry.window(request.start, request.end)
-            elif type(entry) is Span and entry.stop is None and request.key.endswith(DOCUMENTS):
-                most = self._answers.longest
-            if isinstance(entry, Inline):
-                self._stats.count("keys", 1)
-                return entry.data
-            data = self._bytes(entry, most)
+            plan = plan_read(request, entry, self._answers.longest)
+            if plan is None and isinstance(entry, Span):
+                empty = self._fetch(Span(entry.url, 0, 0, optional=entry.optional, origin=entry.origin))
+                if empty is None or empty.size is None:
+                    return None
+                entry = entry.resized(empty.size)
+                plan = plan_read(request, entry, self._answers.longest)
         except Exception as e:  # noqa: BLE001  # raised again as what it means: never as a missing key
             raise fail(request.key, entry, e) from cause_of(e)
-        if data is not None:
-            self._count(1, len(data), len(data), entry)
+        assert plan is not None, "the size is known"
+        data = self._read(plan)
+        if isinstance(plan.window, Inline):
+            self._stats.count("keys", 1)
+        elif data is not None:
+            self._count(1, len(data), len(data), plan.window)
         return data
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
@@ -218,7 +214,7 @@ class Immediate:
             with naming(entry):
                 try:
                     check_size(entry.size, self._answers.longest)
-                    data = self._bytes(entry, self._answers.longest)
+                    data = self._read(ReadPlan(None, entry, self._answers.longest))
                 except TooLarge:
                     raise
                 except ABSENT:
@@ -231,26 +227,19 @@ class Immediate:
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Found(value)
 
-    def _bytes(self, entry: Entry, most: int | None = None) -> bytes | None:
-        if isinstance(entry, Span):
-            answer = self._fetch(entry, most)
-            return None if answer is None else bytes(answer.data)
-        read: list[bytes | None] = []
-        for span in entry.spans:
+    def _read(self, plan: ReadPlan) -> bytes | None:
+        """Return the bytes of ``plan``; None where they take an event loop."""
+        parts: list[bytes | BaseException] = []
+        for span in plan.window.spans:
             try:
-                answer = self._fetch(span, most)
-            except Exception as e:
-                if not (span.optional and isinstance(e, ABSENT)):
-                    raise PartFailed(span, e) from e
-                read.append(None)
+                answer = self._fetch(span, plan.most)
+            except Exception as e:  # noqa: BLE001  # the plan says what it means
+                parts.append(e)
             else:
                 if answer is None:
                     return None
-                read.append(bytes(answer.data))
-        data = entry.finish(read)
-        if data is None:
-            raise NoSuchKey
-        return data
+                parts.append(bytes(answer.data))
+        return plan.assemble(parts)
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         kept = self._pool.versions.kept(span)

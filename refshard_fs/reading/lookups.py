@@ -17,9 +17,10 @@ from refshard_fs.core.model import Entry, Head, Load, Names, Need, Origin, Packe
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError
 from refshard_fs.reading.dispatch import Reader
-from refshard_fs.reading.failures import NoSuchKey, PartFailed, blame, note
+from refshard_fs.reading.failures import blame, note
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Answers, Found, Streamed, advance, load, naming, sized
+from refshard_fs.reading.plan import ReadPlan
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.failures import ABSENT
 from refshard_fs.targets.versioned import VersionedObject
@@ -35,16 +36,6 @@ class _Loading:
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.waiting = 0
-
-
-async def part_of(span: Span, read: Awaitable[bytes]) -> bytes | None:
-    """Return what is read of ``span``, one of an entry; None if it is optional and its object does not exist."""
-    try:
-        return await read
-    except Exception as e:
-        if span.optional and isinstance(e, ABSENT):
-            return None
-        raise PartFailed(span, e) from e
 
 
 class Lookups:
@@ -202,31 +193,16 @@ class Lookups:
         """
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)
-        try:
-            return await self._bytes(entry, self._answers.longest, keep=keep)
-        except PartFailed as e:
-            raise e.error from e
+        return await self._read(ReadPlan(None, entry, self._answers.longest), keep=keep)
 
-    async def _bytes(self, entry: Entry, most: int | None = None, *, keep: bool = True) -> bytes:
-        if isinstance(entry, Span):
-            return await self._fetched(entry, most, keep=keep)
-        data = entry.finish(await self._parts(entry, most, keep=keep))
-        if data is None:
-            raise NoSuchKey
-        return data
-
-    async def _parts(self, entry: Entry, most: int | None = None, *, keep: bool = True) -> list[bytes | None]:
-        """Return the bytes of the ranges of ``entry``, in their order; None of an optional one without an object."""
-        return await asyncio.gather(*[part_of(span, self._fetched(span, most, keep=keep)) for span in entry.spans])
-
-    def _fetched(self, span: Span, most: int | None, *, keep: bool) -> asyncio.Future[bytes]:
-        """Return a future of the bytes of ``span``, merged with whatever else is fetched in this tick."""
+    async def _read(self, plan: ReadPlan, *, keep: bool = True) -> bytes:
+        """Return the bytes of ``plan``, whose ranges are merged with whatever else is fetched in this tick."""
         loop = asyncio.get_running_loop()
         if not self._soon:
             loop.call_soon(self._fetch_soon)
-        reader = Reader(None, span, loop.create_future(), most, keep)
-        self._soon.append(reader)
-        return reader.future
+        readers = [Reader(None, span, loop.create_future(), plan.most, keep) for span in plan.window.spans]
+        self._soon += readers
+        return plan.assemble(await asyncio.gather(*[reader.future for reader in readers], return_exceptions=True))
 
     def _fetch_soon(self) -> None:
         readers, self._soon = self._soon, []

@@ -1,17 +1,101 @@
-"""Which requests serve a set of byte ranges: pure, n log n, every range served exactly once."""
+"""The plan of a read, pure: a key's entry -> the window asked for -> its spans -> blocks of them -> the key's bytes.
+
+`plan_read` says which spans serve a request, and `ReadPlan.assemble` makes its bytes of theirs. `coalesce` and `parts`
+say which blocks serve many spans: in n log n, and no byte is in two blocks. Two executors read what is planned:
+`immediate` in the thread that asks, `engine` on an event loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
+
+from refshard_fs.core.model import Entry, Span
+from refshard_fs.core.zarrmeta import METADATA_NAMES
+from refshard_fs.reading.failures import cause_of, fail
+from refshard_fs.targets.failures import ABSENT
 
 KIB = 1024
 MIB = 1024 * KIB
 
+DOCUMENTS = tuple(sorted(METADATA_NAMES))
 PARTS = 1 << 14  # that a range is read in, at most: it may be as long as a manifest says
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """Bytes ``[start:end]`` of ``key``, as slicing would take them."""
+
+    key: str
+    start: int | None = None
+    end: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes of the key are asked for."""
+        return self.start is None and self.end is None
+
+
+class ReadPlan(msgspec.Struct, frozen=True):
+    """How the bytes of one request come about: the spans of ``window`` are read, and then assembled.
+
+    Errors name ``key``; if that is None, they are raised as they are. More than ``most`` bytes of an object of unknown
+    size are an error. ``cut`` is taken of what is assembled.
+    """
+
+    key: str | None
+    window: Entry
+    most: int | None = None
+    cut: slice | None = None
+
+    def assemble(self, parts: Sequence[bytes | BaseException]) -> bytes:
+        """Return the bytes of the request, given those of each span, or the error that reading it met.
+
+        FileNotFoundError means that there is no such key.
+        """
+        if type(self.window) is Span and self.cut is None and isinstance(parts[0], bytes):
+            return parts[0]  # nearly always
+        read: list[bytes | None] = []
+        for span, part in zip(self.window.spans, parts, strict=True):
+            if not isinstance(part, BaseException):
+                read.append(part)
+            elif span.optional and span is not self.window and isinstance(part, ABSENT):
+                read.append(None)
+            else:
+                self._raise(span, part)
+        try:
+            data = self.window.finish(read)
+        except Exception as e:  # noqa: BLE001  # damaged bytes raise whatever their codec does
+            self._raise(self.window, e)
+        if data is None:
+            raise FileNotFoundError(self.key)
+        return data if self.cut is None else data[self.cut]
+
+    def _raise(self, entry: Entry, error: BaseException) -> NoReturn:
+        if self.key is None or not isinstance(error, Exception):
+            raise error
+        if entry is not self.window and isinstance(entry, Span):  # a part that has to exist
+            entry = msgspec.structs.replace(entry, optional=False)
+        raise fail(self.key, entry, error) from cause_of(error)
+
+
+def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | None:
+    """Return the plan of ``request``, whose key is at ``entry``; None if the size of its object is needed.
+
+    Documents have up to ``most`` bytes.
+    """
+    key = request.key
+    window = entry
+    if not request.is_whole:
+        try:
+            window = entry.window(request.start, request.end)
+        except ValueError as e:
+            if isinstance(entry, Span):
+                return None
+            raise fail(key, entry, e) from cause_of(e)
+    return ReadPlan(key, window, most if key.endswith(DOCUMENTS) else None)
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ from fsspec.spec import AbstractBufferedFile
 from refshard_fs.core.keyspace import Listing
 from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged, told
-from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
+from refshard_fs.reading.plan import Request
 from refshard_fs.session.session import Session
 from refshard_fs.targets import seconds
 

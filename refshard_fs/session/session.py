@@ -32,13 +32,13 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
-from refshard_fs.reading.engine import Engine, Request, Unmade
+from refshard_fs.reading.engine import Engine, Unmade
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Answers, Found
-from refshard_fs.reading.plan import MIB, Limits, Planned, requests_for
+from refshard_fs.reading.plan import MIB, Limits, Planned, Request, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import Admission, is_trusted

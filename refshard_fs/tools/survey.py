@@ -23,9 +23,8 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, batches
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
-from refshard_fs.reading.engine import Request
 from refshard_fs.reading.failures import blame
-from refshard_fs.reading.plan import Planned
+from refshard_fs.reading.plan import Planned, Request
 from refshard_fs.session.session import Session
 from refshard_fs.tools.views import progress
 

@@ -17,8 +17,7 @@ from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.core.model import Load, Raw, Span
 from refshard_fs.reading import prefetch
 from refshard_fs.reading.dispatch import Block, Dispatch
-from refshard_fs.reading.engine import Request
-from refshard_fs.reading.plan import MIB
+from refshard_fs.reading.plan import MIB, Request
 from refshard_fs.reading.readahead import ReadAhead
 from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer

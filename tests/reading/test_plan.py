@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.reading.plan import KIB, MIB, PARTS, Limits, coalesce, parts, requests_for
+from refshard_fs.core.model import Entry, Inline, Packed, Span
+from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.reading.plan import (
+    KIB,
+    MIB,
+    PARTS,
+    Limits,
+    ReadPlan,
+    Request,
+    coalesce,
+    parts,
+    plan_read,
+    requests_for,
+)
 
 RANGES = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=60)
 LIMITS = st.builds(Limits, gap=st.integers(-1, 200), block=st.integers(1, 1000))
@@ -110,3 +125,75 @@ def test_ranges_that_stay_apart_share_a_request_only_where_they_touch() -> None:
     ranges = [(0, 10), (10, 20), (21, 30), (25, 40)]
     assert [(b.start, b.stop) for b in coalesce(ranges, Limits().apart)] == [(0, 20), (21, 40)]
     assert [(b.start, b.stop) for b in coalesce(ranges, Limits(gap=-1).apart)] == [(0, 10), (10, 20), (21, 40)]
+
+
+class Reversed(msgspec.Struct, frozen=True):
+    """A recipe that reverses what it is given."""
+
+    def make(self, raw: bytes) -> bytes:
+        if raw == b"damaged":
+            raise ValueError("it is damaged")
+        return raw[::-1]
+
+
+URL = "https://host.example/x"
+PART = Span(URL, 0, 4)
+ABSENT_PART = Span(URL + "y", 0, 4, optional=True)
+WINDOWS = [(None, None), (0, 0), (2, 5), (-3, None), (None, -2), (3, None), (7, 2), (90, 99)]
+
+
+@pytest.mark.parametrize(("start", "end"), WINDOWS)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Span(URL, 10, 18),
+        Inline(b"abcdefgh"),
+        Packed(Span(URL, 10, 18), Reversed(), made=8),
+        Packed(PART, Reversed(), made=8, parts=(Span(URL, 10, 14), Inline(b"xyz"), Span(URL, 40, 41))),
+    ],
+)
+def test_a_plan_assembles_what_slicing_gives(entry: Entry, start: int | None, end: int | None) -> None:
+    def read(start: int | None, end: int | None) -> bytes:
+        plan = plan_read(Request("k", start, end), entry, None)
+        assert plan is not None
+        return plan.assemble([bytes(range(span.start, span.stop or 0)) for span in plan.window.spans])
+
+    assert read(start, end) == read(None, None)[start:end]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_sized"), [(2, 5, False), (-3, None, False), (-3, -1, True), (2, -1, True)]
+)
+def test_a_plan_asks_for_the_size_only_where_the_window_needs_it(start: int, end: int | None, is_sized: bool) -> None:
+    assert (plan_read(Request("k", start, end), Span(URL), None) is None) is is_sized
+
+
+@pytest.mark.parametrize(
+    ("entry", "part", "error"),
+    [
+        (ABSENT_PART, FileNotFoundError("y"), FileNotFoundError),
+        (PART, FileNotFoundError("x"), ReferenceNotReachable),
+        (PART, OSError("reset"), ReferenceNotReachable),
+        (PART, asyncio.CancelledError(), asyncio.CancelledError),
+        (Packed(ABSENT_PART, Reversed()), FileNotFoundError("y"), FileNotFoundError),
+        (Packed(ABSENT_PART, Reversed()), OSError("reset"), ReferenceNotReachable),
+        (Packed(PART, Reversed()), FileNotFoundError("x"), ReferenceNotReachable),
+        (Packed(PART, Reversed()), b"damaged", ReferenceNotReachable),
+    ],
+)
+def test_a_plan_says_what_the_error_of_a_part_means(
+    entry: Entry, part: bytes | BaseException, error: type[BaseException]
+) -> None:
+    plan = plan_read(Request("some/key"), entry, None)
+    assert plan is not None
+    with pytest.raises(error, match=None if error is asyncio.CancelledError else "some/key") as caught:
+        plan.assemble([part])
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("part", [FileNotFoundError("y"), OSError("reset")])
+def test_a_plan_without_a_key_raises_errors_as_they_are(part: Exception) -> None:
+    with pytest.raises(type(part), match=str(part)) as caught:
+        ReadPlan(None, PART).assemble([part])
+    assert caught.value is part
+    assert caught.value.__cause__ is None
