@@ -16,7 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from refshard_fs.targets import versioned
+from refshard_fs.targets import failures, versioned
 from tests.fault_matrix import MATRIX, summary
 from tests.forked import ForkServer
 from tests.servers.http import RangeServer
@@ -113,6 +113,14 @@ def _registered() -> None:
 def _service_models_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         share_models(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _further_tries_are_made_at_once() -> Iterator[None]:
+    """Hundreds of tests have servers that fail now and then; only `tests/targets/test_retry.py` looks at the waits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failures, "_FIRST", 0.001)
         yield
 
 

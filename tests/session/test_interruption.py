@@ -119,7 +119,8 @@ def test_after_an_interrupt_the_same_instance_reads_right_bytes(
     how: str, refs: dict[str, Any], http_server: RangeServer
 ) -> None:
     http_server.latency = 0.1
-    pauses = [random.Random(how).uniform(0, 0.15) for _ in range(4)]
+    chance = random.Random(how)
+    pauses = [chance.uniform(0, 0.15) for _ in range(2)]
     found, errors = interrupted(http_server, refs, how, "/x.bin", pauses)
     assert found == WANT
     assert "Traceback" not in errors
