@@ -64,10 +64,12 @@ CUTS: dict[str, list[Sequence[int] | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize(
+    ("name", "compression"),
+    [*((name, None) for name in CUTS), *((name, "gzip") for name, cuts in CUTS.items() if None not in cuts)],
+)
 def test_a_cube_of_months_has_the_values_that_xarray_reads(tmp_path: Path, name: str, compression: str | None) -> None:
-    storage = {} if compression is None or None in CUTS[name] else {"compression": compression, "shuffle": True}
+    storage = {} if compression is None else {"compression": compression, "shuffle": True}
     files = year(tmp_path, CUTS[name], **storage)
     cube = refshard_fs.concat(files, "time", lazy=True)
     cube.save(str(tmp_path / "cube.refshard"))
