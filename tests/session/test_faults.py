@@ -183,8 +183,9 @@ ALWAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("operation", "limits"), [*((op, "merged") for op in OPERATIONS), *((op, "single") for op in MAIN)]
+)
 @pytest.mark.parametrize("fault", ALWAYS)
 def test_a_fault_is_an_error_or_does_no_harm(
     http_server: RangeServer, url: str, outcomes: Outcomes, fault: str, operation: Callable[[Any], None], limits: str

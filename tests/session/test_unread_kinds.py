@@ -48,7 +48,8 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_compressed_as_a_whole_is_named(kind: str, codec: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(PACKERS[codec](FILES[kind] + NOISE[: 1 << (20 if codec == "bzip2" else 10)]))
+    is_long = codec == "bzip2" and kind == "fits"  # so that its first block is longer than what is looked at
+    path.write_bytes(PACKERS[codec](FILES[kind] + NOISE[: 1 << (20 if is_long else 10)]))
     with pytest.raises(UnknownSource, match=rf"{kind}.*that {codec} compressed as a whole.*Decompress it"):
         RefShardFileSystem(str(path)).ls("")
     with pytest.raises(UnknownSource, match=f"that {codec} compressed as a whole"):
