@@ -308,10 +308,11 @@ def _is_scalar(part: NamedSet, dim: str) -> bool:
 
 def _varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
     """Return the ``parts`` with digests of arrays ``paths`` that are small, if not known, and those that differ."""
+    paths = list(dict.fromkeys(paths))  # each is decoded once in each part
     unknown = {path for path in paths if any(path in p.variables and p.values(path) is None for p in parts)}
     known = with_digests(parts, [], frozenset(), only=unknown)
     differing = set()
-    for path in dict.fromkeys(paths):
+    for path in paths:
         first, *others = [part for part in known if path in part.variables]
         if any(_differ(path, first, other) for other in others):
             differing.add(path)

@@ -13,6 +13,7 @@ import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.sets.patterns import FileGrid, Pattern
+from refshard_fs.sets.variables import NamedSet
 from tests.sets.test_concatenating import VERSIONS
 
 xr = pytest.importorskip("xarray")
@@ -408,6 +409,21 @@ def test_scalars_that_differ_get_a_dimension_of_names(tmp_path: Path) -> None:
     assert found["scene"].values.tolist() == ["n0", "n1"]
     assert found["time"].dims == found["scene"].dims == found["member"].dims
     assert found["all"].dims == ()
+
+
+def test_scalars_are_decoded_once_or_twice_in_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        granule(tmp_path / f"f{number}.nc", number, "f4")
+    decoded: list[str] = []
+    decode = NamedSet.decoded
+
+    def watched(self: NamedSet, path: str, chunks: Any) -> Any:
+        decoded.append(path)
+        return decode(self, path, chunks)
+
+    monkeypatch.setattr(NamedSet, "decoded", watched)
+    refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"])
+    assert max(map(decoded.count, set(decoded) - {"member"})) <= 4 * 9
 
 
 def test_a_name_with_brackets_is_itself(tmp_path: Path) -> None:
