@@ -98,8 +98,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     format:
         Name of the source's format, where recognising it is not wanted.
     index_cache:
-        Where decoded manifests are kept, so that other processes open them at once: a directory, True for this
-        platform's directory of caches, False for nowhere. By default, large ones are kept as with True.
+        Where decoded manifests, and what was found in GRIB2 files, are kept, so that other processes open them at
+        once: a directory, True for this platform's directory of caches, False for nowhere. By default, large ones
+        are kept as with True.
     max_manifest_bytes:
         Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB. No more are
         fetched where a server does not tell the length. A compressed document that grows more than 500 times

@@ -16,7 +16,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.failures import blame, cause_of, fail
-from refshard_fs.reading.loading import Answers, Found, Streamed, advance, decode, naming, sized
+from refshard_fs.reading.loading import Answers, Found, Scanned, Streamed, advance, decode, naming, sized
 from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import ABSENT
@@ -205,7 +205,7 @@ class Immediate:
     def _load(self, need: Load) -> Found | None:
         """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""
         entry = need.entry
-        if not isinstance(entry, Span) or isinstance(need.index, Streamed):
+        if not isinstance(entry, Span) or isinstance(need.index, Scanned | Streamed):
             return None
         with self._loading:  # of several threads one loads, and the others find it
             value = self._answers.get(need, self._pool)

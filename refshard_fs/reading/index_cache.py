@@ -33,6 +33,7 @@ _PIECE: Final = 1 << 18  # bytes of a file that are checked at a time
 CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used go first
 SUFFIX: Final = ".refindex"
 _HAS_OWNERS: Final = hasattr(os, "getuid")  # Windows has rights of another kind
+SHARED: Final = 64  # processes may write at a time: each takes this part of what is free before it looks again
 STALE: Final = 3600  # seconds after which an unfinished file is nobody's
 
 
@@ -49,6 +50,9 @@ def default_directory() -> Path | None:
         return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "refshard_fs"
     except RuntimeError:  # nobody's home
         return None
+
+
+_free: Final[dict[tuple[Path, int], int]] = {}  # bytes that this process may write before it looks, by directory
 
 
 class IndexCache:
@@ -124,14 +128,19 @@ class IndexCache:
             raise
 
     def _make_room(self, size: int) -> None:
+        known = (self.directory, self.capacity)
+        _free[known] = _free.get(known, 0) - size
+        if _free[known] >= 0:  # to look at each of thousands of small files before each is written takes minutes
+            return
         files = sorted(self._files(), key=lambda file: file[1])
         total = size + sum(length for _, _, length in files)
         for path, _, length in files:
             if total <= self.capacity:
-                return
+                break
             with contextlib.suppress(OSError):
                 os.unlink(path)
                 total -= length
+        _free[known] = max(self.capacity - total, 0) // SHARED
 
     def _files(self) -> Iterator[tuple[str, float, int]]:
         """Yield path, time of last use and size of each file, unfinished ones too; those that are old go at once."""

@@ -66,18 +66,33 @@ class Packable(Protocol):
         """Return the decoded form, on the memory of ``data``; ValueError if it is of another version."""
 
 
+@runtime_checkable
+class Scanned(Protocol):
+    """An index that is made in several reads of its source, such as one of each message of a file."""
+
+    def scan(self, source: Span) -> Steps[Any]:
+        """Return the index; ``source`` is the whole object, of one version."""
+
+
 Read = Callable[[Entry], Awaitable[bytes]]
+Run = Callable[[Steps[Any]], Awaitable[Any]]
 
 
 async def load(
-    need: Load, read: Read, keep: IndexCache | None = None, sized: Callable[[Load], Index] = attrgetter("index")
+    need: Load,
+    read: Read,
+    run: Run,
+    keep: IndexCache | None = None,
+    sized: Callable[[Load], Index] = attrgetter("index"),
 ) -> tuple[Any, int]:
     """Return the decoded index of ``need``, whose bytes ``read`` returns, and its weight in memory.
 
-    ``sized`` returns the index as it is known when they are read. It is looked for in ``keep`` first.
+    ``sized`` returns the index as it is known when they are read. It is looked for in ``keep`` first. ``run`` drives
+    the steps of a scan.
     """
-    index = need.index
-    if not isinstance(index, Streamed):
+    index: Any = need.index
+    is_scanned = isinstance(index, Scanned)
+    if not is_scanned and not isinstance(index, Streamed):
         data = await read(need.entry)
         value = await _decode(sized(need), data)
         return value, getattr(value, "nbytes", len(data))
@@ -87,9 +102,9 @@ async def load(
         if name is not None:
             value = await asyncio.to_thread(_kept, keep, name, index)
     if value is None:
-        value = await _stream(need.entry, index, read)
+        value = await (run(index.scan(need.entry)) if is_scanned else _stream(need.entry, index, read))
         if keep is not None and name is not None:
-            if keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
+            if is_scanned or keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
                 _put(keep, name, index, value)
     return value, int(getattr(value, "nbytes", MANY))
 

@@ -166,7 +166,7 @@ class Lookups:
                     with naming(entry):
                         size = partial(sized, pool=self.pool)
                         read = partial(self._document, keep=not isinstance(need.index, Streamed))
-                        value, weight = await load(need, read, self._answers.keep, size)
+                        value, weight = await load(need, read, self.run, self._answers.keep, size)
                 except ABSENT:
                     if isinstance(entry, Span) and entry.optional:
                         return None

@@ -17,11 +17,14 @@ from refshard_fs.core.format import HEAD, IN_MEMORY, OpenOptions, Probe
 from refshard_fs.core.model import Facts
 from refshard_fs.formats.grib2 import messages, source
 from refshard_fs.formats.grib2.decoding import Values
+from refshard_fs.formats.grib2.source import FileScan
+from refshard_fs.session.session import INDEXES
 from tests.formats.files_of_arrays import check_commands
 from tests.memory import taking
 from tests.servers.http import RangeServer
 from tests.sharding.in_memory import ROOT, Files
 from tests.sharding.writers import IS_ZARR_2, array
+from tests.threads import settle
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
@@ -510,6 +513,73 @@ def test_joining_steps_takes_two_requests_a_file() -> None:
         assert len(server.requests()) == 3 * len(urls), "the head, the rest and a field"
     assert found.shape == (3, 150, 150)
     assert np.ptp(found, axis=0).max() == 0
+
+
+@pytest.mark.parametrize("size", ["small", "large", "sidecar"])
+def test_a_scan_is_kept_for_the_next_process(tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used for the version of the file that was scanned, and no other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if size != "small":
+        monkeypatch.setattr(source, "WHOLE", 0)
+    data = many() * 2
+    assert len(data) > 1 << 18, "worth keeping by default"
+    others = b"".join(on_level(level, shortName="t", Ni=60, Nj=60, values=POINTS + 1) for level in (850, 500))
+    with RangeServer() as server:
+        urls = [server.put(f"{step}.grib2", data) for step in range(2)]
+        if size == "sidecar":
+            for url in urls:
+                server.put(url.rpartition("/")[2] + ".idx", sidecar(data, ".idx"))
+        first = everything_of(urls[0])
+        assert everything_of(urls[1]) == first
+        server.clear()
+        assert everything_of(urls[0], reads=False).keys() == first.keys()
+        (head,) = server.requests()
+        assert (head.stop or 0) - (head.start or 0) == HEAD
+        assert everything_of(urls[0]) == first
+        server.put("0.grib2", others + bytes(1 << 18))
+        if size == "sidecar":
+            server.delete("0.grib2.idx")
+        changed = everything_of(urls[0])
+        assert changed == everything_of(urls[0], index_cache=False)
+        assert changed.keys() != first.keys()
+
+
+def everything_of(url: str, *, reads: bool = True, **options: Any) -> dict[str, bytes]:
+    """Return what a process shows that knows nothing of ``url``; without ``reads`` not the chunks' bytes."""
+    INDEXES.clear()
+    fs = RefShardFileSystem(url, skip_instance_cache=True, **options)
+    found = {key: fs.cat_file(key) if reads else b"" for key in fs.find("")}
+    settle()
+    return found
+
+
+def test_scans_of_parts_of_a_cube_are_kept(tmp_path: Path) -> None:
+    keys = {"shortName": "t", "Ni": 150, "Nj": 150, "bitsPerValue": 16, "values": np.resize(POINTS, 22_500)}
+    with RangeServer() as server:
+        urls = [
+            server.put(f"{step}.grib2", b"".join(on_level(level, step=step, **keys) for level in (1000, 850, 500)))
+            for step in range(3)
+        ]
+        options = {"allow": [server.url], "index_cache": str(tmp_path / "kept")}
+        refshard_fs.concat(urls, "step", lazy=True, **options).save(str(tmp_path / "cube.refshard"))
+        settle()
+        INDEXES.clear()
+        server.clear()
+        with xr.open_dataset(tmp_path / "cube.refshard", engine="refshard", storage_options=options) as ds:
+            found = ds["t"].sel(isobaricInhPa=500).values
+        assert len(server.requests()) == 2 * len(urls), "the head, and a field"
+    assert np.ptp(found, axis=0).max() == 0
+
+
+def test_a_scan_is_packed_and_unpacked() -> None:
+    data = cube()
+    kind = FileScan(data[:100], len(data))
+    scan = source.Scan((messages.Unshown(7, "of another kind"), *source._scanned(data, b"", "x").found))
+    packed = b"".join(kind.pack(scan))
+    assert kind.unpack(memoryview(packed)) == scan
+    for harmed in (b"", packed[:-1], b"\x92\x90" + packed[2:]):
+        with pytest.raises(ValueError, match="expected the scan"):
+            kind.unpack(memoryview(harmed))
 
 
 def test_of_large_messages_a_window_is_read() -> None:

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.model import Entry, Inline, Load, Pin, Span
+from refshard_fs.core.model import Entry, Inline, Load, Pin, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
@@ -51,6 +51,10 @@ class Reads:
         return self.data[entry.start : entry.stop]
 
 
+async def drive(steps: Steps[Any]) -> Any:
+    raise AssertionError("expected an index of one read")
+
+
 def need(data: bytes, url: str = "/refs.json") -> Load:
     return Load(Span(url, pin=Pin(None, None, len(data))), JsonIndex(url))
 
@@ -61,7 +65,7 @@ def need(data: bytes, url: str = "/refs.json") -> Load:
 def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> None:
     data = compress(document())
     reads = Reads(data)
-    refs, weight = asyncio.run(load(need(data, url), reads))
+    refs, weight = asyncio.run(load(need(data, url), reads, drive))
     assert len(refs) == 5002
     assert weight == refs.nbytes
     assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
@@ -133,7 +137,7 @@ def test_a_long_decode_leaves_the_event_loop_free() -> None:
 
     async def run() -> None:
         slow = Slow(asyncio.get_running_loop())
-        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read)
+        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read, drive)
 
     async def read(entry: Entry) -> bytes:
         assert isinstance(entry, Inline)

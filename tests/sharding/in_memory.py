@@ -9,6 +9,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, RefShardError
+from refshard_fs.reading.loading import Scanned
 from refshard_fs.session import recognition as catalog
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Files:
             while True:
                 need = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
                 needs = need if isinstance(need, tuple) else (need,)
-                self.rounds += any(not (isinstance(one, Load) and isinstance(one.entry, Inline)) for one in needs)
+                self.rounds += any(map(_is_read, needs))
                 try:
                     answer = tuple(map(self._meet, need)) if isinstance(need, tuple) else self._meet(need)
                 except Exception as e:
@@ -69,6 +70,8 @@ class Files:
         match need:
             case Load(Span(url=url, optional=True)) if url not in self.files:
                 return None
+            case Load(Span() as source, Scanned() as index):
+                return self.run(index.scan(source))
             case Load(entry, index):
                 try:
                     return index.decode(self.bytes(entry))
@@ -83,3 +86,11 @@ class Files:
                 return None if data is None else (Facts(len(data)), data[:length])
             case Names():
                 return None
+
+
+def _is_read(need: Need) -> bool:
+    """Whether a server is asked for something: not for bytes in memory, and of a scan for what it needs."""
+    match need:
+        case Load(Inline()) | Load(index=Scanned()):
+            return False
+    return True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, MadeChunks
@@ -16,6 +18,7 @@ from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, toge
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
 from refshard_fs.formats.grib2.messages import (
+    PACKINGS,
     TEMPLATES,
     Field,
     Grib,
@@ -32,6 +35,7 @@ SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's n
 # take one: as many take two rounds of 20 ms at 60 MB/s. Its messages are
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes long, as the first one says: of few long ones, a window each is far less
+VERSION: Final = 1  # of scans in the index cache: counts up whenever a file would have other fields
 FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
@@ -74,41 +78,100 @@ _COORDINATES: Final = {
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a GRIB2 file."""
     source, size = probe.file("GRIB2")
-    if probe.is_in_memory or (size <= WHOLE and _begins_with_short(probe.head)):
-        rest = source.part(len(probe.head), size - len(probe.head))
-        index = Parsed(_scanned, (probe.head, probe.url))
-        scan = (yield Load(rest, index)) if rest.size else index.decode(b"")
+    if size == len(probe.head):
+        scan = _scanned(b"", probe.head, probe.url)
     else:
-        offsets = yield from _sidecar(probe.url)
-        scan = yield from _scan(Grib(probe.url, source, size, probe.head), offsets or ())
+        assert probe.facts is not None, "a file whose size is known"
+        scan = yield Load(Span(probe.url, pin=probe.facts.pin), FileScan(probe.head, size))
     group = _Group(probe.url, source, options.zarr_format)
     group.show(scan.found)
     return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
 
 
-def _begins_with_short(head: bytes) -> bool:
-    """Whether the first message of a file is a short one."""
-    at = find_message(head)
-    return 0 <= at <= len(head) - 16 and length_of(head[at : at + 16]) <= SHORT
-
-
-class _Scan(NamedTuple):
+class Scan(NamedTuple):
     """The fields of a file, and why others are not shown."""
 
     found: tuple[Field | Unshown, ...]
 
     @property
     def nbytes(self) -> int:
-        return sum(FIELD_BYTES + (len(one.grid) if isinstance(one, Field) else 0) for one in self.found)
+        grids = {id(one.grid): len(one.grid) for one in self.found if isinstance(one, Field)}
+        return FIELD_BYTES * len(self.found) + sum(grids.values())
 
 
-def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[_Scan]:
+class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A field as it is kept on disk, with the number of its grid; or the byte and the reason of `Unshown`."""
+
+    number: int
+    reason: str = ""
+    field: Field | None = None
+
+
+class _KeptScan(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    grids: list[bytes]
+    found: list[_Kept]
+
+
+class FileScan(msgspec.Struct, frozen=True):
+    """Finds the fields of a file of ``size`` bytes that begins with ``head``. The index cache keeps the result."""
+
+    head: bytes
+    size: int
+
+    def scan(self, source: Span) -> Steps[Scan]:
+        """Return the fields: of a small file of short messages by one read, of others by sidecar or windows."""
+        if self.size <= WHOLE and self._begins_with_short():
+            rest = source.resized(self.size).part(len(self.head), self.size - len(self.head))
+            scan: Scan = yield Load(rest, Parsed(_scanned, (self.head, source.url)))
+        else:
+            offsets = yield from _sidecar(source)
+            scan = yield from _scan(Grib(source.url, source.resized(self.size), self.size, self.head), offsets or ())
+        grids: dict[bytes, bytes] = {}  # most fields of a file have the same one
+        return Scan(tuple(
+            msgspec.structs.replace(one, grid=grids.setdefault(one.grid, one.grid)) if isinstance(one, Field) else one
+            for one in scan.found
+        ))  # fmt: skip
+
+    def _begins_with_short(self) -> bool:
+        """Whether the first message of the file is a short one."""
+        at = find_message(self.head)
+        return 0 <= at <= len(self.head) - 16 and length_of(self.head[at : at + 16]) <= SHORT
+
+    def decode(self, data: bytes) -> Scan:
+        """Return the fields of a file that was read whole."""
+        return _scanned(data, b"", "the file")
+
+    def identity(self) -> bytes:
+        return repr((VERSION, TEMPLATES, PACKINGS, sha256(self.head).digest())).encode()
+
+    def pack(self, value: Scan) -> list[bytes | memoryview]:
+        grids: dict[bytes, int] = {}
+        found = [
+            _Kept(one.at, one.reason) if isinstance(one, Unshown) else
+            _Kept(grids.setdefault(one.grid, len(grids)), field=msgspec.structs.replace(one, grid=b""))
+            for one in value.found
+        ]  # fmt: skip
+        return [msgspec.msgpack.encode(_KeptScan(list(grids), found))]
+
+    def unpack(self, data: memoryview) -> Scan:
+        try:
+            kept = msgspec.msgpack.decode(data, type=_KeptScan)
+            return Scan(tuple(
+                Unshown(one.number, one.reason) if one.field is None else
+                msgspec.structs.replace(one.field, grid=kept.grids[one.number])
+                for one in kept.found
+            ))  # fmt: skip
+        except (msgspec.DecodeError, IndexError) as e:
+            raise ValueError(f"expected the scan of a GRIB file: {e}") from e
+
+
+def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
     messages = yield from grib.messages(offsets)
     found = yield from together([_fields(grib, *message) for message in messages])
-    return _Scan((*grib.unshown, *itertools.chain.from_iterable(found)))
+    return Scan((*grib.unshown, *itertools.chain.from_iterable(found)))
 
 
-def _scanned(rest: bytes, head: bytes, url: str) -> _Scan:
+def _scanned(rest: bytes, head: bytes, url: str) -> Scan:
     """Return the scan of a file whose bytes are ``head`` and ``rest``."""
     data = head + rest
     steps = _scan(Grib(url, Inline(data), len(data), data))
@@ -117,7 +180,7 @@ def _scanned(rest: bytes, head: bytes, url: str) -> _Scan:
         try:
             need = steps.send(answer)
         except StopIteration as stop:
-            scan: _Scan = stop.value
+            scan: Scan = stop.value
             return scan
         answer = tuple(map(_met, need)) if isinstance(need, tuple) else _met(need)
 
@@ -137,13 +200,14 @@ def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
         return [Unshown(at, str(e))]
 
 
-def _sidecar(url: str) -> Steps[tuple[int, ...] | None]:
+def _sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
     """Return the offsets of messages that a sidecar tells; None where there is none."""
+    url = source.url
     if "?" in url:  # signed, for instance: another name would not be allowed
         return None
     stem = url.rpartition(".")[0] if "." in url.rpartition("/")[2] else url
     names = dict.fromkeys(base + end for base in (url, stem) for end in SIDECARS)
-    found = yield tuple(Load(Span(name, optional=True), Parsed(parse_sidecar)) for name in names)
+    found = yield tuple(Load(Span(name, optional=True, origin=source.origin), Parsed(parse_sidecar)) for name in names)
     return next((offsets for offsets in found if offsets), None)
 
 
