@@ -70,6 +70,8 @@ def convert(source: str, out: str, *_: Any) -> None:
 
 def edit(source: str, out: str, format: str) -> None:
     """Save a set, and commit to it."""
+    if format == "chunk-manifest":
+        pytest.skip("sets of chunk manifests take no commits")
     RefShardFileSystem(source).save(out, format=format)
     fs = RefShardFileSystem(out, mode="a")
     fs.pipe_file("b/zarr.json", json.dumps(ARRAY).encode())
@@ -135,7 +137,7 @@ def test_copies_within_a_strangers_set_are_the_strangers(
             saved.cat_file("b/c/0")
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["json", "parquet"])
 def test_append_tells_ones_own_parts_from_a_strangers(
     format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
