@@ -1,1 +1,1 @@
-"""The policy: canonical URLs, and what a manifest may make this machine fetch. No I/O here."""
+"""Canonical URLs, and the rules for what a manifest may make this machine fetch. No I/O here."""

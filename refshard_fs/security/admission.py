@@ -1,11 +1,10 @@
-"""May a manifest make this machine fetch that URL, and with whose credentials? Decided here, pure, on canonical URLs.
+"""Decide whether a manifest may make this machine fetch a URL, and with whose credentials. Pure, on canonical URLs.
 
-A manifest that came from elsewhere is somebody else's document. By default it may point to
-the server or bucket that it came from, to other web servers and to object stores; never to this machine's files
-and memory, through chains of filesystems, or into private networks. What the user names in an option is the user's
-word: a protocol lends credentials, and a prefix opens a private network too. The string that is judged is the string
-that is opened: what cannot be made canonical is refused. Names are judged again when they are resolved, by the
-targets: `Network` says where an address leads.
+By default a manifest from elsewhere may point to the server or bucket that it came from, to other web servers and to
+object stores; never to this machine's files and memory, through chains of filesystems, or into private networks. An
+option of the user's permits more: a protocol lends credentials, and a prefix also opens a private network. The string
+that is judged is the string that is opened; a URL without a canonical spelling is refused. The targets judge host names
+again when they resolve them: `Network` classifies addresses.
 """
 
 from __future__ import annotations
@@ -36,39 +35,39 @@ ANONYMOUS: dict[str, dict[str, object]] = {
     "https": {},
 }
 OBJECT_STORES = ANONYMOUS.keys() - WEB
-# Protocols whose URLs name the server that is asked; those of object stores name a bucket, and others a repository.
+# Protocols whose URLs name a server; those of object stores name a bucket, and others a repository.
 _NAME_SERVERS = WEB | {"ftp", "ftps", "sftp", "ssh", "smb", "hdfs", "webhdfs", "arrow_hdfs", "webdav", "dav", "root"}
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PARENT = re.compile(r"(?:\.|%2e){2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
-# Names that no public server has (RFC 6762, appendix G; RFC 8375): where a proxy looks names up, they lead inside.
+# Names that no public server has (RFC 6762, appendix G; RFC 8375): a proxy that resolves them leads inside.
 _INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".localdomain", ".home.arpa")
-# The table of Python before 3.11.9 lacks most of the first (IANA's registry of special addresses); at the second,
-# which is in no table, Azure tells a machine its settings.
+# Python before 3.11.9 lacks most of the first (IANA's registry of special addresses). The second, which is in no
+# registry, serves the settings of machines on Azure.
 _NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
-_PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # of the first of these
-_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: all that is reachable from everywhere, but for what follows
-_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: what follows is of version 4
-_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: so it is here
+_PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in the first
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: the global addresses, apart from the next two kinds
+_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an address of version 4 follows
+_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an address of version 4 follows
 
 
 class Access(IntEnum):
-    """With whose credentials a target is opened, and where its server may be: the lower, the less is granted."""
+    """Whose credentials open a target, and where its server may be: lower values grant less."""
 
-    NONE = 0  # nobody's; at a public server
-    LENT = 1  # those for a protocol that the user named; at a public server
-    OWN = 2  # the user's, as configured or found in the environment; at any server
+    NONE = 0  # no credentials, at a public server
+    LENT = 1  # the credentials for a protocol that the user named, at a public server
+    OWN = 2  # the user's credentials, from the configuration or the environment, at any server
 
 
 def is_trusted(source: str) -> bool:
-    """Whether a manifest at ``source`` is the user's own: on this machine, or chained to a file on it."""
+    """Whether a manifest at ``source`` is the user's own: on this machine, or in a chain that ends on it."""
     last = links(source)[-1]
     return protocol_of(last) in (None, "memory", "data", *LOCAL)
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Return protocol, host or bucket, and port of a URL; of a chain, of its last link."""
+    """Return protocol, host or bucket, and port of a URL; for a chain, those of its last link."""
     last = links(url)[-1]
     protocol = protocol_of(last) or "file"
     rest = last.partition("://")[2]
@@ -78,12 +77,12 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     try:
         parts = urlsplit(f"//{authority}")
         return protocol, (parts.hostname or "").rstrip("."), parts.port or _PORTS[protocol]
-    except ValueError:  # no server is there
+    except ValueError:  # the URL cannot be opened
         return protocol, authority, None
 
 
 def canonical(url: str) -> str:
-    """Return ``url`` in its one spelling; ValueError, saying why, if it has none that is safe to judge."""
+    """Return ``url`` in its canonical spelling; ValueError, with the reason, if it has none that is safe to judge."""
     if _UNSAFE.search(url):
         raise ValueError("it has a control character or a backslash")
     protocol = protocol_of(url)
@@ -94,7 +93,7 @@ def canonical(url: str) -> str:
     if protocol in WEB and (mark := re.search(r"[?#]", authority)):
         authority, slash, path = rest[: mark.start()], "", rest[mark.start() :]
     plain = re.split(r"[?#]", path, maxsplit=1)[0] if protocol in WEB else path
-    dots = _PARENT if protocol in OBJECT_STORES else _DOTS  # a store takes '.' for a name like any other
+    dots = _PARENT if protocol in OBJECT_STORES else _DOTS  # to a store '.' is a name like any other
     if any(dots.fullmatch(segment) for segment in plain.split("/")):
         raise ValueError("it has a segment '.' or '..'")
     if protocol not in WEB:
@@ -107,33 +106,33 @@ def canonical(url: str) -> str:
         parts = urlsplit(f"//{authority}")
         host, port = parts.hostname or "", parts.port
         if ":" not in host:
-            host = host.rstrip(".").encode("idna").decode("ascii").lower().rstrip(".")  # of any script's full stops
+            host = host.rstrip(".").encode("idna").decode("ascii").lower().rstrip(".")  # full stops of other scripts
     except (ValueError, UnicodeError) as e:
-        raise ValueError(f"its host is none ({e})") from e
+        raise ValueError(f"its host is invalid ({e})") from e
     if not host or "%" in host or " " in host:
-        raise ValueError("its host is none")
+        raise ValueError("its host is invalid")
     spelled = f"[{host}]" if ":" in host else host
     if port is not None and port != _PORTS[protocol]:
         spelled += f":{port}"
-    return f"{protocol}://{spelled}{slash}{path.replace(' ', '%20')}"  # as it is sent
+    return f"{protocol}://{spelled}{slash}{path.replace(' ', '%20')}"  # as HTTP clients send it
 
 
 class Network(IntEnum):
-    """Where an address leads: the further down, the less a stranger may send anybody there."""
+    """The network of an address; larger values need more trust."""
 
     PUBLIC = 0
     PRIVATE = 1
-    MACHINE = 2  # this one, or its link
+    MACHINE = 2  # this machine, or its local link
 
 
 def network_of(host: str) -> Network:
-    """Return where ``host`` leads, in whatever way an address is spelled; a name that is none leads anywhere."""
+    """Return the network of ``host``, in any spelling of an address; a full host name counts as public."""
     if host == "localhost" or host.endswith(".localhost"):
         return Network.MACHINE
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        try:  # what the system's resolver takes for an address: 127.1, 0x7f000001, 2130706433
+        try:  # the system's resolver accepts these as addresses: 127.1, 0x7f000001, 2130706433
             address = ipaddress.ip_address(socket.inet_aton(host))
         except OSError:
             return Network.PRIVATE if "." not in host or host.endswith(_INSIDE) else Network.PUBLIC
@@ -145,7 +144,7 @@ def network_of(host: str) -> Network:
 
 
 def is_private(host: str) -> bool:
-    """Whether ``host`` is spelled as an address of this machine or of a private or link-local network, in any way."""
+    """Whether ``host`` is, in any spelling, an address of this machine or of a private or link-local network."""
     return network_of(host) is not Network.PUBLIC
 
 
@@ -164,15 +163,15 @@ def _is_public(address: ipaddress.IPv4Address) -> bool:
 
 
 def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """Return the version 4 addresses that one of version 6 stands for, by any of the ways to say so."""
+    """Return the addresses of version 4 that ``address`` embeds, in any of the known ways."""
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
         found.append(ipaddress.IPv4Address(address.packed[12:]))
     return [inner for inner in found if inner is not None]
 
 
-def spelled(url: str) -> str:
-    """Return ``url`` in the spelling by which prefixes are compared; one that has no canonical one, as it is."""
+def normalize(url: str) -> str:
+    """Return ``url`` in its canonical spelling, for comparing prefixes; unchanged if it has none."""
     try:
         return "::".join(map(canonical, links(url)))
     except ValueError:
@@ -191,11 +190,11 @@ def _host_of(url: str) -> str | None:
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """The rule for one source's targets.
+    """The rule for the targets of one source.
 
-    ``source`` is where a manifest came from that is not the user's own (None: it is, or may
-    point anywhere). ``allow`` is the user's list of URL prefixes, if there is one; then
-    nothing else is admitted. ``protocols`` and ``prefixes`` are those named in other options.
+    ``source`` is the URL of a manifest from elsewhere (None: the manifest is the user's own, or may point anywhere).
+    ``allow`` is the user's list of URL prefixes, if given; nothing else is admitted then. Other options of the user
+    name ``protocols`` and ``prefixes``.
     """
 
     source: str | None = None
@@ -211,7 +210,7 @@ class Admission(msgspec.Struct, frozen=True):
         if allow == "any":
             return cls()
         if isinstance(allow, str):
-            raise TypeError(f"allow={allow!r}: it is 'any' or a list of URL prefixes")
+            raise TypeError(f"allow={allow!r}: expected 'any' or a list of URL prefixes")
         listed = None if allow is None else tuple(map(_prefix, allow))
         if listed is None and (source is None or is_trusted(source)):
             return cls()
@@ -219,12 +218,12 @@ class Admission(msgspec.Struct, frozen=True):
 
     @property
     def admits_all(self) -> bool:
-        """Whether there is nothing to judge."""
+        """Whether every URL is admitted."""
         return self.source is None and self.allow is None
 
     @property
     def trusts_source(self) -> bool:
-        """Whether the manifest is the user's own, or one that ``allow=`` names."""
+        """Whether the manifest is the user's own, or ``allow=`` names it."""
         if self.source is None or is_trusted(self.source):
             return True
         allowed = dict.fromkeys(self.allow or (), True)
@@ -239,9 +238,9 @@ class Admission(msgspec.Struct, frozen=True):
         return dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
 
     def admit(self, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
-        """Return the spelling of ``url`` that is to be opened, and with whose credentials; else TargetNotAllowed.
+        """Return the URL to open for ``url``, and whose credentials to use; TargetNotAllowed if it is refused.
 
-        ``redirected_by`` is the URL that was asked for and whose server redirects to this one, if one does.
+        ``redirected_by`` is the requested URL whose server redirects to ``url``, if any.
         """
         if self.admits_all:
             return url, Access.OWN
@@ -267,16 +266,16 @@ class Admission(msgspec.Struct, frozen=True):
         return url, self._admit_by_default(url, redirected_by)
 
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
-        """Raise TargetNotAllowed unless the local ``path``, without symbolic links, is where it may be.
+        """Raise TargetNotAllowed unless the local ``path``, with its links resolved, lies in a permitted directory.
 
-        ``real`` follows the links of the directories that the user named.
+        ``real`` resolves the links of those directories.
         """
         if self.protocols.intersection(LOCAL) or (self.source is not None and is_trusted(self.source)):
             return
         named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes)]
         roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
         if longest_prefix(roots, path) is None:
-            rule = "a symbolic link leads there from a directory that is allowed"
+            rule = "a symbolic link leads there from a permitted directory"
             raise TargetNotAllowed(path, rule, remedy(path))
 
     @property
@@ -286,20 +285,20 @@ class Admission(msgspec.Struct, frozen=True):
     def _is_source(self, url: str) -> bool:
         """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
         source = self.source or ""
-        if len(links(source)) > 1:  # the first link decides what is opened: it has to be of the same kind
+        if len(links(source)) > 1:  # the first link decides which filesystem opens it
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
         return f"{url}/" == below or url == source or (url.startswith(below) and not climbs(url))
 
     def _cache_before(self, url: str) -> str:
-        """Return the cache (``simplecache::``) that stands before the source, if ``url`` has it too; else nothing."""
+        """Return the cache (``simplecache::``) in front of the source if ``url`` has it too, and ``""`` otherwise."""
         cache, mark, _ = (self.source or "").partition("::")
         is_cache = mark and "://" not in cache and cache not in ARCHIVES
         return cache + mark if is_cache and url.startswith(cache + mark) else ""
 
     def _with_own_login(self, url: str) -> str | None:
-        """Return ``url``, canonical, where it has the name and password that the user gave for the source's server."""
+        """Return the canonical ``url`` if it has the login that the user gave for the source's server."""
         source, there = urlsplit(self.source or ""), urlsplit(url)
         login, at, _ = source.netloc.rpartition("@")
         if not at or source.scheme not in WEB or (there.scheme, there.netloc) != (source.scheme, source.netloc):
@@ -308,16 +307,16 @@ class Admission(msgspec.Struct, frozen=True):
         return f"{head}{separator}{login}{at}{rest}"
 
     def _is_own_host(self, url: str, redirected_by: str) -> bool:
-        """Whether the source itself is redirected to another port of its host, as hubs do that sign for a store."""
+        """Whether the source itself redirects to another port of its host, as hubs that sign URLs for a store do."""
         source = self.source or ""
         if len(links(source)) == 1 and source == server_of(source):
-            return False  # the server of a part, which is somebody else's: not all on it is the user's own URL
+            return False  # a recorded server: the user's own URL was only one of those on it
         protocol, host, _ = origin_of(source)
-        is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the latter of an archive
+        is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the source, or its archive
         return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
 
     def _is_named(self, url: str, *, by_protocol: bool) -> bool:
-        """Whether the user named a prefix of ``url``, or its protocol; of a chain, every link: each opens something."""
+        """Whether the user named a prefix of ``url`` or its protocol; for a chain, of every link."""
         named = self.named
         *firsts, last = links(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
@@ -327,7 +326,7 @@ class Admission(msgspec.Struct, frozen=True):
         )
 
     def _lend(self, url: str, redirected_by: str | None) -> Access:
-        """Admit ``url``, whose protocol the user named: with the credentials for it, and not into a private network."""
+        """Return the access to ``url``, whose protocol the user named; TargetNotAllowed in a private network."""
         if self.source is None or is_trusted(self.source):
             return Access.OWN
         own = origin_of(self.source)
@@ -358,18 +357,18 @@ class Admission(msgspec.Struct, frozen=True):
         return self._at_public_server(url, redirected_by, Access.NONE)
 
     def _at_public_server(self, url: str, redirected_by: str | None, access: Access) -> Access:
-        """Return ``access``, unless ``url`` is spelled as one of a private network: then TargetNotAllowed."""
+        """Return ``access``; TargetNotAllowed if ``url`` is spelled as an address of a private network."""
         host = _host_of(url)
         if host is None or not is_private(host):
             return access
         if redirected_by is not None and self._is_own_host(url, redirected_by):
-            return Access.OWN  # of the way there alone: no credentials go along to another port
+            return Access.OWN  # for the connection alone: no credentials are sent to another port
         raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", remedy(url))
 
 
 def _prefix(prefix: str) -> str:
     if "://" not in prefix and not prefix.startswith("/"):
-        raise ValueError(f"{prefix!r} is no URL prefix such as 's3://bucket/path/'")
+        raise ValueError(f"invalid URL prefix {prefix!r}: expected one such as 's3://bucket/path/'")
     return canonical(prefix)
 
 
@@ -377,7 +376,7 @@ INSIDE = "a manifest from elsewhere may not point into private networks"
 
 
 def remedy(url: str, purpose: str = "if you trust it") -> str:
-    """Return what to pass so that ``url`` is admitted, and everything that was before still is."""
+    """Return the advice that admits ``url`` and keeps everything admitted that was before."""
     if len(links(url)) > 1:
         return "Pass allow='any' if you trust the manifest"
     place = repr(_place(url))
@@ -385,7 +384,7 @@ def remedy(url: str, purpose: str = "if you trust it") -> str:
 
 
 def _place(url: str) -> str:
-    """Return the prefix to name so that ``url`` is admitted: its server or bucket, or its folder on this machine."""
+    """Return the prefix to name for ``url``: its server or bucket, or its local directory."""
     if len(links(url)) > 1 or protocol_of(url) in (None, *LOCAL):
         return url.rpartition("/")[0] + "/"
     return server_of(url) + "/"

@@ -1,9 +1,9 @@
-"""Which targets of a set of the user's a stranger's set named: such a target is opened by that set's rule. No I/O here.
+"""Record which targets in a user's set come from a stranger's set, so that they are opened by its rule. No I/O here.
 
-Saving a stranger's set makes it a file of the user's. Its references are the stranger's choice all the same, and so a
-set that this package writes says where they came from: a mapping from URL prefixes to the servers of the sets that
-named what lies there. A target is then admitted only if a set of each of these servers might have opened it, with the
-fewest of the credentials that they grant. So a record takes rights away, whoever wrote it, and never gives any.
+A saved copy of a stranger's set is a file of the user's, but the stranger chose its references. So a set that this
+package writes records their origins: a mapping from URL prefixes to the servers of the sets that named URLs there. A
+target is admitted only if a set from each of these servers could have opened it, with the fewest credentials that they
+grant. A record can only take rights away, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.security.admission import Admission, origin_of, spelled
+from refshard_fs.security.admission import Admission, normalize, origin_of
 from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
 
-MEMBER = "from"  # its name in a document
+MEMBER = "from"  # the name of the record in a document
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """The servers of the sets that named what lies below each prefix, which has no slash at its end.
+    """The servers of the sets that named the URLs below each prefix; prefixes have no slash at the end.
 
-    The longest prefix counts. One without servers is the user's own, and so is all that is below no prefix.
+    The longest prefix counts. URLs below a prefix without servers, or below no prefix, are the user's own.
     """
 
     by_prefix: Mapping[str, tuple[str, ...]] = {}
@@ -34,11 +34,11 @@ class Origins(msgspec.Struct, frozen=True):
 
     @property
     def servers(self) -> frozenset[str]:
-        """The servers of the strangers' sets that this one was made of."""
+        """The servers of the strangers' sets from which this set was made."""
         return frozenset(origin for origins in self.by_prefix.values() for origin in origins)
 
     def of(self, url: str) -> tuple[str, ...]:
-        """Return the servers whose sets named the absolute ``url``; none if it is the user's own."""
+        """Return the servers whose sets named the absolute ``url``; empty if it is the user's own."""
         return self._below(_place(url)) if self.by_prefix else ()
 
     def _below(self, url: str) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Origins(msgspec.Struct, frozen=True):
         return self.by_prefix.get(server, ())
 
     def with_urls(self, named: Iterable[tuple[str | None, tuple[str, ...]]]) -> Origins:
-        """Return the origins of a set that has further URLs, each given with those who named it."""
+        """Return the origins of this set with further URLs, each with the servers that named it."""
         found: dict[str, tuple[str, ...]] = {}
         for url, origins in named:
             if url is not None and self.of(url) != origins:
@@ -60,9 +60,9 @@ class Origins(msgspec.Struct, frozen=True):
 
     @classmethod
     def made(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
-        """Return the origins of a set of these URLs, each given with those who named it, made of sets of ``servers``.
+        """Return the origins of a set: its URLs with the servers that named them, made of sets of ``servers``.
 
-        A URL that the user named is the user's, whoever named it too.
+        A URL that the user named too is the user's.
         """
         servers = frozenset(servers)
         if not servers and not any(origins for _, origins in named):
@@ -85,60 +85,62 @@ class Origins(msgspec.Struct, frozen=True):
         return _without_repeats(found)
 
     def spelled(self) -> dict[str, list[str]]:
-        """Return the JSON value."""
+        """Return the record as a JSON value."""
         return {prefix: list(origins) for prefix, origins in self.by_prefix.items()}
 
     @classmethod
     def read(cls, value: object, where: str) -> Origins:
-        """Return what the JSON ``value`` of ``where`` spells; ManifestError where it is malformed."""
+        """Parse the JSON ``value`` of the record in ``where``; ManifestError if it is malformed."""
         try:
             return cls(msgspec.convert(value, dict[str, tuple[str, ...]]))
-        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
-            raise ManifestError(f"the member {MEMBER!r} of {where} is malformed: {e}") from e
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half a surrogate pair
+            raise ManifestError(
+                f"the member {MEMBER!r} of {where} is malformed: expected an object of arrays of URLs ({e})"
+            ) from e
 
 
-NOTHING: Final = Origins()  # the origins of a set that is the user's alone
+NOTHING: Final = Origins()  # the origins of a set that is entirely the user's own
 
 
 class Adoption:
-    """Finds the origins of a set that becomes the user's, from its URLs; ``rule`` is that for its targets."""
+    """Find the origins of a set that the user saves, from its URLs; ``rule`` is the rule for its targets."""
 
     def __init__(self, rule: Admission) -> None:
         self._rule = rule
         self._found: dict[str, tuple[str, ...]] = {}
 
     def add(self, url: str | None) -> None:
-        """Take in a URL of the set; TargetNotAllowed where the set may not point there."""
+        """Add a URL of the set; TargetNotAllowed if the set may not point there."""
         if url is None or self._rule.admits_all:
             return
         self._rule.admit(url)
         origin = named_by(self._rule, url)
         if origin:
             server = server_of(_place(url))
-            if "::" in url or server not in self._found:  # a chain leads into the source, whose rule fits the server
+            if "::" in url or server not in self._found:  # a chain needs the whole source, which covers the server
                 self._found[server] = origin
         elif (chosen := longest_prefix(self._rule.named, _place(url))) is not None:
             self._found.setdefault(chosen[0], ())
 
     def add_own(self, url: str) -> None:
-        """Take in a URL that the user chose."""
+        """Add a URL that the user chose."""
         self._found[_place(url).rstrip("/")] = ()
 
     def origins(self, known: Origins) -> Origins:
-        """Return the origins of all URLs; ``known`` are those that the set itself records."""
+        """Return the origins of all URLs, with ``known``, those that the set itself records."""
         if self._rule.trusts_source:
             return known.with_urls((url, ()) for url in self._found)
         source = (_origin(self._rule.source or "", None),)
         found = dict(self._found)
         for prefix, origins in known.by_prefix.items():
             found[prefix] = (*(origin for origin in origins if origin not in source), *source)
-        if not any(found.values()):  # nothing from there need be named: metadata may be
+        if not any(found.values()):  # even if no URL comes from the stranger, metadata may
             found[_place(source[0]).rstrip("/")] = source
         return _without_repeats(found)
 
 
 def named_by(rule: Admission, url: str) -> tuple[str, ...]:
-    """Return the origin of ``url`` if the set with that ``rule`` names it; none where it is the user's own."""
+    """Return the origin of a ``url`` that a set with this ``rule`` names; empty if it is the user's own."""
     if rule.trusts_source or protocol_of(url) == "data":
         return ()
     named = rule.named
@@ -147,12 +149,12 @@ def named_by(rule: Admission, url: str) -> tuple[str, ...]:
 
 
 def _place(url: str) -> str:
-    """Return what is asked for ``url``: itself in its one spelling; of a chain, its last link."""
-    return spelled(links(url)[-1])
+    """Return the canonical ``url``; for a chain, its last link."""
+    return normalize(links(url)[-1])
 
 
 def _key(url: str, origins: tuple[str, ...]) -> str:
-    """Return the prefix that ``url`` is recorded by: its server, where sets from there may read all of it."""
+    """Return the prefix that records ``url``: its server, if sets from that server may read all of it."""
     place = _place(url)
     is_home = origins and all(len(links(o)) == 1 and origin_of(o) == origin_of(place) for o in origins)
     return server_of(place) if is_home else place.rstrip("/")
@@ -160,9 +162,9 @@ def _key(url: str, origins: tuple[str, ...]) -> str:
 
 @lru_cache(1024)
 def _origin(source: str, url: str | None) -> str:
-    """Return what is recorded of ``source`` for ``url``: its server or bucket, with a login only if ``url`` has that.
+    """Return the origin to record for ``url`` of ``source``: a server or bucket, with a login only if ``url`` has it.
 
-    What lies within an archive, or behind a cache, is allowed to the very source alone.
+    Members of an archive, and URLs behind a cache, are admitted only for the source itself, which is recorded whole.
     """
     if url is not None and len(links(url)) > 1:
         return source
@@ -177,7 +179,7 @@ _WITH_LOGINS = frozenset(["http", "https", "ftp", "ftps", "sftp", "ssh", "smb", 
 
 
 def _without_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
-    """Return the same without prefixes of which a shorter one says as much."""
+    """Return the origins without prefixes that a shorter prefix covers."""
     kept: dict[str, tuple[str, ...]] = {}
     for prefix in sorted(found, key=len):
         if Origins(kept)._below(prefix) != found[prefix]:
@@ -186,5 +188,5 @@ def _without_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
 
 
 def read_member(document: Any, where: str) -> Origins:
-    """Return what the member of a decoded JSON object says; nothing where it has none."""
+    """Return the origins recorded in a decoded JSON document; none if it has no record."""
     return Origins.read(document[MEMBER], where) if isinstance(document, Mapping) and MEMBER in document else Origins()

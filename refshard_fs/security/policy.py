@@ -1,4 +1,4 @@
-"""URLs made canonical, resolved against where a manifest lies, and matched by prefix. No I/O here.
+"""Resolve URLs against the URL of a manifest, split chains, and match prefixes. No I/O here.
 
 The string that is matched is the string that is opened.
 """
@@ -17,15 +17,15 @@ T = TypeVar("T")
 LOCAL = ("file", "local")
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
 
-_DECODED = 4  # times that servers, one behind the other, may decode a path
+_DECODED = 4  # how often a chain of servers may decode a path
 
 _LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
 
 
 def links(url: str) -> list[str]:
-    """Return the links of a chain, and of any other URL itself: the ``::`` of an IPv6 address parts none.
+    """Return the links of a chain; any other URL is its only link. The ``::`` of an IPv6 address is not a separator.
 
-    Within a chain it does, as it does for fsspec, which opens those.
+    Within a chain it is one, because it is for fsspec, which opens chains.
     """
     parts = url.split("::")
     if len(parts) > 1 and (literal := _LITERAL.match(url)) and "::" not in url[literal.end() :]:
@@ -34,13 +34,13 @@ def links(url: str) -> list[str]:
 
 
 def _first(url: str) -> tuple[str, str, str]:
-    """Return the first link of a chain, ``::`` and the others; the latter are empty of any other URL."""
+    """Return the first link of a chain, ``::`` and the other links; for any other URL the last two are empty."""
     first, *rest = links(url)
     return first, "::" if rest else "", "::".join(rest)
 
 
 def protocol_of(url: str) -> str | None:
-    """Return the protocol that opens ``url``, lower case; None for a bare path. Of a chain, the first."""
+    """Return the protocol of ``url``, or of the first link of a chain, in lower case; None for a bare path."""
     head = url.split("::", 1)[0]
     if "://" in head:
         return head.split("://", 1)[0].lower()
@@ -48,12 +48,12 @@ def protocol_of(url: str) -> str | None:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a bare path stands for itself: a POSIX or Windows absolute path."""
+    """Whether a bare path is an absolute path of POSIX or Windows."""
     return path.startswith(("/", "~")) or (len(path) > 2 and path[1] == ":" and path[2] in "\\/")
 
 
 def relative_to(base: str, path: str) -> str:
-    """Return ``path`` below the directory URL ``base``; ``..`` climbs, never above the host or bucket."""
+    """Return ``path`` relative to the directory URL ``base``; ``..`` never climbs above the host or bucket."""
     head, sep, tail = _first(base)
     if sep and "://" not in head:  # a chain such as zip::s3://b/a.zip: the path is a member
         return f"{head}://{path}::{tail}"
@@ -70,11 +70,11 @@ def relative_to(base: str, path: str) -> str:
 
 
 def resolve(url: str, base: str | None, protocol: str | None) -> str:
-    """Return ``url``, as a manifest spells it, as an absolute URL.
+    """Return the absolute URL for ``url`` in a manifest.
 
-    A URL with a protocol is left as it is. A bare one belongs to ``protocol`` where that is
-    given and not local; else an absolute path is a local file, and a relative one lies
-    below ``base``, the directory of the manifest (or else in the working directory).
+    A URL with a protocol is unchanged. A bare one belongs to ``protocol``, if that is given and not local; otherwise an
+    absolute path is a local file, and a relative one lies below ``base``, the directory of the manifest (None: the
+    working directory).
     """
     if protocol_of(url) is not None:
         return url
@@ -87,7 +87,7 @@ def resolve(url: str, base: str | None, protocol: str | None) -> str:
 
 
 def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
-    """Return the entry whose key is the longest prefix of ``url``; a prefix ends at a slash.
+    """Return the item of ``table`` whose key is the longest prefix of ``url``; a prefix ends at a slash.
 
     ``s3://data`` and ``s3://data/`` are the same prefix; neither matches ``s3://data-private/x``.
     """
@@ -103,9 +103,10 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
 
 
 def climbs(url: str) -> bool:
-    """Whether a server may take ``url`` to lead out of the directories that it names, however that is spelled.
+    """Whether a server may resolve ``url`` to a place outside the directories that it names.
 
-    Percent-encoded once or more, with backslashes, or with parameters that some servers cut off: ``..;x``.
+    That includes ``..`` percent-encoded once or more, with backslashes, or with parameters that some servers cut off
+    (``..;x``).
     """
     if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:
         return False
@@ -118,7 +119,7 @@ def climbs(url: str) -> bool:
 
 
 def server_of(url: str) -> str:
-    """Return the protocol with the server or bucket of ``url``; a chain, or a bare path, as it is."""
+    """Return the protocol and the server or bucket of ``url``; a chain or a bare path is unchanged."""
     protocol, separator, rest = url.partition("://")
     if not separator or len(links(url)) > 1:
         return url
@@ -126,7 +127,7 @@ def server_of(url: str) -> str:
 
 
 def place_of(url: str) -> str | None:
-    """Return the bucket or host that ``url`` (of a chain, its last link) is in, as a prefix; None of local files."""
+    """Return the prefix of the bucket or host of ``url``, or of the last link of a chain; None for local files."""
     last = links(url)[-1]
     return None if protocol_of(last) in (None, "data", "memory", *LOCAL) else server_of(last) + "/"
 
@@ -135,7 +136,7 @@ def directory_of(url: str | PurePath) -> str:
     """Return the directory URL of the document at ``url``."""
     text = str(url)
     head, sep, tail = _first(text)
-    if sep and "://" not in head:  # e.g. zstd-like wrappers: the document is what follows
+    if sep and "://" not in head:  # a wrapper such as a cache: the next link is the document
         return directory_of(tail)
     folder = head.rpartition("/")[0]
     if sep and folder.endswith(":/"):  # a member at the root of an archive
@@ -146,9 +147,9 @@ def directory_of(url: str | PurePath) -> str:
 
 
 def locator(url: str) -> Callable[[str], str]:
-    """Return the function from keys to the URLs of objects below the directory ``url``.
+    """Return a function from keys to the URLs of objects below the directory ``url``.
 
-    A key goes before a query (a signature), into an archive, and below what a cache stands before.
+    It puts the key before a query (such as a signature), into an archive, and behind a cache.
     """
     head, sep, tail = _first(url)
     if sep and "://" not in head and head not in ARCHIVES:  # e.g. simplecache::https://...

@@ -22,7 +22,7 @@ from refshard_fs.core.format import LEAST_HEAD, OpenOptions
 from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
-from refshard_fs.security.admission import Admission, spelled
+from refshard_fs.security.admission import Admission, normalize
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource, source_of
 from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, Overlay, OverlayCopy, overlay_of, shared
@@ -184,7 +184,7 @@ def route(source: str | None, given: Mapping[str, Any], of_source: Mapping[str, 
                 by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
         elif fs is not None and longest_prefix(by_prefix, source) is None:
             by_prefix[source] = {}  # fs= serves the references, not the manifest
-    by_prefix = {spelled(prefix): chosen for prefix, chosen in by_prefix.items()}
+    by_prefix = {normalize(prefix): chosen for prefix, chosen in by_prefix.items()}
     bare = by_protocol.get(None)
     rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*(options or ())])
     retry = Retry(given["retries"], given["timeout"])

@@ -32,9 +32,9 @@ from refshard_fs.security.admission import (
     Access,
     Admission,
     is_private,
+    normalize,
     origin_of,
     remedy,
-    spelled,
 )
 from refshard_fs.targets.answer import Target
 from refshard_fs.targets.failures import WITHOUT, Retry
@@ -108,7 +108,7 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         """Return the instance or options for ``url``, and a token that identifies them: it ends in the protocol."""
         named = policy.protocol_of(url)
         protocol = named or "file"
-        prefix = policy.longest_prefix(self.by_prefix, spelled(url)) if self.by_prefix else None
+        prefix = policy.longest_prefix(self.by_prefix, normalize(url)) if self.by_prefix else None
         if prefix is not None:
             return ("prefix", prefix[0], protocol), prefix[1]
         return (protocol,), self.by_protocol.get(named, self.by_protocol.get(protocol, {}))
