@@ -145,9 +145,11 @@ def test_a_refused_bucket_is_named_in_the_line_to_paste(s3_server: Any, bucket: 
         fs.cat_file("k")
 
 
-@pytest.fixture
-def image(s3_server: Any, s3_proxy: CountingProxy, bucket: str) -> RefShardFileSystem:
-    """Return a hierarchy with a plain array and one in shards, whose keys have slashes."""
+@pytest.fixture(scope="module")
+def stored_image(s3_server: Any) -> str:
+    """Return the URL of a hierarchy with an array, whose keys have slashes."""
+    bucket = "stored-image"
+    s3_server.create_bucket(bucket)
     array = {"zarr_format": 2, "shape": [2, 3, 4], "chunks": [1, 1, 1], "dtype": "|u1", "order": "C", "fill_value": 0}
     put = partial(s3_server.put, data=b"x")
     s3_server.put(f"{bucket}/i.zarr/.zgroup", b'{"zarr_format": 2}')
@@ -156,8 +158,14 @@ def image(s3_server: Any, s3_proxy: CountingProxy, bucket: str) -> RefShardFileS
     for coords in np.ndindex(2, 3, 4):
         put(f"{bucket}/i.zarr/p/a/" + "/".join(map(str, coords)))
     put(f"{bucket}/i.zarr-other/x")
+    return f"s3://{bucket}/i.zarr"
+
+
+@pytest.fixture
+def image(stored_image: str, s3_server: Any, s3_proxy: CountingProxy) -> RefShardFileSystem:
+    """Return the hierarchy, as it is read through a proxy that has logged nothing yet."""
     options = {"key": "ak", "secret": s3_server.secret, "endpoint_url": s3_proxy.url}
-    fs = RefShardFileSystem(f"s3://{bucket}/i.zarr", target_options=options, skip_instance_cache=True)
+    fs = RefShardFileSystem(stored_image, target_options=options, skip_instance_cache=True)
     assert fs.exists("p/a/.zarray")
     s3_proxy.clear()
     return fs
