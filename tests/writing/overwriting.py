@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 
 from refshard_fs import RefShardFileSystem
@@ -52,14 +54,27 @@ def values(number: int) -> dict[str, Any]:
 
 def begin(url: str, number: int, **options: Any) -> None:
     """Make the hierarchy, in the state ``number``."""
-    fs = RefShardFileSystem(url, mode="a", format="zarr-hierarchy", skip_instance_cache=True, **options)
+    fs, path = fsspec.url_to_fs(
+        url, **({"auto_mkdir": True} if "://" not in url else options.get("target_options", {}))
+    )
+    for name, data in _begun(number).items():
+        fs.pipe_file(f"{path}/{name}", data)
+
+
+@cache
+def _begun(number: int) -> dict[str, bytes]:
+    """Return the objects of the hierarchy in the state ``number``, by name: two commits make them."""
+    url = f"memory://begun-{number}"
+    fs = RefShardFileSystem(url, mode="a", format="zarr-hierarchy", skip_instance_cache=True)
     doc = version_3((ROWS, WIDTH), (2, WIDTH), [sharding([1, 2])], fill=FILL)
     fs.pipe_file("zarr.json", json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode())
     fs.pipe_file("s/zarr.json", json.dumps(doc).encode())
     fs.commit()
-    again = RefShardFileSystem(url, mode="a", skip_instance_cache=True, **options)
+    again = RefShardFileSystem(url, mode="a", skip_instance_cache=True)
     write(again, number)
     again.commit()
+    memory = fsspec.filesystem("memory")
+    return {name.removeprefix(f"/begun-{number}/"): memory.cat_file(name) for name in memory.find(url)}
 
 
 def write(fs: RefShardFileSystem, number: int) -> None:
