@@ -9,6 +9,7 @@ together with what will probably be read next.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -118,9 +119,17 @@ class Engine(Lookups):
         super().__init__(fetcher, answers, stats)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
         self.ahead = Ahead(self, most, near)
-        fetcher.on_cancel = self.ahead.give_up
         self._batch: list[_Read] = []
-        self.keeper: AsyncGenerator[None, None] | None = None  # lives as long as this engine, and closes it
+        self._closing = self._close_with_loop()
+        with contextlib.suppress(StopIteration):
+            self._closing.__anext__().send(None)
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """Close this engine when its loop shuts down, which closes generators that have begun on it."""
+        try:
+            yield
+        finally:
+            await self.close()
 
     # ------------------------------------------------------------------ reading keys
 
@@ -153,9 +162,15 @@ class Engine(Lookups):
         futures: list[asyncio.Future[Any]] = []
         for request, entry in zip(requests, entries, strict=True):
             future: asyncio.Future[Any] = loop.create_future()
+            if guess:
+                future.add_done_callback(self._has_ended)
             futures.append(future)
             self._batch.append(_Read(keyspace, request, entry, future, guess, make))
         return futures
+
+    def _has_ended(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():  # the reader has stopped: nothing follows
+            self.ahead.give_up()
 
     async def read_chunks(
         self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Found | None]
@@ -188,6 +203,9 @@ class Engine(Lookups):
                 except FileNotFoundError:
                     out.append(None)
             return out
+        except asyncio.CancelledError:
+            self.ahead.give_up()
+            raise
         finally:
             _give_up(chain(begun.values(), reads))
 

@@ -59,7 +59,6 @@ class Fetcher:
         self._for_whole: dict[Version, list[Reader]] = {}  # those who wait for all of a small object
         self._idle: dict[Block, None] = {}  # arrived and kept, oldest first
         self.progress = 0  # so many requests were answered, and so much was read of what was fetched ahead
-        self.on_cancel: Callable[[], None] = lambda: None  # called when a reader gives up
         self._untold: set[str] = set()  # objects whose version was asked for in vain
         self._questions = asyncio.Semaphore(budget.budget.requests)
 
@@ -404,8 +403,6 @@ class Fetcher:
         reader = self._waiting.get(future)
         if reader is not None:  # it failed, or was cancelled
             self._leave(reader)
-            if future.cancelled():
-                self.on_cancel()
             self.requests.pump()
 
     # ------------------------------------------------------------------ blocks

@@ -49,6 +49,7 @@ class Lookups:
         self._soon: list[Reader] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loading: dict[Need, _Loading] = {}
+        self.is_closed = False
 
     @property
     def pool(self) -> Pool:
@@ -221,6 +222,7 @@ class Lookups:
 
     async def close(self) -> None:
         """Stop what is under way and let go of connections."""
+        self.is_closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -133,6 +133,8 @@ class SelectionRead:
                 self._go_on()
         finally:
             self._is_over = True
+            if self._asked:
+                self._engine().ahead.give_up()
             for future in self._asked:
                 future.cancel()
             try:

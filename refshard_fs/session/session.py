@@ -87,7 +87,7 @@ class Engines:
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)
         engine = self._engines.get(loop)
-        if engine is None:  # only the loop's own thread makes it
+        if engine is None or engine.is_closed:  # only the loop's own thread makes it
             with self._lock:
                 for ended in [known for known in self._engines if known.is_closed()]:
                     del self._engines[ended]
@@ -107,11 +107,7 @@ class Engines:
     def _made(self, loop: Loop) -> Engine:
         options = self.options
         fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
-        engine = Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader().reaches)
-        engine.keeper = _close_with_loop(engine, weakref.ref(self))
-        with contextlib.suppress(StopIteration):
-            engine.keeper.__anext__().send(None)
-        return engine
+        return Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader().reaches)
 
     # ------------------------------------------------------------------ look-ups
 
@@ -207,19 +203,6 @@ def _keep(index_cache: bool | str | None) -> IndexCache | None:
 def _chunk_cache(cache_dir: bool | str | None, capacity: int) -> ChunkCache | None:
     directory = default_directory() if cache_dir is True else os.path.expanduser(cache_dir) if cache_dir else None
     return None if directory is None else ChunkCache(directory, capacity)
-
-
-async def _close_with_loop(engine: Engine, owner: weakref.ref[Engines]) -> AsyncGenerator[None, None]:
-    """Close ``engine`` when its loop shuts down (a loop then closes generators begun on it) or nothing refers to it."""
-    loop = asyncio.get_running_loop()
-    try:
-        yield
-    finally:
-        engines = owner()
-        if engines is not None and engines._engines.get(loop) is engine:
-            with engines._lock:
-                engines._engines.pop(loop, None)
-        await engine.close()
 
 
 _all: weakref.WeakSet[Engines] = weakref.WeakSet()
