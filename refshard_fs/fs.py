@@ -11,9 +11,10 @@ from datetime import datetime
 from glob import has_magic
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import fsspec
+import msgspec
 from fsspec.asyn import get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import split_protocol
@@ -21,32 +22,24 @@ from fsspec.implementations.local import make_path_posix
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import other_paths
 
-from refshard_fs.core.edits import MEMORY
-from refshard_fs.core.format import HEAD, MANIFEST_BYTES
 from refshard_fs.core.keys import check_key, is_within, normalise, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
-from refshard_fs.reading.chunk_cache import CAPACITY
-from refshard_fs.reading.plan import KIB, MIB, Request
+from refshard_fs.reading.plan import Request
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
 from refshard_fs.session import files
 from refshard_fs.session.async_filesystem import AsyncFileSystem
 from refshard_fs.session.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
-from refshard_fs.session.in_memory_source import InMemorySource, Source
-from refshard_fs.session.options import (
-    INLINE,
-    RECORD_SIZE,
-    SESSION,
-    NormalizingMeta,
-    format_named,
-    settings_of,
-)
-from refshard_fs.session.overlay import BY_URL, FSSPEC_ARGUMENTS, OverlayCopy
+from refshard_fs.session.in_memory_source import InMemorySource
+from refshard_fs.session.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
+from refshard_fs.session.options import RECORD_SIZE, Options
+from refshard_fs.session.overlay import FSSPEC_ARGUMENTS
 from refshard_fs.session.session import Session
+from refshard_fs.session.settings import Settings, WriteSettings, format_named
 from refshard_fs.session.tuning import hook_zarr, pipeline_problem
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.views import Counters, Plan, html_of, progress
@@ -163,8 +156,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         ``"w"`` begins with an empty source; what is no source is not written over.
     overlay:
         `overlay` of another filesystem of this process: what is written goes there, and is
-        committed with the rest. Implies ``mode="a"``. A filesystem that is made from a URL has neither (fsspec
-        drops ``mode`` there): it shares the overlay of an instance with equal arguments.
+        committed with the rest. Implies ``mode="a"``, which fsspec drops from the options of a URL.
     data_url, inline_threshold, content_addressed:
         Values of more than ``inline_threshold`` bytes become objects in the directory
         ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
@@ -194,59 +186,35 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async_impl = True
     cachable = False
     transaction_type = OverlayTransaction
+    _strip_tokenize_options = (SESSION, MAPPER)  # keywords by which filesystems are not told apart
 
-    def __init__(
-        self,
-        fo: Source,
-        target: str | None = None,
-        ref_storage_args: Mapping[str, Any] | None = None,
-        target_protocol: str | None = None,
-        target_options: Mapping[str, Any] | None = None,
-        remote_protocol: str | None = None,
-        remote_options: Mapping[str, Any] | None = None,
-        fs: AbstractFileSystem | Mapping[str | None, AbstractFileSystem | Mapping[str, Any]] | None = None,
-        template_overrides: Mapping[str, str] | None = None,
-        simple_templates: bool = True,
-        max_gap: int = 16 * KIB,
-        max_block: int = 1 * MIB,
-        cache_size: int = 128,
-        *,
-        retries: int = 5,
-        timeout: float = 300.0,
-        fast_s3: bool = True,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
-        base_url: str | None = None,
-        format: str | None = None,
-        allow: Iterable[str] | str | None = None,
-        shards: str = "inner",
-        shard_options: Mapping[str, Any] | None = None,
-        zarr_format: int = 2,
-        verify: bool = False,
-        readahead: int = 64 * MIB,
-        max_memory: int = 256 * MIB,
-        concurrency: int = 128,
-        block_cache: int = 0,
-        cache_dir: bool | str | os.PathLike[str] | None = None,
-        cache_bytes: int = CAPACITY,
-        max_manifest_bytes: int = MANIFEST_BYTES,
-        head: int = HEAD,
-        index_cache: bool | str | os.PathLike[str] | None = None,
-        mode: str | None = None,
-        data_url: str | None = None,
-        inline_threshold: int = INLINE,
-        content_addressed: bool = False,
-        write_memory: int = MEMORY,
-        record_size: int = RECORD_SIZE,
-        overlay: str | OverlayCopy | None = None,
-        **kwargs: Any,
-    ) -> None:
-        arguments = dict(locals())
-        super().__init__(**kwargs)
-        self.fo = cast("str | InMemorySource", fo)  # what the metaclass made of it
-        session_options, writes = settings_of(arguments, kwargs, RefShardFileSystem.__init__)
-        self.mode = mode or ("r" if writes is None else "a")
-        self._session = Session(session_options)
+    @takes_keywords_of(Options.parse)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._session_name, mapper = kwargs.pop(SESSION), kwargs.pop(MAPPER, None)
+        super().__init__(**{name: value for name, value in kwargs.items() if name in FSSPEC_ARGUMENTS})
+        self._options = options = Options.parse(*args, **kwargs)
+        self.fo: str | InMemorySource = options.source.fo
+        writes = WriteSettings.of(options)
+        self.mode = options.writing.mode or ("r" if writes is None else "a")
+        self._session = Session(Settings.of(options)).shared_as(self._session_name, (type(self), self._alike))
+        if mapper is not None:
+            self._session.mapper = mapper
         self._writer = None if writes is None else Writer(self._session, writes)  # without one, all writes are refused
+
+    @property
+    def _alike(self) -> Options:
+        """The options that copies have in common: they may differ in what was written."""
+        writing = msgspec.structs.replace(self._options.writing, overlay=None)
+        return msgspec.structs.replace(self._options, writing=writing)
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """The keywords that fsspec, and zarr, make a copy with: it shares the opened source, and the writes."""
+        return {**self._storage_options, SESSION: self._session_name}
+
+    @storage_options.setter
+    def storage_options(self, given: dict[str, Any]) -> None:
+        self._storage_options = given
 
     # ------------------------------------------------------------------ what fsspec asks of every filesystem
 
@@ -269,10 +237,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             rest = path
         return normalise(rest)
 
-    @staticmethod
-    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        return {BY_URL: True}
-
     def invalidate_cache(self, path: str | None = None) -> None:
         """Open the source anew at the next use; forget which versions of its objects were read, and their indexes.
 
@@ -292,6 +256,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         and the form is of use while this process holds it; elsewhere it is a ManifestError, and a pickle is not.
         """
         stand_in = object.__new__(type(self))
+        stand_in._session_name = self._session_name
         stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
         named = {} if self.overlay is None else {"overlay": self.overlay}
         given = {name: value for name, value in (self.storage_options | named).items() if value is not None}
@@ -303,26 +268,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         make, (cls, args, options) = super().__reduce__()
         # dask names arrays by pickles: those of equal filesystems have to be equal
         if isinstance(self.fo, InMemorySource):
-            named = repr((cls, args, self._arguments)).encode()
-            options = {**options, SESSION: hashlib.sha256(named).hexdigest()}
+            options = {**options, SESSION: hashlib.sha256(repr((cls, self._alike)).encode()).hexdigest()}
         overlay_copy = None if self._writer is None else self._writer.overlay_copy()
         if overlay_copy is not None:
             options = {**options, "overlay": overlay_copy}
         return make, (cls, args, options)
-
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        """What copies have in common: all arguments but those for an event loop, and what is written."""
-        apart = {*FSSPEC_ARGUMENTS, SESSION, "overlay"}
-        given = {name: value for name, value in self.storage_options.items() if name not in apart and value is not None}
-        return {**given, "": (type(self), self.storage_args)}
-
-    def _share(self, name: str) -> None:
-        """Read through the session called ``name`` if another copy of this filesystem does so in this process."""
-        self.storage_options = {**self.storage_options, SESSION: name}
-        self._session = self._session.shared_as(name, self._arguments)
-        if self._writer is not None:
-            self._writer.session = self._session
 
     # ------------------------------------------------------------------ reading
 
@@ -938,8 +888,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if self._writer is None:
             raise ReadOnlyError(
                 f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write. "
-                "fsspec keeps it from the options of a URL: those are {'refshard': {'fo': ..., 'mode': 'a'}}, or the "
-                "arguments of a filesystem that you hold, fsspec.filesystem('refshard', ..., mode='a')"
+                "fsspec drops it from the options of a URL: name there the writes of a filesystem that you hold, "
+                "{'fo': ..., 'overlay': fs.overlay}, or give {'refshard': {'fo': ..., 'mode': 'a'}}"
             )
         return self._writer
 

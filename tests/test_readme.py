@@ -23,6 +23,7 @@ import refshard_fs.sets.rebase
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import parser
 from refshard_fs.known_formats import known_formats
+from refshard_fs.session.options import keywords
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTED = [page.read_text() for page in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]]
@@ -87,17 +88,16 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
     assert silent == []
 
 
-def test_the_reference_has_every_argument_of_the_filesystem() -> None:
+def test_the_page_of_options_is_made_of_them() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "options.py"))
+    assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["page"](), made["__doc__"]
+
+
+def test_the_reference_has_every_option() -> None:
     text = inspect.getdoc(RefShardFileSystem) or ""
     described = set(re.findall(r"^([a-z0-9_, ]+):$", text, re.MULTILINE))
     names = {name.strip() for line in described for name in line.split(",")}
-    arguments = [
-        name
-        for name, parameter in inspect.signature(RefShardFileSystem.__init__).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name != "self"
-    ]
-    assert len(arguments) > 30
-    assert [name for name in arguments if name not in names] == []
+    assert [name for name in keywords() if name not in names] == []
 
 
 def test_every_public_function_and_class_says_what_it_does() -> None:

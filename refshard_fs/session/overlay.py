@@ -6,7 +6,6 @@ A commit, or a discard, concerns all of them. The end of this module says which 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import os
 import threading
@@ -15,7 +14,7 @@ import warnings
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -147,7 +146,6 @@ class Overlay:
 
     def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
         self.id = identity
-        self.arguments: object = None  # of its filesystem, by which others find it
         self.edits = Edits()
         self.worker: Worker | None = None  # where another process commits
         self.is_shared = False  # whether another process may have it
@@ -396,19 +394,14 @@ def _follow(mirror: Any, key: str, edit: Edit) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which filesystems share an overlay: those made from one another, and those made from URLs with equal arguments.
+# Which filesystems share an overlay: those made from one another, and those that are given its name.
 #
-# zarr makes a filesystem anew, from its arguments, for another event loop: it finds the overlay by the id among them.
-# zarr and xarray are given a URL and options, and make a filesystem of their own, which fsspec gives no ``mode``. What
-# is made from a URL thus writes where that one does which somebody holds, and opened with the same arguments and a
-# mode.
+# zarr makes a filesystem anew, from its arguments, for another event loop: it finds the overlay by the name among them.
 
 
-BY_URL: Final = "by_url"  # the argument that fsspec adds to those of a URL, and no filesystem keeps
 # What fsspec's base classes take.
 _LISTINGS = ("use_listings_cache", "listings_expiry_time", "max_paths")
 FSSPEC_ARGUMENTS: Final = frozenset([*_LISTINGS, "asynchronous", "batch_size", "loop", "skip_instance_cache"])
-_NOT_COMPARED: Final = FSSPEC_ARGUMENTS | {"mode", "overlay"}
 WORKERS: Final = 16  # overlays of other processes that are kept, so that this one has one name from task to task
 
 _known: weakref.WeakValueDictionary[str, Overlay] = weakref.WeakValueDictionary()
@@ -434,24 +427,6 @@ def overlay_of(identity: str | OverlayCopy | None, source: str, *, is_durable: b
             while len(_workers) > WORKERS:
                 _workers.popitem(last=False)
         return known
-
-
-def shared(constructor: Callable[..., Any], arguments: Mapping[str, Any], *, by_url: bool) -> tuple[Any, Any]:
-    """Return the name of the overlay that a filesystem with these arguments writes to (None: it writes to none).
-
-    For a new overlay, the arguments that are not the default come with it: filesystems made from URLs find it by them.
-    """
-    given, mode = arguments.get("overlay"), arguments.get("mode")
-    if given is not None or mode == "r" or (mode is None and not by_url):
-        return given, None
-    defaults = {name: parameter.default for name, parameter in inspect.signature(constructor).parameters.items()}
-    compared = ((name, value) for name, value in arguments.items() if name not in _NOT_COMPARED)
-    known = {name: value for name, value in compared if value is not None and value != defaults.get(name)}
-    with _registry:
-        found = [o.id for o in _known.values() if by_url and o.worker is None and o.arguments == known]
-    if found or mode is None:
-        return (found[-1] if found else None), None
-    return uuid.uuid4().hex, known
 
 
 def _before_fork() -> None:

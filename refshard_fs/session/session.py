@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,8 +46,9 @@ from refshard_fs.security.admission import Admission, is_trusted
 from refshard_fs.security.policy import LOCAL, protocol_of, server_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import SessionOptions
+from refshard_fs.session.options import CachingOptions, Directory
 from refshard_fs.session.overlay import Base, Overlay, overlay_of
+from refshard_fs.session.settings import Settings
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
 from refshard_fs.targets.pool import instance
@@ -62,7 +64,7 @@ INDEXES: LRU[Any, Any] = LRU(1 << 30)  # bytes of manifests and shard indexes th
 class Engines:
     """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
-    def __init__(self, options: SessionOptions, indexes: LRU[Any, Any] = INDEXES) -> None:
+    def __init__(self, options: Settings, indexes: LRU[Any, Any] = INDEXES) -> None:
         """``indexes`` remembers what is read to look keys up; by default the process does."""
         self.options = options
         self.stats = Stats()
@@ -74,11 +76,12 @@ class Engines:
         self._stores = Stores(options.pool)
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
-        self._blocks: LRU[Span, bytes] | None = LRU(options.block_cache) if options.block_cache else None
+        caching = options.caching
+        self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which a part was read: a loop over steps comes back to them.
         self.decoded: LRU[Any, Any] = LRU(min(DECODED, options.budget.memory // 8) if options.overlay is None else 0)
-        self._on_disk = _chunk_cache(options.cache_dir, options.cache_bytes)
-        keep, longest = _keep(options.index_cache), options.open.max_manifest_bytes
+        self._on_disk = _chunk_cache(caching)
+        keep, longest = _keep(caching), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, keep)
         _all.add(self)
 
@@ -193,16 +196,20 @@ def running_loop() -> Loop | None:
         return None
 
 
-def _keep(index_cache: bool | str | None) -> IndexCache | None:
-    if index_cache is False:
-        return None
-    directory = os.path.expanduser(index_cache) if isinstance(index_cache, str) else default_directory()
-    return None if directory is None else IndexCache(directory, everything=index_cache is not None)
+def _keep(caching: CachingOptions) -> IndexCache | None:
+    where = caching.index_cache
+    directory = None if where is False else _directory(where)
+    return None if directory is None else IndexCache(directory, everything=where is not None)
 
 
-def _chunk_cache(cache_dir: bool | str | None, capacity: int) -> ChunkCache | None:
-    directory = default_directory() if cache_dir is True else os.path.expanduser(cache_dir) if cache_dir else None
-    return None if directory is None else ChunkCache(directory, capacity)
+def _chunk_cache(caching: CachingOptions) -> ChunkCache | None:
+    directory = _directory(caching.cache_dir) if caching.cache_dir else None
+    return None if directory is None else ChunkCache(directory, caching.cache_bytes)
+
+
+def _directory(given: Directory | None) -> str | PurePath | None:
+    """Return the directory that is ``given``, or else this platform's directory of caches; None if there is none."""
+    return default_directory() if given is None or isinstance(given, bool) else os.path.expanduser(given)
 
 
 _all: weakref.WeakSet[Engines] = weakref.WeakSet()
@@ -232,7 +239,7 @@ _naming = fork_safe(threading.Lock())
 class Session(Engines):
     """Opens one source, and reads its keys. Thread-safe; copies of a filesystem in one process share one."""
 
-    def __init__(self, options: SessionOptions) -> None:
+    def __init__(self, options: Settings) -> None:
         super().__init__(options)
         self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self._arguments: object = None  # of the filesystems that share it

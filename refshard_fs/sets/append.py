@@ -91,7 +91,7 @@ def append(
     ['memory://two', 0, 2]
     """
     sources = [os.fspath(each) for each in (target, fo) if isinstance(each, str | os.PathLike)]
-    options = for_sources(options, sources, RefShardFileSystem.__init__, append)
+    options = for_sources(options, sources, append)
     url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}

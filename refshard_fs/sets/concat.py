@@ -22,7 +22,6 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.document import ConcatDocument, Part, recoding_of
 from refshard_fs.errors import ManifestError
-from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
 from refshard_fs.session.collect import Unread
 from refshard_fs.session.in_memory_source import source_of
@@ -316,7 +315,7 @@ def concat(
     >>> both.references["a/1"]
     ['memory://two', 0, 2]
     """
-    options = for_sources(options, _urls_in(sets), RefShardFileSystem.__init__, concat)
+    options = for_sources(options, _urls_in(sets), concat)
     order = tuple(dims) if dims is not None else (dim,)
     same = frozenset(same)
     if dims is not None and dim is not None:

@@ -35,9 +35,9 @@ from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.session.collect import Unread, collected, respelled
 from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import SessionOptions
 from refshard_fs.session.recognition import open_source
 from refshard_fs.session.session import Engines
+from refshard_fs.session.settings import Settings
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
 from refshard_fs.stores.links import path_to_write
@@ -131,7 +131,7 @@ def scan(
 class _Scanner(Engines):
     """Opens many sources. What each may point to is judged by its own origin."""
 
-    def __init__(self, options: SessionOptions, known: Known, unread: Unread | None) -> None:
+    def __init__(self, options: Settings, known: Known, unread: Unread | None) -> None:
         super().__init__(options, LRU(REMEMBERED))
         self._unread = unread
         self._known = known

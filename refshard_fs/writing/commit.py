@@ -13,8 +13,8 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, told
 from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.session.collect import collect
-from refshard_fs.session.options import takes_objects
 from refshard_fs.session.overlay import Base
+from refshard_fs.session.settings import takes_objects
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.parquet_commit import Finish, ParquetCommit

@@ -26,8 +26,8 @@ from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.session.collect import Checks, collect, collected_from, gather
-from refshard_fs.session.options import data_url_of
 from refshard_fs.session.session import Session
+from refshard_fs.session.settings import data_url_of
 from refshard_fs.sinks import sink_named
 from refshard_fs.sinks.sink import Destination
 from refshard_fs.stores.objects import Objects

@@ -20,9 +20,9 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.security.origins import named_by
 from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import READ_AS, WriteOptions, format_named
 from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
 from refshard_fs.session.session import Session
+from refshard_fs.session.settings import READ_AS, WriteSettings, format_named
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
 from refshard_fs.targets.generic import in_thread
@@ -43,7 +43,7 @@ class Writer:
     The source itself is not touched before a commit. Any thread and event loop may use it.
     """
 
-    def __init__(self, session: Session, options: WriteOptions) -> None:
+    def __init__(self, session: Session, options: WriteSettings) -> None:
         self.session = session
         self.options = options
 

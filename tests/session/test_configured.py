@@ -17,8 +17,6 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.session.options import configured
 
-CONSTRUCTOR = RefShardFileSystem.__init__
-
 
 @pytest.fixture
 def conf() -> Iterator[dict[str, Any]]:
@@ -51,18 +49,18 @@ def source(tmp_path: Path) -> str:
     ],
 )
 def test_text_becomes_what_the_argument_is(name: str, text: str, value: Any) -> None:
-    assert configured({name: text}, CONSTRUCTOR) == {name: value}
+    assert configured({name: text}) == {name: value}
 
 
 def test_what_is_no_text_or_no_argument_stays() -> None:
     conf = {"max_gap": 0, "asynchronous": True, "typo": "x"}
-    assert configured(conf, CONSTRUCTOR) == conf
+    assert configured(conf) == conf
 
 
 @pytest.mark.parametrize(("name", "text"), [("max_gap", "wide"), ("verify", "perhaps"), ("options", "{")])
 def test_what_cannot_be_said_names_the_argument(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=rf"fsspec's configuration says {name}='{text}' for refshard"):
-        configured({name: text}, CONSTRUCTOR)
+        configured({name: text})
 
 
 def test_a_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:

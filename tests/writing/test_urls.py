@@ -13,32 +13,26 @@ import pytest
 from refshard_fs import ReadOnlyError, RefShardFileSystem
 from tests.writing.test_to_zarr import NAMES, dataset, opened, xr, zarr
 
-IS_2 = zarr.__version__.startswith("2.")
 
-
-def held(path: Path, **options: Any) -> tuple[RefShardFileSystem, dict[str, Any]]:
-    """A filesystem that takes writes, and the storage options of a URL that has its arguments."""
-    options = {"fo": str(path), "mode": "a", **options}
-    return fsspec.filesystem("refshard", **options), options
-
-
-def url_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that the zarr that is installed takes: an FSStore of zarr 2 has a mode of its own."""
-    return {name: value for name, value in options.items() if not (IS_2 and name == "mode")}
+def held(path: Path) -> tuple[RefShardFileSystem, dict[str, Any]]:
+    """A filesystem that takes writes, and the storage options of a URL that names its overlay."""
+    format = {".manifests": "chunk-manifest"}.get(path.suffix)
+    fs = fsspec.filesystem("refshard", fo=str(path), mode="a", format=format)
+    return fs, {"fo": str(path), "overlay": fs.overlay, "format": format}
 
 
 def write(ds: Any, options: dict[str, Any], **how: Any) -> None:
-    ds.to_zarr("refshard://", storage_options=url_options(options), consolidated=False, **how)
+    ds.to_zarr("refshard://", storage_options=options, consolidated=False, **how)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_through_a_url_is_committed_by_who_holds_the_filesystem(tmp_path: Path, name: str) -> None:
+def test_writes_by_url_are_committed_by_the_holder(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
     write(dataset(0, 4), options)
     assert not (tmp_path / name).exists()
     assert fs.exists("air")
     write(dataset(4, 4), options, append_dim="time")
-    seen = xr.open_zarr("refshard://", storage_options=url_options(options), consolidated=False)
+    seen = xr.open_zarr("refshard://", storage_options=options, consolidated=False)
     assert seen.load().identical(dataset(0, 8).load()), "reads see it at once"
     fs.commit()
     assert opened(tmp_path / name).identical(dataset(0, 8).load())
@@ -48,7 +42,7 @@ def test_what_is_written_through_a_url_is_committed_by_who_holds_the_filesystem(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_transaction_of_who_holds_the_filesystem_is_all_or_nothing(tmp_path: Path, name: str) -> None:
+def test_a_transaction_of_the_holder_is_all_or_nothing(tmp_path: Path, name: str) -> None:
     fs, options = held(tmp_path / name)
     with fs.transaction:
         write(dataset(0, 4), options)
@@ -61,7 +55,7 @@ def test_a_transaction_of_who_holds_the_filesystem_is_all_or_nothing(tmp_path: P
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    seen = xr.open_zarr("refshard://", storage_options=url_options(options), consolidated=False)
+    seen = xr.open_zarr("refshard://", storage_options=options, consolidated=False)
     assert seen.load().identical(dataset(0, 4).load())
     with fs.transaction:
         write(dataset(4, 4), options, append_dim="time")
@@ -70,7 +64,7 @@ def test_a_transaction_of_who_holds_the_filesystem_is_all_or_nothing(tmp_path: P
 
 def test_zarr_opens_a_url_in_every_mode_that_writes(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
-    given = {"storage_options": url_options(options)}
+    given = {"storage_options": options}
     with fs.transaction:
         group = zarr.open_group("refshard://", mode="w", **given)
         group.attrs["made"] = 1
@@ -82,32 +76,32 @@ def test_zarr_opens_a_url_in_every_mode_that_writes(tmp_path: Path) -> None:
     assert dict(zarr.open_group(fresh.get_mapper(), mode="r").attrs) == {"made": 1, "more": 2, "most": 3}
 
 
-def test_a_url_of_other_arguments_or_of_nobody_takes_no_writes_and_says_how(tmp_path: Path) -> None:
-    fs, options = held(tmp_path / "refs.json")
-    fs.pipe_file("a", b"1")
-    fs.commit()
-    for other in ({**options, "inline_threshold": 7}, {"fo": str(tmp_path / "other.json")}):
-        there = fsspec.core.url_to_fs("refshard://", **other)[0]
-        with pytest.raises(ReadOnlyError, match=r"'refshard': \{'fo': ..., 'mode': 'a'\}"):
-            there.pipe_file("b", b"2")
-    del fs
-    gc.collect()
-    there = fsspec.core.url_to_fs("refshard://", **options)[0]
-    assert there.cat_file("a") == b"1"
-    with pytest.raises(ReadOnlyError):
-        there.pipe_file("b", b"2")
-
-
-def test_a_filesystem_that_no_url_made_has_an_overlay_of_its_own(tmp_path: Path) -> None:
+def test_a_url_without_an_overlay_takes_no_writes_and_says_how(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
     fs.pipe_file("a", b"1")
     fs.commit()
     fs.pipe_file("b", b"2")
-    again = fsspec.filesystem("refshard", **options)
-    reader = RefShardFileSystem(str(tmp_path / "refs.json"))
-    assert not again.exists("b")
-    assert not reader.exists("b")
+    there = fsspec.core.url_to_fs("refshard://", fo=options["fo"], mode="a")[0]
+    assert not there.exists("b"), "equal arguments share nothing"
+    with pytest.raises(ReadOnlyError, match=r"'overlay': fs\.overlay"):
+        there.pipe_file("b", b"2")
+    fs.discard()
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+def test_equal_arguments_share_no_writes(tmp_path: Path, by_url: bool) -> None:
+    given = {"fo": str(tmp_path / "refs.json"), "mode": "a"}
+
+    def made() -> Any:
+        if by_url:
+            return fsspec.core.url_to_fs("refshard://", refshard=given)[0]
+        return fsspec.filesystem("refshard", **given)
+
+    fs, again = made(), made()
+    fs.pipe_file("a", b"1")
+    assert not again.exists("a")
     assert again.overlay != fs.overlay
+    assert again != fs, "dask names what it reads by them"
     fs.discard()
 
 
@@ -115,8 +109,8 @@ def test_a_mode_that_is_given_to_the_protocol_holds(tmp_path: Path) -> None:
     path = str(tmp_path / "refs.json")
     made = fsspec.core.url_to_fs("refshard://", refshard={"fo": path, "mode": "a"})[0]
     made.pipe_file("a", b"1")
-    joined = fsspec.core.url_to_fs("refshard://", fo=path)[0]
-    assert joined.overlay == made.overlay
+    joined = fsspec.core.url_to_fs("refshard://", fo=path, overlay=made.overlay)[0]
+    assert joined.cat_file("a") == b"1"
     made.commit()
     reader = fsspec.core.url_to_fs("refshard://", refshard={"fo": path, "mode": "r"})[0]
     assert reader.overlay is None
@@ -133,18 +127,10 @@ def let_go(holders: list[Any]) -> None:
     gc.collect()
 
 
-def test_positions_defaults_and_none_make_no_other_arguments(tmp_path: Path) -> None:
-    path = str(tmp_path / "refs.json")
-    fs = RefShardFileSystem(path, None, mode="a", max_gap=16 * 1024, remote_options={"anon": True})
-    there = fsspec.core.url_to_fs("refshard://", fo=path, remote_options={"anon": True}, asynchronous=False)[0]
-    assert there.overlay == fs.overlay
-    assert "by_url" not in there.storage_options
-
-
 def test_values_written_through_a_url_are_read_by_workers_in_threads(tmp_path: Path) -> None:
     dask = pytest.importorskip("dask")
     fs, options = held(tmp_path / "refs.json")
     with fs.transaction, dask.config.set(scheduler="threads"):
         write(dataset(0, 8), options)
-        with xr.open_zarr("refshard://", storage_options=url_options(options), consolidated=False, chunks={}) as seen:
+        with xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={}) as seen:
             np.testing.assert_array_equal(seen["air"].mean("time").values, dataset(0, 8)["air"].mean("time").values)

@@ -1,0 +1,49 @@
+"""The page of options, made of `Options`: ``python docs/options.py >docs/pages/options.md``."""
+
+from __future__ import annotations
+
+import sys
+
+from refshard_fs.session.options import Option, Options
+
+HEAD = """\
+# Options
+
+The keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's configuration take, too. Made of
+`refshard_fs.session.options` by `docs/options.py`; [the reference](api.md) says more of each.
+"""
+GROUPS = {
+    "source": "What is opened, and what it shows",
+    "trust": "What a source may point to, and which options open it",
+    "reading": "How targets are read",
+    "caching": "What is kept",
+    "writing": "Where writes go",
+}
+
+
+def page() -> str:
+    """Return the page, as Markdown."""
+    return "\n".join([HEAD, *(_section(GROUPS[group], options) for group, options in Options.table().items())])
+
+
+def _section(title: str, options: list[Option]) -> str:
+    rows = [f"| `{o.name}` | {_code(o.kind)} | {_code(_number(o))} | {o.effect} |" for o in options]
+    return "\n".join([f"## {title}\n", "| option | type | default | effect |", "|---|---|---|---|", *rows, ""])
+
+
+def _number(option: Option) -> str:
+    """Return the default; large numbers of bytes in KiB, MiB or GiB."""
+    size = int(option.default) if option.unit == "bytes" else 0
+    for name, unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size and not size % unit:
+            return f"{size // unit} {name}"
+    return f"{option.default} {option.unit}".strip()
+
+
+def _code(text: str) -> str:
+    escaped = text.replace("|", "\\|")
+    return f"`{escaped}`" if text else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,262 @@
+"""What the options of a filesystem mean for one source: how it is opened and read, and where writes go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.reading.dispatch import Budget
+from refshard_fs.reading.plan import Limits
+from refshard_fs.security.admission import Admission, normalize
+from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
+from refshard_fs.session.in_memory_source import InMemorySource
+from refshard_fs.session.options import CachingOptions, Options
+from refshard_fs.session.overlay import Overlay, overlay_of
+from refshard_fs.targets import PoolOptions, Retry
+
+
+class Settings(msgspec.Struct, frozen=True, eq=False):
+    """Everything that decides what a source shows and how its targets are read."""
+
+    source: str | InMemorySource
+    open: OpenOptions
+    format: str | None
+    pool: PoolOptions
+    fallback: dict[str, Any]  # remote_options given without a protocol
+    limits: Limits
+    budget: Budget
+    readahead: int
+    caching: CachingOptions
+    token: str
+    overlay: Overlay | None = None  # of what is written; without one, nothing is
+
+    @classmethod
+    def of(cls, options: Options) -> Settings:
+        """Return what ``options`` mean. ValueError or TypeError for a value that an option does not take."""
+        source, reading, caching = options.source, options.reading, options.caching
+        overlay = overlay_for(options)
+        routes = route(options, None if overlay is None else data_url_of(source.fo, options.writing.data_url))
+        return cls(
+            source=source.fo,
+            open=OpenOptions(
+                template_overrides=tuple(sorted((source.template_overrides or {}).items())),
+                simple_templates=options.trust.simple_templates,
+                base_url=source.base_url,
+                target=source.target,
+                protocol=routes.bare_protocol,
+                bare_as_is=routes.bare_as_is,
+                shards=source.shards,
+                shard_options=tuple(sorted((source.shard_options or {}).items())),
+                cache_size=caching.cache_size,
+                zarr_format=source.zarr_format,
+                verify=reading.verify,
+                max_manifest_bytes=source.max_manifest_bytes,
+                head=source.head,
+                rule_of=routes.pool.rule_of,
+            ),
+            format=None if source.format is None else READ_AS.get(source.format, source.format),
+            pool=routes.pool,
+            fallback=routes.fallback,
+            limits=Limits(reading.max_gap, reading.max_block),
+            budget=Budget(reading.concurrency, reading.max_memory),
+            readahead=reading.readahead,
+            caching=caching,
+            token=routes.token,
+            overlay=overlay,
+        )
+
+
+class WriteSettings(msgspec.Struct, frozen=True):
+    """Where values go: ``data_url`` None keeps them all in memory.
+
+    ``format``, and the ``record_size`` of a parquet set, are those of a new source.
+    """
+
+    data_url: str | None
+    inline_threshold: int
+    content_addressed: bool
+    format: str | None
+    record_size: int
+
+    @classmethod
+    def of(cls, options: Options) -> WriteSettings | None:
+        """Return what ``options`` say of writing; None where all writes are refused."""
+        source, writing = options.source, options.writing
+        is_in_memory = source.url is None  # written to without a mode, too
+        if writing.mode == "r" or (writing.mode is None and writing.overlay is None and not is_in_memory):
+            return None
+        return cls(
+            data_url=data_url_of(source.fo, writing.data_url),
+            inline_threshold=writing.inline_threshold,
+            content_addressed=writing.content_addressed,
+            format=source.format,
+            record_size=writing.record_size,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which options open which URLs: by protocol, by prefix, for the source itself.
+
+
+_SYNONYMS = (("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"))  # protocols that fsspec has one filesystem for
+_OF_THE_SOURCE = ("compression", "protocol")  # options that its filesystem does not take
+
+
+class Routes(NamedTuple):
+    """How targets are opened, and what URLs without a protocol mean."""
+
+    pool: PoolOptions
+    fallback: dict[str, Any]  # remote_options given without a protocol
+    bare_protocol: str | None
+    bare_as_is: bool  # URLs without a protocol are paths of an instance's own, not to be resolved
+
+    @property
+    def token(self) -> str:
+        """Tell these routes from others; what was read by some is not for all."""
+        return repr((self.pool.by_protocol, self.pool.by_prefix, self.pool.admission, self.pool.only_sizes))
+
+
+def route(given: Options, data_url: str | None) -> Routes:
+    """Return the routes of a source whose new objects are at ``data_url``.
+
+    What the user writes may be read again, with the options that it was written with.
+    """
+    source, source_options = given.source.url, given.trust.of_source
+    fs: Any = given.trust.fs
+    allow, options = given.trust.allow, given.trust.options
+    remote_protocol, remote_options = given.source.remote_protocol, given.trust.remote_options
+    by_protocol = _by_protocol(fs, remote_protocol, remote_options)
+    by_prefix, only_sizes = _versions_apart(options or {})
+    if data_url is not None:
+        protocol = protocol_of(data_url)
+        known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
+        if not known and protocol not in ("memory", *LOCAL):
+            near = source is not None and (protocol_of(source) or "file") == protocol
+            chosen = (source_options if near else None) or remote_options or {}
+            by_prefix[data_url] = {name: value for name, value in chosen.items() if name not in _OF_THE_SOURCE}
+        options = {**(options or {}), data_url: {}}
+        if allow is not None and not isinstance(allow, str):
+            allow = [*allow, data_url + "/"]
+    if source is not None:
+        if source_options is not None:
+            own = {k: v for k, v in source_options.items() if k not in _OF_THE_SOURCE}
+            by_prefix[source] = own
+            place = place_of(source)
+            if place is not None and not remote_options and protocol_of(place) not in by_protocol:
+                by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
+        elif fs is not None and longest_prefix(by_prefix, source) is None:
+            by_prefix[source] = {}  # fs= serves the references, not the manifest
+    by_prefix = {normalize(prefix): chosen for prefix, chosen in by_prefix.items()}
+    bare = by_protocol.get(None)
+    rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*(options or ())])
+    retry = Retry(given.reading.retries, given.reading.timeout)
+    return Routes(
+        PoolOptions(by_protocol, by_prefix, rule_of(source), retry, given.reading.fast_s3, rule_of, only_sizes),
+        dict(remote_options or {}) if fs is None and remote_protocol is None else {},
+        remote_protocol if fs is None or isinstance(fs, Mapping) else None,
+        isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
+    )
+
+
+def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return options by prefix as filesystems take them, and the prefixes that have ``versions="ignore"``."""
+    by_prefix: dict[str, Any] = {}
+    only_sizes: list[str] = []
+    for prefix, given in options.items():
+        versions = given.get("versions") if isinstance(given, Mapping) else None
+        if versions not in (None, "ignore", "compare"):
+            raise ValueError(f"versions={versions!r} in options={{{prefix!r}: ...}}: it is 'ignore' or 'compare'")
+        if versions is None and given != {}:
+            by_prefix[prefix] = given
+        elif versions is not None and len(given) > 1:  # else the options of its protocol serve it
+            by_prefix[prefix] = {name: value for name, value in given.items() if name != "versions"}
+        if versions == "ignore":
+            only_sizes.append(prefix)
+    return by_prefix, tuple(only_sizes)
+
+
+def _by_protocol(
+    fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
+) -> dict[str | None, Any]:
+    """Return protocol → instance or options; None stands for URLs that name no protocol."""
+    if isinstance(fs, Mapping):
+        given = dict(fs)
+        if None in given:
+            given.setdefault("file", given[None])
+        return given
+    if fs is not None:
+        protocols = [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]
+        cached = getattr(fs, "target_protocol", None)  # fsspec's caches take the URLs of what they cache
+        if isinstance(cached, str):
+            protocols.append(cached)
+        return {**dict.fromkeys(protocols, fs), None: fs}
+    if remote_protocol is None:
+        return {}
+    names = next((names for names in _SYNONYMS if remote_protocol in names), (remote_protocol,))
+    return {name: dict(remote_options or {}) for name in names}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where writes go.
+
+
+_TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
+
+
+SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
+# How the formats that a commit can make are called, and as what each is read.
+READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
+
+
+_JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
+
+
+def format_named(url: str) -> SetFormat:
+    """Return the format of a set at ``url`` that its name implies.
+
+    >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
+    ('json', 'chunk-manifest', 'parquet')
+    """
+    name = url.rstrip("/").rpartition("/")[2].lower()
+    if _JSON.search(name):
+        return "json"
+    return "chunk-manifest" if name.endswith(".zarr") else "parquet"
+
+
+def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
+    """Return the directory of new objects: ``given``, or one beside the source, named after it; None if there is none.
+
+    ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
+    """
+    if given is not None:
+        return given.rstrip("/")
+    if not isinstance(source, str) or "::" in source or protocol_of(source) in _TAKE_NONE:
+        return None
+    beside = source.rstrip("/") + ".data"
+    return f"file://{beside}" if protocol_of(source) is None else beside
+
+
+def overlay_for(options: Options) -> Overlay | None:
+    """Return what a filesystem writes to; mode "w" begins with nothing, whatever the source holds."""
+    writing = options.writing
+    mode = writing.mode or ("r" if writing.overlay is None else "a")
+    if mode == "r":
+        return None
+    overlay = overlay_of(writing.overlay, str(options.source.fo), is_durable=options.source.url is not None)
+    if mode == "w" and not overlay.begun and overlay.worker is None:
+        overlay.begun = True
+        overlay.edits.remove_below("")
+    overlay.spool.memory = writing.write_memory
+    return overlay
+
+
+def takes_objects(url: str) -> bool:
+    """Whether objects can be put below ``url``, as far as its protocol tells."""
+    return "::" not in url and protocol_of(url) not in _TAKE_NONE
