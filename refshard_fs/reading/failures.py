@@ -25,6 +25,7 @@ from refshard_fs.targets.failures import (
     HttpStatus,
     TooLarge,
     Unfit,
+    transient,
 )
 
 # ----------------------------------------------------------------------------------------------------
@@ -44,6 +45,11 @@ _OTHER: Final = (
     "The object is not the one that the references were made for, or they are wrong: `refshard check` compares all"
 )
 _HOST: Final = "Is the host right, up, and reachable from here?"
+_BUSY: Final = "The server may be overloaded: allow more with retries= and timeout=, or ask for less with concurrency="
+_RANGES: Final = (
+    "The server or a proxy before it answers ranges wrongly: read the object from another server, or put "
+    "'simplecache::' before its URL"
+)
 _BUCKET: Final = "Are the names of the bucket and of its store (endpoint_url=) right?"
 _PROTOCOL: Final = "Is the package installed that adds this protocol to fsspec?"
 
@@ -77,8 +83,14 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
             return f"Documents of unknown length are read up to max_manifest_bytes={most}: more if you trust it"
         case Unfit() if "the object has" in text:
             return "" if of_source else _OTHER
+        case HttpStatus(status=416):
+            return "" if of_source else _OTHER
         case ConnectionLost():
             return _HOST
+        case OSError() if transient(error):
+            return _BUSY
+        case Unfit():
+            return _RANGES
         case ValueError() if "Protocol not known" in text:
             return _PROTOCOL
         case ValueError():  # bytes that cannot be decoded

@@ -13,7 +13,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, SourceNotReachable, UnknownSource
 from refshard_fs.reading.failures import explain
 from refshard_fs.targets import answer
-from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denied, HttpStatus, Incomplete, Unreadable
+from refshard_fs.targets.failures import WITHOUT, ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
 
 QUICK: dict[str, Any] = {"retries": 0, "timeout": 10}
@@ -60,6 +60,11 @@ def test_a_protocol_that_nobody_knows() -> None:
         (PermissionError("no"), "PermissionError: no. Credentials"),
         (ValueError("its bytes are damaged"), "damaged. The object is not the one that the references were made for"),
         (ConnectionLost("it is down."), "it is down. Is the host right"),
+        (HttpStatus(503, "SlowDown"), "HTTP 503 Service Unavailable (SlowDown). The server may be overloaded"),
+        (HttpStatus(416), "the range lies outside the object. The object is not the one"),
+        (Incomplete("the answer ended early"), "ended early. The server may be overloaded"),
+        (TimeoutError("no answer after 9.0 s"), "no answer after 9.0 s. The server may be overloaded"),
+        (Unfit("expected 5 bytes, got more"), "got more. The server or a proxy before it answers ranges wrongly"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -68,8 +73,7 @@ def test_what_to_do_is_said(error: Exception, words: str) -> None:
 
 
 def test_where_there_is_nothing_to_do_only_the_reason_is_said() -> None:
-    assert explain(HttpStatus(500)) == "HTTP 500 Internal Server Error"
-    assert explain(Incomplete("the answer ended")) == "the answer ended"
+    assert explain(HttpStatus(418)) == "HTTP 418 I'm a Teapot"
     assert explain(KeyError("x")) == "KeyError: 'x'"
 
 
