@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import ABSENT, WHOLE, Part, Ranges, Row, UInt64s, used_codes
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span
+from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, of_origin
 
 # Numbers of chunks in the grid of their array.
 Numbers = range | UInt64s
@@ -68,6 +69,13 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
         found: list[int] = (np.flatnonzero(there[start:stop]) + start).tolist()
         return found
 
+    def of_origin(self, origin: Origin) -> Chunks:
+        """Return the same chunks, whose targets the sets at ``origin`` named, too."""
+        own = self.origins or [()] * len(self.urls)
+        joined = [one if one[: len(origin)] == origin else (*origin, *one) for one in own]
+        packed = {row: of_origin(entry, origin) for row, entry in self.packed.items()}
+        return msgspec.structs.replace(self, origins=joined, packed=packed)
+
     def part(self, start: int) -> Part:
         """Return the numbers of the chunks that exist, the first row being number ``start``, and the size of each."""
         lengths = self.ranges.lengths.copy()
@@ -111,6 +119,13 @@ class ChunksBuilder:
         targets = np.full(ranges.rows, ABSENT, np.uint32)
         targets[there] = np.array(codes, np.uint32)[places]
         self.ranges.put(rows, ranges._replace(targets=targets))
+
+    def put_chunks(self, rows: npt.NDArray[np.int64], chunks: Chunks, resolve: Callable[[str | None], str]) -> None:
+        """Set ``rows`` to chunks of another source, whose URLs ``resolve`` makes absolute."""
+        self.put(rows, [resolve(url) for url in chunks.urls], chunks.ranges, chunks.pins, chunks.origins)
+        self.inline |= {int(rows[row]): data for row, data in chunks.inline.items()}
+        self.checks |= {int(rows[row]): check for row, check in chunks.checks.items()}
+        self.packed |= {int(rows[row]): entry for row, entry in chunks.packed.items()}
 
     def put_entry(self, row: int, entry: Entry | None) -> None:
         """Set ``row`` to what a look-up found."""
@@ -156,6 +171,19 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
     numbers: Sequence[range] | UInt64s = ()
     sizes: UInt64s | None = None
     pins_chunks: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many chunks may exist."""
+        return len(self.numbers) if isinstance(self.numbers, np.ndarray) else sum(map(len, self.numbers))
+
+    @property
+    def column(self) -> UInt64s:
+        """The numbers as one column."""
+        if isinstance(self.numbers, np.ndarray):
+            return self.numbers
+        ranges = [np.arange(some.start, some.stop, dtype=np.uint64) for some in self.numbers]
+        return np.concatenate([np.zeros(0, np.uint64), *ranges])
 
     def batches(self, most: int) -> Iterator[tuple[Numbers, UInt64s | None]]:
         """Yield the numbers, at most ``most`` at a time, and the sizes of those of a column."""

@@ -13,10 +13,12 @@ from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.dtypes import itemsize_of
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, driven, of_origin
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -333,6 +335,12 @@ class PartView(View):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         return (yield from of_part(self.base.children(prefix), self._origin))
 
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        return (yield from of_part(self.base.contents(prefix, errors), self._origin))
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        return (yield from of_part(self.base.chunks(array, numbers, grid), self._origin)).of_origin(self._origin)
+
     def is_directory(self, prefix: str) -> Steps[bool]:
         return (yield from of_part(self.base.is_directory(prefix), self._origin))
 
@@ -360,6 +368,10 @@ class Nothing(KeySpace):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
         return None
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        yield from ()
+        return ChunksBuilder(len(numbers)).finish()
 
 
 class Overlaid(View):
@@ -421,6 +433,29 @@ class Overlaid(View):
                 below = directory[len(prefix) :].strip("/").partition("/")[0]
                 found.setdefault(below, Listed(below, None, True))
         return sorted(found.values(), key=by_name) if found or names is not None else None
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        found = yield from self.base.contents(prefix, errors)
+        members: dict[str, Any] = {key: value for key, value in found.members.items() if not self._is_hidden(key)}
+        arrays, others = dict(found.arrays), {k: size for k, size in found.others.items() if not self._is_hidden(k)}
+        for key, entry in self._inline.items():
+            path = parent(key)[0]
+            if not is_within(path, prefix) or not zarrmeta.is_metadata(key):
+                continue
+            members[key] = entry.data
+            grid = zarrmeta.grid_of(self._metadata[key]) if zarrmeta.is_array_document(key) else None
+            if grid is not None and path in self._held:
+                sizes = np.array([len(self._held[path])], np.uint64)
+                arrays[path] = ArrayChunks(grid, np.zeros(1, np.uint64), sizes)
+            elif grid is not None:
+                known = arrays.get(path, ArrayChunks(grid))
+                arrays[path] = ArrayChunks(grid, known.numbers, known.sizes)
+        return Contents(members, arrays, others, found.indexes)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        if any(join(array, name) in self._metadata for name in zarrmeta.ARRAY_DOCUMENTS):
+            return (yield from super().chunks(array, numbers, grid))
+        return (yield from self.base.chunks(array, numbers, grid))
 
 
 def stacked(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ else is the first part's. A part whose arrays do not fit the first part's, or th
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,13 +14,17 @@ from itertools import accumulate, islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
+from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative
-from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place, tails
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.sharing import Sharing
@@ -36,6 +41,7 @@ from refshard_fs.cubes.document import (
     recoding_of,
     stacked,
 )
+from refshard_fs.cubes.moving import consecutive, moved, shifted
 from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.cubes.recutting import (
     PIECES,
@@ -47,12 +53,13 @@ from refshard_fs.cubes.recutting import (
     joined,
     wanted,
 )
-from refshard_fs.errors import ManifestError, NotListable
+from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of
 
 LISTED: Final = 10_000_000  # names in a directory: a few lines of documents in documents can promise any number
+COUNTED: Final = 100_000_000  # chunks of an array that are listed as columns
 TOGETHER: Final = 64  # parts that are opened at a time to list them
 
 
@@ -85,9 +92,15 @@ class ConcatArray(msgspec.Struct, frozen=True):
     def grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
         """Return the grid of the part of a number, which has only the chunks at ``places`` along these axes."""
         assert self.grid is not None, "an array that is joined has a grid"
+        shown = self.shown_grid_of_part(number, places)
+        return msgspec.structs.replace(shown, counts=tuple(self.stored(shown.counts)))
+
+    def shown_grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
+        """Return the same grid with all dimensions; chunks have the same numbers in both."""
+        assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
         counts[self.axis] = self.starts[number + 1] - self.starts[number]
-        return msgspec.structs.replace(self.grid, counts=tuple(self.stored(counts)))
+        return msgspec.structs.replace(self.grid, counts=tuple(counts))
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
         """Return the part that has a chunk, or all that begin with ``coords``, and their coordinates there."""
@@ -149,6 +162,7 @@ class _Fit(NamedTuple):
     places: Mapping[int, Placement] = {}
     source: Source | None = None  # of an array that is recut
     encoding: ChunkKeyEncoding | None = None  # of the part's keys, where it spells them otherwise
+    is_absent: bool = False  # the part lacks the array
 
     def stored(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
@@ -331,11 +345,11 @@ class ConcatKeySpace(KeySpace):
         parts = yield from together([self._part(number, path, array) for number in numbers])
         flat = []
         try:
-            for number, (part, (_, places, source, _)) in zip(numbers, parts, strict=True):
-                if source is not None:  # else the part lacks the array
-                    last = number == len(starts) - 2
-                    pieces = wanted(recut, coords, starts[number], array.axis, source.meta, places, is_last=last)
-                    flat += [(part, source, w) for w in pieces]
+            for number, (part, fit) in zip(numbers, parts, strict=True):
+                if fit.source is not None:  # else the part lacks the array
+                    last, meta = number == len(starts) - 2, fit.source.meta
+                    pieces = wanted(recut, coords, starts[number], array.axis, meta, fit.places, is_last=last)
+                    flat += [(part, fit.source, w) for w in pieces]
             check_pieces([source.meta for _, source, _ in flat])
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
@@ -407,7 +421,7 @@ class ConcatKeySpace(KeySpace):
                 f"{path!r} of {where} has metadata of another version than {first.zarr_format}, that of the first set"
             )
         if meta is None and (self.document.join == "outer" or line.is_gap):
-            return _Fit()
+            return _Fit(is_absent=True)
         if meta is None:
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
         expected = list(first.shape)
@@ -577,6 +591,123 @@ class ConcatKeySpace(KeySpace):
                 size = listed.size if fit.recoding is None or listed.is_directory else None
                 named.append(msgspec.structs.replace(listed, name=name, size=size))
         return named
+
+    # ------------------------------------------------------------------ whole arrays
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        found = yield from self.first.contents(prefix, errors)
+        members: dict[str, Any] = {}
+        others = {key: size for key, size in found.others.items() if place(self.grids, key) is None}
+        for key in found.members:
+            if not zarrmeta.is_metadata(key):
+                others[key] = None
+                continue
+            try:
+                members[key] = yield from self.read(key)
+            except (OSError, RefShardError) as e:
+                _note(errors, key, e)
+        arrays = {}
+        for path, own in found.arrays.items():
+            array = self._documents.arrays.get(path)
+            is_joined = array is not None and array.meta is not None
+            arrays[path] = (yield from self._chunks_of(path, array, own, errors)) if array and is_joined else own
+        return Contents(members, arrays, others, found.indexes)
+
+    def _chunks_of(
+        self, path: str, array: ConcatArray, first: ArrayChunks, errors: dict[str, Exception] | None
+    ) -> Steps[ArrayChunks]:
+        """Return which chunks an array that is joined may have; ``first`` are those of the first part."""
+        assert array.grid is not None, "an array that is joined has a grid"
+        columns, sizes, count = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], 0
+        try:
+            size = self._chunk_size(path, array)
+            if size is not None:
+                count = array.grid.size
+                self._check_count(path, count)
+                return ArrayChunks(array.grid, np.arange(count, dtype=np.uint64), np.full(count, size, np.uint64))
+            for some in batches(range(len(self.document.parts)), TOGETHER):
+                found = yield from together([self._numbers_in(number, path, array, first) for number in some])
+                for numbers, own in found:
+                    count += len(numbers)
+                    self._check_count(path, count)
+                    columns.append(numbers)
+                    sizes.append(own)
+        except (OSError, RefShardError) as e:
+            _note(errors, path, e)
+        return ArrayChunks(array.grid, np.concatenate(columns), np.concatenate(sizes))
+
+    def _check_count(self, path: str, count: int) -> None:
+        if count > COUNTED:
+            raise NotListable(f"{path!r} of {self.where} has more than {COUNTED} chunks: too many to list")
+
+    def _numbers_in(
+        self, number: int, path: str, array: ConcatArray, first: ArrayChunks
+    ) -> Steps[tuple[UInt64s, UInt64s]]:
+        """Return the numbers, as they are shown, of the chunks that a part may have, and their sizes."""
+        assert array.grid is not None, "an array that is joined has a grid"
+        part, fit = yield from self._part(number, path, array)
+        own = array.shown_grid_of_part(number, fit.places)
+        chunks = ArrayChunks(own)
+        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks are made
+            chunks = ArrayChunks(own, [range(own.size)])
+        elif not fit.is_absent and number == self._first:
+            chunks = first
+        elif not fit.is_absent:
+            known = (yield from part.contents(path)).arrays.get(path)
+            chunks = (yield from KeySpace.contents(part, path)).arrays[path] if known is None else known
+        self._check_count(path, chunks.count)
+        along = {axis: placement.places for axis, placement in fit.places.items()}
+        numbers, is_inside = moved(chunks.column, own, array.grid, along | {array.axis: shifted(array.starts[number])})
+        # The sizes of chunks that are recoded are not known before.
+        is_sized = chunks.sizes is not None and fit.recoding is None
+        sizes = chunks.sizes if is_sized else np.full(len(numbers), WHOLE, np.uint64)
+        assert sizes is not None, "it is sized"
+        return numbers[is_inside], sizes[is_inside]
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        shown = self._documents.arrays.get(array)
+        if shown is None or shown.grid is None or not shown.starts:
+            return (yield from super().chunks(array, numbers, grid))
+        column = np.arange(numbers.start, numbers.stop, dtype=np.uint64) if isinstance(numbers, range) else numbers
+        builder = ChunksBuilder(len(column))
+        stride, count = math.prod(shown.grid.counts[shown.axis + 1 :]), shown.grid.counts[shown.axis]
+        coords = column.astype(np.int64) // stride % count
+        owners = np.searchsorted(np.array(shown.starts), coords, side="right") - 1
+        order = np.argsort(owners, kind="stable")
+        rows = [some for some in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if len(some)]
+        for batch in batches(rows, TOGETHER):
+            steps = [self._chunks_in(int(owners[some[0]]), array, shown, column[some]) for some in batch]
+            for some, (places, resolve, chunks) in zip(batch, (yield from together(steps)), strict=True):
+                builder.put_chunks(some[places], chunks, resolve)
+        return builder.finish()
+
+    def _chunks_in(
+        self, number: int, path: str, array: ConcatArray, numbers: UInt64s
+    ) -> Steps[tuple[npt.NDArray[np.int64], Callable[[str | None], str], Chunks]]:
+        """Return where chunks lie that a part may have, and the places of these among ``numbers``."""
+        assert array.grid is not None, "an array that is joined has a grid"
+        part, fit = yield from self._part(number, path, array)
+        if fit.is_absent:
+            return np.zeros(0, np.int64), part.resolve, ChunksBuilder(0).finish()
+        along = {axis: placement.elements for axis, placement in fit.places.items()}
+        own = array.shown_grid_of_part(number, fit.places)
+        stored, is_inside = moved(numbers, array.grid, own, along | {array.axis: shifted(-array.starts[number])})
+        stored, places = stored[is_inside], np.flatnonzero(is_inside)
+        own = array.grid_of_part(number, fit.places)
+        own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
+        is_unknown = part.source.is_reference_set and path not in part.source.grids
+        if fit.recoding is None and not is_unknown:
+            return places, part.resolve, (yield from part.chunks(path, consecutive(stored), own))
+        builder = ChunksBuilder(len(stored))
+        for row, entry in enumerate((yield from part.entries([join(path, tail) for tail in tails(own, stored)]))):
+            builder.put_entry(row, entry if fit.recoding is None else fit.recoding.entry(entry))
+        return places, part.resolve, builder.finish()
+
+
+def _note(errors: dict[str, Exception] | None, key: str, error: Exception) -> None:
+    if errors is None:
+        raise error
+    errors[key] = error
 
 
 def _respelled(

@@ -151,6 +151,14 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         run = np.searchsorted(self.starts, elements, side="right") - 1
         return np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
 
+    def elements(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the elements at ``places``; -1 where the part has none."""
+        if not self.runs:
+            return np.full(len(places), -1)
+        at, first, length = np.array(self._ascending, np.int64).T
+        run = np.searchsorted(at, places, side="right") - 1
+        return np.where((run >= 0) & (places < at[run] + length[run]), first[run] + places - at[run], -1)
+
     def in_chunks(self, size: int, total: int) -> Placement | None:
         """Return the places of chunks of ``size`` in an array of length ``total``; None where a chunk is divided."""
         runs: list[tuple[int, int]] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
+from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
+from refshard_fs.cubes.moving import Move, moved, shifted
 from refshard_fs.cubes.recutting import contiguous, is_plain
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
 
-Move = Callable[[Any], Any]  # returns the new coordinates of chunks along an axis, given the old ones
 # Moves by axis, and the byte range of each chunk that is moved so (None: all of it).
 Moved = tuple[Mapping[int, Move], tuple[int, int] | None]
 
@@ -114,8 +114,8 @@ def placed_chunks(
     """
     table = part.refs.tables[path]
     numbers, ranges = table.part()
-    moved, is_inside = _moved(numbers, table.grid, grid, along)
-    rows = Part(moved, ranges) if is_inside.all() else Part(moved[is_inside], ranges.take(is_inside))
+    places, is_inside = moved(numbers, table.grid, grid, along)
+    rows = Part(places, ranges) if is_inside.all() else Part(places[is_inside], ranges.take(is_inside))
     if piece is not None:
         offset, length = piece
         kept = rows.ranges
@@ -124,32 +124,10 @@ def placed_chunks(
     chunks = part.inline.get(path)
     if not chunks:
         return rows, {}
-    moved, is_inside = _moved(np.array(list(chunks), np.uint64), table.grid, grid, along)
+    places, is_inside = moved(np.array(list(chunks), np.uint64), table.grid, grid, along)
     cut = slice(None) if piece is None else slice(piece[0], sum(piece))
-    placed = zip(moved.tolist(), is_inside.tolist(), chunks.values(), strict=True)
+    placed = zip(places.tolist(), is_inside.tolist(), chunks.values(), strict=True)
     return rows, {join(path, grid.tail(number)): data[cut] for number, stays, data in placed if stays}
-
-
-def _moved(
-    numbers: UInt64s, old: ChunkGrid, new: ChunkGrid, along: Mapping[int, Move]
-) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Return the numbers in a ``new`` grid of chunks of the ``old`` one, and which of them lie inside."""
-    last = max(along, default=-1)
-    stride = math.prod(new.counts[last + 1 :])  # the same in both grids: nothing moves along these axes
-    left, moved = np.divmod(numbers.astype(np.int64), stride)
-    is_inside = np.ones(len(numbers), np.bool_)
-    for axis in range(last, -1, -1):
-        left, coords = np.divmod(left, old.counts[axis]) if axis else (left, left)
-        now = along[axis](coords) if axis in along else coords
-        moved += now * stride
-        stride *= new.counts[axis]
-        is_inside &= (now >= 0) & (now < new.counts[axis])
-    return moved.astype(np.uint64), is_inside
-
-
-def shifted(offset: int, factor: int = 1) -> Move:
-    """Return how chunks move that are ``factor`` times as far apart, the first one at ``offset``."""
-    return lambda coords: coords * factor + offset
 
 
 def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) -> NamedSet:

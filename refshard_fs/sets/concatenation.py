@@ -19,6 +19,7 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.moving import Move, shifted
 from refshard_fs.cubes.recoding import exactly
 from refshard_fs.cubes.recutting import Placement, Recut, check_recut, commonest
 from refshard_fs.errors import ManifestError
@@ -27,7 +28,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.origins import NOTHING, Origins
-from refshard_fs.sets.changed_set import Move, grid_of, placed_chunks, shifted
+from refshard_fs.sets.changed_set import grid_of, placed_chunks
 from refshard_fs.sets.common_units import comparable, times_along
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, same_values
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type

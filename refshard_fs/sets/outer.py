@@ -30,10 +30,11 @@ from refshard_fs.cubes.cf_times import (
     parsed_units,
 )
 from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.moving import Move
 from refshard_fs.cubes.recoding import missing_values
 from refshard_fs.cubes.recutting import Placement
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import ChangedSet, Move, only_coordinate, trimmed, with_metadata
+from refshard_fs.sets.changed_set import ChangedSet, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.concatenation import (
     check_one_coordinate,

@@ -1,0 +1,108 @@
+"""A document that joins sets answers for whole arrays as it does key by key, without a look-up of each chunk."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.chunks import Chunks
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.references.keyspace import FlatKeySpace
+from tests.servers.http import RangeServer
+from tests.sets.test_concatenating import chunked, day
+
+Rows = list[Any]
+
+DAYS = [day(0, 4), day(4, 2), day(6, 3)]
+OTHER = {"compressor": {"id": "zlib", "level": 1}}
+
+
+def without(part: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if not key.startswith(prefix)}
+
+
+def slashed(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a set whose chunks of ``air`` have keys with slashes."""
+    meta = json.loads(part["air/.zarray"]) | {"dimension_separator": "/"}
+    keys = {key: key.replace(".", "/") if key.startswith("air/") and "/.z" not in key else key for key in part}
+    return {keys[key]: value for key, value in part.items()} | {"air/.zarray": json.dumps(meta)}
+
+
+CUBES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (DAYS, {}),
+    "version 3": ([day(0, 4, 3), day(4, 2, 3)], {}),
+    "along the last axis": ([day(0, 4, first=0, width=3), day(0, 4, first=3, width=6)], {"dim": "x"}),
+    "other keys": ([DAYS[0], slashed(DAYS[1]), DAYS[2]], {}),
+    "recoded": ([DAYS[0], day(4, 2, fill_value=7), DAYS[2]], {}),
+    "recut": (DAYS, {"chunks": {"time": 3}}),
+    "without an array": ([without(DAYS[0], "air/"), *DAYS[1:]], {"join": "outer"}),
+    "without chunks": ([DAYS[0], without(DAYS[1], "air/0."), DAYS[2]], {}),
+    "places of another axis": ([day(0, 4, width=3), day(4, 2, width=3, first=3)], {"join": "outer"}),
+    "gaps": ([DAYS[0], DAYS[2]], {"freq": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", CUBES)
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_columns_of_a_cube_are_those_found_key_by_key(
+    tmp_path: Path, http_server: RangeServer, kind: str, is_remote: bool
+) -> None:
+    parts, how = CUBES[kind]
+    sources = []
+    for number, part in enumerate(parts):
+        path = tmp_path / f"{number}.json"
+        made = refshard_fs.concat([part])
+        if is_remote:  # what a set from elsewhere names has its origin
+            made = refshard_fs.rebase(made, {"memory://made": http_server.put("made/x", b"").rpartition("/")[0]})
+        RefShardFileSystem(made, skip_instance_cache=True).save(str(path), "json")
+        sources.append(http_server.put(f"{number}.json", path.read_bytes()) if is_remote else str(path))
+    lazy = refshard_fs.concat(sources, lazy=True, **{"dim": "time", **how})
+    check(RefShardFileSystem(lazy, skip_instance_cache=True))
+
+
+def check(fs: RefShardFileSystem) -> None:
+    space, run = fs._session.open().whole_shards, fs._session.run
+    found = run("", space.contents)
+    expected = run("", partial(KeySpace.contents, space))
+    assert found.members == expected.members
+    assert found.others.keys() == expected.others.keys()
+    assert found.arrays.keys() == expected.arrays.keys()
+    for path, array in found.arrays.items():
+        assert set(expected.arrays[path].column.tolist()) <= set(array.column.tolist())
+        for numbers in (range(array.grid.size), np.arange(array.grid.size, dtype=np.uint64)[::-1].copy()):
+            by_key = run("", partial(KeySpace.chunks, space, path, numbers, array.grid))
+            in_columns = run("", partial(space.chunks, path, numbers, array.grid))
+            assert rows_of(in_columns) == rows_of(by_key)
+
+
+def rows_of(chunks: Chunks) -> Rows:
+    rows: Rows = []
+    for number in range(len(chunks)):
+        row = chunks.ranges.row(number)
+        target: Any = None
+        if row is not None:
+            origin = chunks.origins[row.target] if chunks.origins else ()
+            target = chunks.urls[row.target], row.offset, row.length, origin
+        rows.append((target, chunks.inline.get(number), chunks.packed.get(number)))
+    return rows
+
+
+def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+    for number in range(3):
+        part = chunked("a", np.zeros((40, 50), "|u1"), (1, 1), ["t", "x"])
+        paths.append(str(tmp_path / f"{number}.json"))
+        Path(paths[-1]).write_text(json.dumps({".zgroup": '{"zarr_format": 2}', **part}))
+    asked: list[str] = []
+    find = FlatKeySpace.find
+    monkeypatch.setattr(FlatKeySpace, "find", lambda space, key: (asked.append(key), find(space, key))[1])
+    fs = RefShardFileSystem(refshard_fs.concat(paths, "t", lazy=True), skip_instance_cache=True)
+    assert len(fs._collect()) == 3 * 40 * 50 + 3
+    assert len(asked) < 200
