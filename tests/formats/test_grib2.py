@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -532,7 +533,9 @@ def test_a_scan_is_kept_for_the_next_process(tmp_path: Path, size: str, monkeypa
         first = everything_of(urls[0])
         assert everything_of(urls[1]) == first
         server.clear()
-        assert everything_of(urls[0], reads=False).keys() == first.keys()
+        with monkeypatch.context() as without_names:
+            without_names.delattr(source, "named")
+            assert everything_of(urls[0], reads=False).keys() == first.keys()
         (head,) = server.requests()
         assert (head.stop or 0) - (head.start or 0) == HEAD
         assert everything_of(urls[0]) == first
@@ -571,10 +574,17 @@ def test_scans_of_parts_of_a_cube_are_kept(tmp_path: Path) -> None:
     assert np.ptp(found, axis=0).max() == 0
 
 
+def test_a_scan_without_names_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "eccodes", None)
+    data = cube()
+    with pytest.raises(ValueError, match="is read by eccodes"):
+        FileScan(data[:100], len(data)).pack(source._scanned(data, b"", "x"))
+
+
 def test_a_scan_is_packed_and_unpacked() -> None:
     data = cube()
     kind = FileScan(data[:100], len(data))
-    scan = source.Scan((messages.Unshown(7, "of another kind"), *source._scanned(data, b"", "x").found))
+    scan = source.Scan.of((messages.Unshown(7, "of another kind"), *source._scanned(data, b"", "x").found))
     packed = b"".join(kind.pack(scan))
     assert kind.unpack(memoryview(packed)) == scan
     for harmed in (b"", packed[:-1], b"\x92\x90" + packed[2:]):

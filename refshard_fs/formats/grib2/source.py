@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -16,12 +18,13 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.grib2.decoding import Named, Points, Values, named
+from refshard_fs.formats.grib2.decoding import Named, Points, Values, eccodes, named
 from refshard_fs.formats.grib2.messages import (
     PACKINGS,
     TEMPLATES,
     Field,
     Grib,
+    Parameter,
     Unshown,
     find_message,
     integer,
@@ -84,14 +87,25 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         assert probe.facts is not None, "a file whose size is known"
         scan = yield Load(Span(probe.url, pin=probe.facts.pin), FileScan(probe.head, size))
     group = _Group(probe.url, source, options.zarr_format)
-    group.show(scan.found)
+    group.show(scan)
     return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
 
 
 class Scan(NamedTuple):
-    """The fields of a file, and why others are not shown."""
+    """The fields of a file, why others are not shown, and what the parameters are called."""
 
     found: tuple[Field | Unshown, ...]
+    names: Mapping[Parameter, Named]
+
+    @classmethod
+    def of(cls, found: Sequence[Field | Unshown]) -> Scan:
+        """Return the scan that found these fields."""
+        grids: dict[bytes, bytes] = {}  # most fields of a file have the same one
+        fields = tuple(
+            msgspec.structs.replace(one, grid=grids.setdefault(one.grid, one.grid)) if isinstance(one, Field) else one
+            for one in found
+        )
+        return cls(fields, {one.parameter: named(one.parameter) for one in fields if isinstance(one, Field)})
 
     @property
     def nbytes(self) -> int:
@@ -110,6 +124,7 @@ class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fals
 class _KeptScan(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     grids: list[bytes]
     found: list[_Kept]
+    names: list[tuple[Parameter, Named]]
 
 
 class FileScan(msgspec.Struct, frozen=True):
@@ -126,11 +141,7 @@ class FileScan(msgspec.Struct, frozen=True):
         else:
             offsets = yield from _sidecar(source)
             scan = yield from _scan(Grib(source.url, source.resized(self.size), self.size, self.head), offsets or ())
-        grids: dict[bytes, bytes] = {}  # most fields of a file have the same one
-        return Scan(tuple(
-            msgspec.structs.replace(one, grid=grids.setdefault(one.grid, one.grid)) if isinstance(one, Field) else one
-            for one in scan.found
-        ))  # fmt: skip
+        return scan
 
     def _begins_with_short(self) -> bool:
         """Whether the first message of the file is a short one."""
@@ -142,33 +153,47 @@ class FileScan(msgspec.Struct, frozen=True):
         return _scanned(data, b"", "the file")
 
     def identity(self) -> bytes:
-        return repr((VERSION, TEMPLATES, PACKINGS, sha256(self.head).digest())).encode()
+        return repr((VERSION, TEMPLATES, PACKINGS, _versions(), sha256(self.head).digest())).encode()
 
     def pack(self, value: Scan) -> list[bytes | memoryview]:
+        eccodes()  # without it, parameters have numbers for names until it is installed
         grids: dict[bytes, int] = {}
         found = [
             _Kept(one.at, one.reason) if isinstance(one, Unshown) else
             _Kept(grids.setdefault(one.grid, len(grids)), field=msgspec.structs.replace(one, grid=b""))
             for one in value.found
         ]  # fmt: skip
-        return [msgspec.msgpack.encode(_KeptScan(list(grids), found))]
+        return [msgspec.msgpack.encode(_KeptScan(list(grids), found, list(value.names.items())))]
 
     def unpack(self, data: memoryview) -> Scan:
         try:
             kept = msgspec.msgpack.decode(data, type=_KeptScan)
-            return Scan(tuple(
+            found = tuple(
                 Unshown(one.number, one.reason) if one.field is None else
                 msgspec.structs.replace(one.field, grid=kept.grids[one.number])
                 for one in kept.found
-            ))  # fmt: skip
+            )  # fmt: skip
+            return Scan(found, dict(kept.names))
         except (msgspec.DecodeError, IndexError) as e:
             raise ValueError(f"expected the scan of a GRIB file: {e}") from e
+
+
+@cache
+def _versions() -> list[str]:
+    """Return the versions of the packages that name parameters."""
+    found = []
+    for package in ("eccodes", "eccodeslib"):
+        try:
+            found.append(version(package))
+        except PackageNotFoundError:
+            found.append("")
+    return found
 
 
 def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
     messages = yield from grib.messages(offsets)
     found = yield from together([_fields(grib, *message) for message in messages])
-    return Scan((*grib.unshown, *itertools.chain.from_iterable(found)))
+    return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))
 
 
 def _scanned(rest: bytes, head: bytes, url: str) -> Scan:
@@ -225,14 +250,14 @@ class _Group(ArrayGroupBuilder):
         self._left = max(COORDINATES, source.size or 0)  # bytes of coordinates that are still made
         self._known: dict[str, dict[Hashable, int]] = {}  # of names: the number of whatever has that name
 
-    def show(self, found: Sequence[Field | Unshown]) -> None:
+    def show(self, scan: Scan) -> None:
         """Show all fields that can be."""
         variables: dict[tuple[str, str, int, bytes], list[Field]] = {}
-        for field in found:
+        for field in scan.found:
             if isinstance(field, Unshown):
                 self.reports[f"the message at byte {field.at}"] = field.reason
                 continue
-            text = named(field.parameter)
+            text = scan.names[field.parameter]
             key = (text.name, text.level, field.parameter.statistic, field.grid)
             variables.setdefault(key, []).append(field)
         alike: dict[str, list[tuple[str, str, int, bytes]]] = {}
@@ -241,7 +266,7 @@ class _Group(ArrayGroupBuilder):
         for key, fields in variables.items():
             name = self._unused(key, alike[key[0]])
             try:
-                self._variable(name, named(fields[0].parameter), fields)
+                self._variable(name, scan.names[fields[0].parameter], fields)
             except ValueError as e:
                 self.reports[name] = str(e)
 
