@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, told
 from refshard_fs.security.admission import Admission, normalize, origin_of
 from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
 
+_NAMED: Final = 5  # servers that a remark names
 MEMBER = "from"  # the name of the record in a document
 
 
@@ -83,6 +84,22 @@ class Origins(msgspec.Struct, frozen=True):
             place = _place(origin).rstrip("/")  # as in `Adoption`
             found[place] = (*found.get(place, ()), origin)
         return _without_repeats(found)
+
+    @property
+    def remark(self) -> str:
+        """Which servers the strangers' sets lead to beside their own, and with what limits; empty if to none."""
+        others = {
+            told(server_of(prefix))
+            for prefix, origins in self.by_prefix.items()
+            if origins and origin_of(prefix) not in {origin_of(links(origin)[-1]) for origin in origins}
+        }
+        if not others:
+            return ""
+        return (
+            f"sets that are not yours, from {_enumerated(map(told, self.servers))}, name targets on other servers: "
+            f"{_enumerated(others)}. The result keeps the limits of these sets: it reaches those servers without your "
+            "credentials, and not in private networks. If you trust one, name its prefix in options= when you open it"
+        )
 
     def spelled(self) -> dict[str, list[str]]:
         """Return the record as a JSON value."""

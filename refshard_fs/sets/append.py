@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -117,6 +118,8 @@ def append(
                 fs._writing("append").overlay.put(key, edit)
                 shown.relative_update(1)
             fs.commit()
+        if whole.remark:
+            warnings.warn(whole.remark, UserWarning, stacklevel=2)
         return whole.added
     except BaseException as e:
         fs.discard()  # nothing is left to be committed
@@ -192,6 +195,7 @@ class _Grown(NamedTuple):
     along: frozenset[str]  # paths of the arrays that grow
     added: int
     holds_pins: bool
+    remark: str  # what there is to say of where the new set leads
 
     @classmethod
     def of(
@@ -218,7 +222,8 @@ class _Grown(NamedTuple):
             raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
         pieces = [trimmed(old, dim, 0, kept.old), trimmed(new, dim, kept.start, kept.stop)]
         whole = concatenate(with_digests(pieces, [dim], rules.same), dim, rules.same)
-        return cls(before, whole.refs, frozenset(old.along(dim)), whole.length(dim) - old.length(dim), holds_pins)
+        added = whole.length(dim) - old.length(dim)
+        return cls(before, whole.refs, frozenset(old.along(dim)), added, holds_pins, new.refs.origins.remark)
 
     def edits(self) -> Iterator[tuple[str, Edit]]:
         """Yield the keys that change, each with its new content."""

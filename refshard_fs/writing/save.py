@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, BinaryIO
@@ -24,7 +25,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import ReferenceStream, Respell, as_written
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
-from refshard_fs.security.origins import Adoption, Origins
+from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from refshard_fs.session.collect import Checks, collect, collected_from, gather
 from refshard_fs.session.session import Session
 from refshard_fs.session.settings import data_url_of
@@ -53,6 +54,7 @@ def save(
     spell = partial(respelling, session.options.open, session.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
     adoption = Adoption(session.admission)  # what is written here is the user's own
+    recorded = NOTHING
 
     def respell(written: str | None) -> str | None:
         adoption.add(whole(written))
@@ -74,9 +76,13 @@ def save(
         def origins() -> Origins:  # of all that was gone through
             if copies is not None and copies.remark is not None:
                 adoption.add_own(copies.url)
-            return adoption.origins(stream.origins)
+            nonlocal recorded
+            recorded = adoption.origins(stream.origins)
+            return recorded
 
         sink.write(stream, Destination(url, objects, record_size, overwrite, origins))
+    if recorded.remark:
+        warnings.warn(recorded.remark, UserWarning, stacklevel=3)
     return None if copies is None else copies.remark
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from refshard_fs.security.admission import Access, Admission
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from tests.servers.http import RangeServer
 
+pytestmark = pytest.mark.filterwarnings("ignore:sets that are not yours")
 SECRET = "HUSHHUSH"
 FORMATS = {"json": "out.json", "parquet": "out.parquet", "chunk-manifest": "out.zarr"}
 ARRAY = {
@@ -317,6 +319,43 @@ def origins(source: str, urls: list[str], known: Origins = NOTHING, **options: A
     for url in urls:
         adoption.add(url)
     return adoption.origins(known).spelled()
+
+
+MAKERS: dict[str, Callable[[str, str], object]] = {
+    "json": lambda url, out: RefShardFileSystem(url).save(f"{out}/a.json"),
+    "parquet": lambda url, out: RefShardFileSystem(url).save(f"{out}/a.parq"),
+    "concat": lambda url, out: refshard_fs.concat([url], dim="t").save(f"{out}/a.json"),
+    "rebase": lambda url, out: refshard_fs.rebase(url, {"http://no.test/": ""}, missing="ignore").save(f"{out}/a.json"),
+    "append": lambda url, out: refshard_fs.append(own(Path(out)), url, "t"),
+}
+
+
+@pytest.mark.parametrize("made", MAKERS)
+def test_making_a_strangers_set_ones_own_names_its_servers(
+    made: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    url = put(http_server, refs_of("http://elsewhere.test/x"))
+    with pytest.warns(
+        UserWarning, match=r"on other servers: http://elsewhere\.test\. The result keeps the limits"
+    ) as told:
+        MAKERS[made](url, str(tmp_path))
+    assert len(told) == 1
+
+
+def test_converting_a_strangers_set_names_its_servers(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        convert(put(http_server, refs_of("http://elsewhere.test/x")), str(tmp_path / "a.json"))
+    assert "on other servers: http://elsewhere.test." in capsys.readouterr().err
+
+
+def test_saving_a_set_that_stays_at_its_server_says_nothing(http_server: RangeServer, tmp_path: Path) -> None:
+    url = put(http_server, refs_of("../file"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RefShardFileSystem(url).save(str(tmp_path / "a.json"))
 
 
 def test_record_names_servers_and_the_set(net: SimpleNamespace) -> None:
