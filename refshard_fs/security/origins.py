@@ -116,6 +116,11 @@ class Origins(msgspec.Struct, frozen=True):
             ) from e
 
 
+def _enumerated(names: Iterable[str]) -> str:
+    first, rest = (found := sorted(names))[:_NAMED], found[_NAMED:]
+    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
+
+
 NOTHING: Final = Origins()  # the origins of a set that is entirely the user's own
 
 
