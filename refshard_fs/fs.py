@@ -953,17 +953,20 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         callback: Callback = DEFAULT_CALLBACK,
         **storage_options: Any,
     ) -> str | None:
-        """Write the references to ``url`` as a ``"parquet"`` or ``"json"`` set, or as ``"chunk-manifest"``.
+        """Write the references to ``url`` as ``"parquet"``, ``"json"``, ``"chunk-manifest"`` or ``"icechunk"``.
 
         Other packages may add formats: see `refshard_fs.sinks`.
 
         Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
-        ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests. Of a parquet set,
+        ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests, one in ``.icechunk`` an Icechunk
+        repository. Of a parquet set,
         ``record_size`` is the number of references per file. It goes to a new or empty
         directory, or with ``overwrite`` in the place of another parquet set, which stays until
         the new one is whole on this machine, and is removed first elsewhere; JSON replaces
         what was there. Each file appears whole or not at all. Chunk manifests make a zarr
-        version 3 hierarchy, and the metadata of version 2 become that of version 3. URLs keep
+        version 3 hierarchy, and the metadata of version 2 become that of version 3. An Icechunk
+        repository (extra ``icechunk``; ``branch=``, ``message=``, ``virtual_stores=``) gets one commit:
+        ranges of objects are virtual chunks, all else is copied. URLs keep
         their meaning. Of sources other than reference sets, chunks that are ranges of objects
         (of sharded arrays, the shards) become references. Chunks that are made from other bytes, as
         GRIB2's are, become part of the set or, where they have more than 64 MiB, of an object in

@@ -273,7 +273,7 @@ def _as_json(match: re.Match[str]) -> str:
 
 def _option(match: re.Match[str]) -> str:
     name, value = match[1], match[2].strip("'")
-    if name == "format" and value in ("parquet", "json", "chunk-manifest"):
+    if name == "format" and value in ("parquet", "json", "chunk-manifest", "icechunk"):
         return f"--format {value}"
     if name in ("account_name", "endpoint_url"):  # of the source's filesystem
         return f"--fo-option {name}=..."

@@ -5,7 +5,7 @@ What a format cannot hold is a ManifestError that names the key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -16,14 +16,19 @@ from refshard_fs.core.chunks import Chunks, Contents
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, Run
-from refshard_fs.core.model import Steps
+from refshard_fs.core.model import Entry, Steps, batches
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.versions import TOGETHER, ask_versions
 from refshard_fs.security.origins import Origins
 
 # Returns a URL as it is to be spelled in the set that is written.
 Respell = Callable[[str | None], str | None]
+
+
+# Returns the bytes of entries, by key.
+Read = Callable[[Mapping[str, Entry]], Sequence[bytes]]
 
 
 def as_written(url: str | None) -> str | None:
@@ -48,12 +53,18 @@ class ReferenceStream:
         checks: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None,
         *,
         pins_as_checks: bool = False,
+        packed: Mapping[str, Mapping[int, Entry]] | None = None,
+        read: Read | None = None,
+        needs_lengths: bool = False,
     ) -> None:
         self._keyspace = keyspace
         self._run = run
         self._respell = cache(respell)
         self._checks = checks or {}
         self._pins_as_checks = pins_as_checks
+        self._packed = packed or {}
+        self._read = read
+        self._needs_lengths = needs_lengths
         contents: Contents = run("", keyspace.contents)
         self._members, self._arrays = contents.members, contents.arrays
         self.grids: Mapping[str, ChunkGrid] = {path: array.grid for path, array in contents.arrays.items()}
@@ -66,12 +77,11 @@ class ReferenceStream:
         refs: ReferenceSet,
         respell: Respell,
         checks: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None,
-        *,
-        pins_as_checks: bool = False,
+        **others: Any,
     ) -> ReferenceStream:
         """Return the stream of a set in memory, which takes no reads."""
         keyspace = FlatKeySpace(refs, lambda url: url or "", refs.where)
-        return cls(keyspace, _run_without_reads, respell, checks, pins_as_checks=pins_as_checks)
+        return cls(keyspace, _run_without_reads, respell, checks, **others)
 
     def pins(self) -> dict[str, Any] | None:
         """Return the JSON value of the set's pins; None if it has none."""
@@ -95,7 +105,8 @@ class ReferenceStream:
         count = -(-stop // size)
         blocks: Iterable[int] = range(count)
         if count > few:
-            blocks = sorted({*self._arrays[array].blocks(size), *(n // size for n in self._checks.get(array, ()))})
+            others = (*self._checks.get(array, ()), *self._packed.get(array, ()))
+            blocks = sorted({*self._arrays[array].blocks(size), *(number // size for number in others)})
         for i in blocks:
             numbers = range(i * size, min((i + 1) * size, stop))
             chunks = self._chunks(array, numbers)
@@ -105,6 +116,8 @@ class ReferenceStream:
 
     def _chunks(self, array: str, numbers: range) -> Chunks:
         found: Chunks = self._run(array, partial(self._keyspace.chunks, array, numbers, self.grids[array]))
+        if self._needs_lengths:
+            self._add_lengths(array, found)
         checks = dict(found.checks)
         if self._pins_as_checks and found.pins:
             versions = {target: pin.version for target, pin in enumerate(found.pins) if pin is not None and pin.version}
@@ -113,7 +126,48 @@ class ReferenceStream:
             checks |= {row: versions[target] for row, target in zip(some.tolist(), targets[some].tolist(), strict=True)}
         own = self._checks.get(array, {})
         checks |= {number - numbers.start: dict(own[number]) for number in own.keys() & numbers}
-        return msgspec.structs.replace(found, urls=list(map(self._respell, found.urls)), checks=checks)
+        packed = dict(found.packed)
+        theirs = self._packed.get(array, {})
+        packed |= {number - numbers.start: theirs[number] for number in theirs.keys() & numbers}
+        urls = list(map(self._respell, found.urls))
+        return msgspec.structs.replace(found, urls=urls, checks=checks, packed=packed)
+
+    def _add_lengths(self, array: str, chunks: Chunks) -> None:
+        """Ask for the sizes of targets that chunks are all of."""
+        targets, offsets, lengths = chunks.ranges
+        rows = np.flatnonzero((targets != ABSENT) & (lengths == WHOLE))
+        known = {target: pin.size for target, pin in enumerate(chunks.pins) if pin is not None}
+        asked = [target for target in np.unique(targets[rows]).tolist() if known.get(target) is None]
+        urls = [self._keyspace.resolve(chunks.urls[target]) for target in asked]
+        for some in batches(list(zip(asked, urls, strict=True)), TOGETHER):
+            facts = self._run(array, partial(ask_versions, [url for _, url in some], self.origins))
+            known.update(
+                (target, None if one is None else one.size) for (target, _), one in zip(some, facts, strict=True)
+            )
+        for row in rows.tolist():
+            size = known[int(targets[row])]
+            if size is not None and size >= int(offsets[row]):
+                lengths[row] = size - int(offsets[row])
+
+    def targets(self, size: int) -> Iterator[str | None]:
+        """Yield the URL of each target once, as sinks have it; ``size`` chunks are gone through at a time."""
+        refs = self._keyspace.references
+        if refs is not None:
+            yield from dict.fromkeys(map(self._respell, refs.urls))
+            return
+        known: dict[str | None, None] = {}
+        for array in self.grids:
+            for _, chunks in self.partitions(array, size):
+                yield from (url for url in chunks.urls if url not in known)
+                known.update(dict.fromkeys(chunks.urls))
+
+    def read(self, entries: Mapping[str, Entry | bytes]) -> list[bytes]:
+        """Return the bytes of ``entries``, by key; those that are bytes already as they are."""
+        left = {key: entry for key, entry in entries.items() if not isinstance(entry, bytes)}
+        if left and self._read is None:
+            raise TypeError("this stream has no source to read from")
+        read = dict(zip(left, self._read(left), strict=True)) if left and self._read is not None else {}
+        return [entry if isinstance(entry, bytes) else read[key] for key, entry in entries.items()]
 
 
 def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents, column_of
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, UInt64s
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edits, unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join, nearest, parent
@@ -94,10 +94,13 @@ class PackedKey(NamedTuple):
         return self.entry.size if self.entry.size is not None else sum(span.size or 0 for span in self.entry.spans)
 
 
-def collected_from(keyspace: KeySpace, prefix: str = "") -> Steps[Collection]:
-    """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `packed`."""
+def collected_from(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool = False) -> Steps[Collection]:
+    """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `packed`.
+
+    With ``with_lengths``, chunks that are whole objects have the sizes that listings state.
+    """
     contents = yield from keyspace.contents(prefix)
-    collection = Collection(keyspace, contents)
+    collection = Collection(keyspace, contents, with_lengths=with_lengths)
     yield from together([collection.add_array(path) for path in contents.arrays])
     others = list(contents.others.keys() - contents.indexes)
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
@@ -112,7 +115,8 @@ def collected_from(keyspace: KeySpace, prefix: str = "") -> Steps[Collection]:
 class Collection:
     """Collects what the keys of a key space refer to, as a set of references."""
 
-    def __init__(self, keyspace: KeySpace, contents: Contents) -> None:
+    def __init__(self, keyspace: KeySpace, contents: Contents, *, with_lengths: bool = False) -> None:
+        self._with_lengths = with_lengths
         self.urls: dict[str | None, int] = {}
         self.packed: list[PackedKey] = []
         self._keyspace = keyspace
@@ -130,8 +134,11 @@ class Collection:
     def add_array(self, path: str) -> Steps[None]:
         """Add the chunks of the array ``path``."""
         array = self._arrays[path]
-        for numbers, _ in array.batches(ROWS if self._keyspace.is_reference_set else TOGETHER):
+        for numbers, sizes in array.batches(ROWS if self._keyspace.is_reference_set else TOGETHER):
             chunks = yield from self._keyspace.chunks(path, numbers, array.grid)
+            if self._with_lengths and sizes is not None:
+                lengths = chunks.ranges.lengths
+                np.copyto(lengths, sizes, where=(lengths == WHOLE) & (chunks.ranges.offsets == 0))
             self._add_chunks(path, column_of(numbers), chunks)
 
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:

@@ -210,7 +210,7 @@ def _by_protocol(
 _TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
 
 
-SetFormat = Literal["parquet", "json", "chunk-manifest"]  # what references are written as
+SetFormat = Literal["parquet", "json", "chunk-manifest", "icechunk"]  # what references are written as
 # How the formats that a commit can make are called, and as what each is read.
 READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
 
@@ -227,6 +227,8 @@ def format_named(url: str) -> SetFormat:
     name = url.rstrip("/").rpartition("/")[2].lower()
     if _JSON.search(name):
         return "json"
+    if name.endswith(".icechunk"):
+        return "icechunk"
     return "chunk-manifest" if name.endswith(".zarr") else "parquet"
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.session.in_memory_source import InMemorySource
+from refshard_fs.session.settings import format_named
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import folded, table, view
 
@@ -59,8 +61,11 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     def save(self, url: str, **storage_options: Any) -> str:
         """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
 
-        Returns in one line why only this package reads it.
+        A name that ends with ``.icechunk`` makes an Icechunk repository instead, which others read, too: see
+        `RefShardFileSystem.save`. Returns in one line why only this package reads the document, or what was copied.
         """
+        if format_named(url) == "icechunk":
+            return RefShardFileSystem(self).save(url, **storage_options) or ""
         data = self.document.dumps(relative_urls(url))
         Objects(url, storage_options).put("", (data,))
         return self.remark

@@ -9,11 +9,12 @@ from functools import cache
 
 from refshard_fs.core.format import plugins
 from refshard_fs.sinks.chunk_manifest import ChunkManifestSink
+from refshard_fs.sinks.icechunk import IcechunkSink
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.kerchunk_parquet import ParquetSink
 from refshard_fs.sinks.sink import Sink
 
-BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink())
+BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink(), IcechunkSink())
 
 
 @cache

@@ -7,8 +7,8 @@ A package defines one subclass of `Sink`, and names an instance of it by an entr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ class Destination(msgspec.Struct, frozen=True):
     - ``record_size``: the references of a file, for sinks that write several.
     - ``overwrite``: whether a set that is there already is replaced. Otherwise a sink that writes a directory raises
       FileExistsError.
+    - ``options``: fsspec's options of ``url``.
+    - ``settings``: what the user gave of the sink's own `Sink.settings`.
     - ``origins``: returns which URLs sets of others named. It is to be called after all chunks were written.
     """
 
@@ -34,6 +36,8 @@ class Destination(msgspec.Struct, frozen=True):
     record_size: int
     overwrite: bool
     origins: Callable[[], Origins]
+    options: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
 
 
 class Sink(ABC):
@@ -44,14 +48,22 @@ class Sink(ABC):
     holds_versions: ClassVar[bool] = False
     # Whether a URL may be relative to the set's own directory, as the source spelled it. Without it, all are absolute.
     holds_relative_urls: ClassVar[bool] = False
+    # Whether it takes chunks that are no range of a target (`Chunks.packed`), and reads their bytes by
+    # `ReferenceStream.read`. Without it, they come as bytes, or as references to copies beside the set.
+    holds_packed: ClassVar[bool] = False
+    # Whether each reference must have a length. Without it, `core.columns.WHOLE` stands for the whole target.
+    needs_lengths: ClassVar[bool] = False
+    # The names of further arguments of ``fs.save`` that the sink takes.
+    settings: ClassVar[Sequence[str]] = ()
 
     def passes(self, references: ReferenceStream) -> int:
         """Return how often `write` goes through all chunks, for progress."""
         return 1
 
     @abstractmethod
-    def write(self, references: ReferenceStream, destination: Destination) -> None:
+    def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         """Write a set: its ``documents()``, then the ``partitions()`` of each of the arrays in ``grids``.
 
-        ManifestError, which names the key, where the format cannot hold a reference. Nothing is left behind then.
+        Return in one line what was copied, if anything was. ManifestError, which names the key, where the format
+        cannot hold a reference. Nothing is left behind then.
         """

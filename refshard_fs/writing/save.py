@@ -9,7 +9,7 @@ import contextlib
 import os
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ from refshard_fs.core.columns import Row
 from refshard_fs.core.edits import unedited
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Span
+from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import ReferenceStream, Respell, as_written
@@ -30,7 +30,7 @@ from refshard_fs.session.collect import Checks, collect, collected_from, gather
 from refshard_fs.session.session import Session
 from refshard_fs.session.settings import data_url_of
 from refshard_fs.sinks import sink_named
-from refshard_fs.sinks.sink import Destination
+from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
 
@@ -50,7 +50,10 @@ def save(
     names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
     would go where something is already.
     """
-    sink, objects = sink_named(format), Objects(url, options)
+    sink = sink_named(format)
+    settings = {name: options[name] for name in sink.settings if name in options}
+    options = {name: value for name, value in options.items() if name not in settings}
+    objects = Objects(url, options)
     spell = partial(respelling, session.options.open, session.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
     adoption = Adoption(session.admission)  # what is written here is the user's own
@@ -69,7 +72,7 @@ def save(
             for edit in found.edits.changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = _stream_of(found, session, respell, copies, pins_as_checks=sink.holds_versions)
+        stream = _stream_of(found, session, respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.tell = callback.relative_update
 
@@ -80,27 +83,39 @@ def save(
             recorded = adoption.origins(stream.origins)
             return recorded
 
-        sink.write(stream, Destination(url, objects, record_size, overwrite, origins))
+        destination = Destination(url, objects, record_size, overwrite, origins, options, settings)
+        remark = sink.write(stream, destination)
     if recorded.remark:
         warnings.warn(recorded.remark, UserWarning, stacklevel=3)
-    return None if copies is None else copies.remark
+    return remark if copies is None or copies.remark is None else copies.remark
 
 
 def _stream_of(
-    keyspace: KeySpace, session: Session, respell: Respell, copies: CopiesBeside | None, *, pins_as_checks: bool
+    keyspace: KeySpace, session: Session, respell: Respell, copies: CopiesBeside | None, sink: Sink
 ) -> ReferenceStream:
-    """Return the references of ``keyspace``; chunks that none can stand for go to ``copies`` if they are many.
+    """Return the references of ``keyspace`` as ``sink`` takes them.
 
-    With ``pins_as_checks``, each reference has the pin of its target.
+    Chunks that no reference can stand for go to ``copies`` if they are many, unless the sink holds them.
     """
     run = session.run
+
+    def read(entries: Mapping[str, Entry]) -> Sequence[bytes]:
+        return session.wait(session.read_entries, entries)
+
+    given: dict[str, Any] = {"pins_as_checks": sink.holds_versions, "read": read, "needs_lengths": sink.needs_lengths}
     if keyspace.is_reference_set:
-        return ReferenceStream(keyspace, run, respell, pins_as_checks=pins_as_checks)
+        return ReferenceStream(keyspace, run, respell, **given)
     checks: Checks = {}
+    packed: dict[str, dict[int, Entry]] = {}
     if keyspace.edits is not None:
         refs, spell = collect(keyspace, run, respell), as_written
     else:
-        if copies is None:
+        if sink.holds_packed:
+            collection = run("", partial(collected_from, keyspace, with_lengths=sink.needs_lengths))
+            for one in collection.packed:
+                packed.setdefault(one.array or "", {})[one.number] = one.entry
+            refs, checks = collection.finish()
+        elif copies is None:
             refs, checks = run("", partial(gather, keyspace))
         else:
             refs, checks = _gather_copying(keyspace, session, copies)
@@ -109,7 +124,7 @@ def _stream_of(
             is_own = url is None or (copies is not None and url == copies.url)
             return url if is_own else respell(absolute(url or ""))
 
-    return ReferenceStream.of_set(refs, spell, checks, pins_as_checks=pins_as_checks)
+    return ReferenceStream.of_set(refs, spell, checks, packed=packed, **given)
 
 
 def _gather_copying(keyspace: KeySpace, session: Session, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:

@@ -114,7 +114,9 @@ def test_a_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path
 
 
 def test_an_unknown_format_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest'\Z"):
+    with pytest.raises(
+        ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest', 'icechunk'\Z"
+    ):
         refshard_fs.RefShardFileSystem({}).save(str(tmp_path / "x"), "csv")
 
 

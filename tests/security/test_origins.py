@@ -98,6 +98,8 @@ WAYS: dict[str, Callable[[str, str, str], Any]] = {
 def test_what_is_made_of_a_strangers_set_keeps_its_limits(
     how: str, format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
+    if (how, format) == ("edit", "chunk-manifest"):
+        pytest.skip("chunk manifests take no commits")
     with RangeServer() as other:
         source = put(http_server, refs_of(other.put("/x", b"x")))
         out = str(tmp_path / FORMATS[format])

@@ -1,0 +1,317 @@
+"""Icechunk repositories: references as virtual chunks, chunks that are no range of an object as native ones.
+
+Written with the package ``icechunk`` (extra ``icechunk``), which opens the repository's own storage. The repository is
+read by zarr-python, GDAL and others without this package. Specification: https://icechunk.io, version 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import accumulate, groupby
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+from fsspec.asyn import get_loop, sync
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks
+from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.model import Entry, Span
+from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.chunk_manifest.manifest import hierarchy
+from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.security.policy import protocol_of
+from refshard_fs.sinks.sink import Destination, Sink
+
+ROWS: Final = 100_000  # references that are handed over at a time
+COPIED: Final = 16 << 20  # bytes of native chunks that are read at a time
+TOGETHER: Final = 64  # native chunks that are put at a time
+S3: Final = ("s3", "s3a")
+GCS: Final = ("gs", "gcs")
+WEB: Final = ("http", "https")
+
+
+class IcechunkSink(Sink):
+    """Commits a set to a branch of a repository, which is made if there is none. Metadata become zarr version 3.
+
+    One commit makes all of it visible. With ``overwrite``, it takes the place of what the branch holds; the earlier
+    snapshots stay. Settings: ``branch`` (``"main"``), ``message`` of the commit, ``virtual_stores``: Icechunk's
+    `ObjectStoreConfig` by the prefix of URLs, for targets that need an endpoint or a region.
+    """
+
+    name = "icechunk"
+    holds_versions = True
+    holds_packed = True
+    needs_lengths = True
+    settings = ("branch", "message", "virtual_stores")
+
+    def passes(self, references: ReferenceStream) -> int:
+        return 2  # the first finds the targets: a repository has to list their prefixes
+
+    def write(self, references: ReferenceStream, destination: Destination) -> str | None:
+        icechunk = _require_icechunk()
+        settings = destination.settings
+        nodes = hierarchy(references.documents(), references.grids)
+        stores = _stores(icechunk, references, settings.get("virtual_stores") or {})
+        storage = _storage(icechunk, destination.url, destination.options)
+        branch = settings.get("branch") or "main"
+        repository, is_new = _opened(icechunk, storage, stores, destination)
+        if branch not in repository.list_branches():
+            repository.create_branch(branch, repository.lookup_branch("main"))
+        session = repository.writable_session(branch)
+        count, size = sync(get_loop(), _write, session.store, nodes, references, is_new=is_new)
+        session.commit(settings.get("message") or "Written by refshard_fs", allow_empty=True)
+        if not count:
+            return None
+        what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
+        return f"{what}, were copied into the repository: they are not ranges of objects that Icechunk can read"
+
+
+def _require_icechunk() -> Any:
+    try:
+        import icechunk
+    except ImportError as e:
+        raise ImportError("Icechunk repositories need the package icechunk: pip install 'refshard_fs[icechunk]'") from e
+    return icechunk
+
+
+# ----------------------------------------------------------------------------------------------------
+# The repository, and the stores that its virtual chunks lie in.
+
+
+def _opened(icechunk: Any, storage: Any, stores: Mapping[str, Any], destination: Destination) -> tuple[Any, bool]:
+    """Return the repository, whose configuration lists ``stores``, and whether it is new."""
+    is_there = icechunk.Repository.exists(storage)
+    if is_there and not destination.overwrite:
+        raise FileExistsError(
+            f"{destination.url} holds an Icechunk repository; overwrite=True commits the set in place of its content"
+        )
+    config = icechunk.Repository.fetch_config(storage) if is_there else None
+    config = config or icechunk.RepositoryConfig.default()
+    for prefix, store in stores.items():
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
+    if not is_there:
+        return icechunk.Repository.create(storage, config), True
+    repository = icechunk.Repository.open(storage, config)
+    repository.save_config()
+    return repository, False
+
+
+def _storage(icechunk: Any, url: str, options: Mapping[str, Any]) -> Any:
+    """Return Icechunk's storage at ``url``, with fsspec's ``options``."""
+    protocol = protocol_of(url)
+    if protocol in (None, "file", "local"):
+        path = os.path.abspath(os.path.expanduser(url.removeprefix("file://").removeprefix("local://")))
+        return icechunk.local_filesystem_storage(path)
+    parts = urlsplit(url)
+    prefix = parts.path.strip("/")
+    client = options.get("client_kwargs") or {}
+    if protocol in S3:
+        endpoint = options.get("endpoint_url") or client.get("endpoint_url")
+        key = options.get("key")
+        return icechunk.s3_storage(
+            bucket=parts.netloc,
+            prefix=prefix,
+            region=client.get("region_name") or ("us-east-1" if endpoint else None),
+            endpoint_url=endpoint,
+            allow_http=bool(endpoint and endpoint.startswith("http://")),
+            force_path_style=endpoint is not None,
+            access_key_id=key,
+            secret_access_key=options.get("secret"),
+            session_token=options.get("token"),
+            anonymous=True if options.get("anon") else None,
+            from_env=None if key or options.get("anon") else True,
+        )
+    if protocol in GCS:
+        return icechunk.gcs_storage(bucket=parts.netloc, prefix=prefix, from_env=True)
+    if protocol in ("az", "abfs") and options.get("account_name"):
+        account, key = options["account_name"], options.get("account_key")
+        from_env = None if key else True
+        return icechunk.azure_storage(
+            account=account, container=parts.netloc, prefix=prefix, access_key=key, from_env=from_env
+        )
+    raise ValueError(
+        f"no Icechunk repository can be written to {url}: expected a path, s3://, gs://, or az:// with account_name="
+    )
+
+
+def _stores(icechunk: Any, references: ReferenceStream, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the store of each prefix that the targets of ``references`` have."""
+    found = dict(given)
+    for url in references.targets(ROWS):
+        location = _location(url)
+        if location is None or any(location.startswith(prefix) for prefix in found):
+            continue
+        prefix = _prefix(location)
+        protocol = protocol_of(location)
+        if protocol == "file":
+            found[prefix] = icechunk.local_filesystem_store("/" + prefix.removeprefix("file:///"))
+        elif protocol == "s3":
+            found[prefix] = icechunk.s3_store()
+        elif protocol in GCS:
+            found[prefix] = icechunk.gcs_store()
+        else:
+            found[prefix] = icechunk.http_store()
+    return found
+
+
+def _prefix(location: str) -> str:
+    """Return the prefix of the store that holds ``location``: a bucket, a server, or a directory of this machine."""
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return location.rpartition("/")[0] + "/"
+    return f"{parts.scheme}://{parts.netloc}/"
+
+
+def _location(url: str | None) -> str | None:
+    """Return ``url`` as Icechunk has it; None where it cannot read from there."""
+    if url is None or "::" in url:
+        return None
+    protocol = protocol_of(url)
+    if protocol in (None, "file", "local"):
+        path = url.removeprefix("file://").removeprefix("local://")
+        return "file://" + quote(path) if os.path.isabs(path) else None
+    if protocol in WEB:
+        return url
+    if protocol in (*S3, *GCS):
+        parts = url.partition("://")[2]
+        return f"{'s3' if protocol in S3 else 'gs'}://{quote(parts)}"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Documents, virtual chunks and native chunks.
+
+
+async def _write(
+    store: Any, nodes: Mapping[str, Mapping[str, Any]], references: ReferenceStream, *, is_new: bool
+) -> tuple[int, int]:
+    """Write all of ``references`` to a session's store; return how many chunks were copied, and their bytes."""
+    if not is_new:
+        await store.clear()
+    for path in sorted(nodes):
+        document = nodes[path]
+        if path in references.grids:
+            document = {**document, "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}}
+        await _put(store, {join(path, "zarr.json"): zarrmeta.dumps(document)})
+    count = size = 0
+    for array, grid in references.grids.items():
+        partitions = references.partitions(array, _rows(grid))
+        while (part := await asyncio.to_thread(next, partitions, None)) is not None:
+            numbers, chunks = part
+            locations = [_location(url) for url in chunks.urls]
+            await _put_virtual(store, array, grid, numbers, chunks, locations)
+            for some in _native(array, grid, numbers, chunks, locations):
+                read = await asyncio.to_thread(references.read, some)
+                await _put(store, dict(zip(some, read, strict=True)))
+                count, size = count + len(read), size + sum(map(len, read))
+    return count, size
+
+
+async def _put_virtual(
+    store: Any,
+    array: str,
+    grid: ChunkGrid,
+    numbers: range,
+    chunks: Chunks,
+    locations: Sequence[str | None],
+) -> None:
+    """Set the chunks that are ranges of objects that Icechunk can read."""
+    is_readable = np.array([location is not None for location in locations], bool)
+    targets, offsets, lengths = chunks.ranges
+    rows = np.flatnonzero(targets != ABSENT)
+    rows = rows[is_readable[targets[rows]] & (lengths[rows] != WHOLE)]
+    if not len(rows):
+        return
+    texts = [location or "" for location in locations]
+    versions = {row: _version(checks, texts[targets[row]]) for row, checks in chunks.checks.items() if row in rows}
+    versions = {row: version for row, version in versions.items() if version is not None}
+    if not versions and grid.counts:
+        names = [""] * len(numbers)  # of chunks that do not exist
+        for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
+            names[row] = texts[target]
+        inner = math.prod(grid.counts[1:])
+        shape = (len(numbers) // inner, *grid.counts[1:])
+        first = (numbers.start // inner, *[0] * (len(grid.counts) - 1))
+        failed = await store.set_virtual_refs_arr_async(array, shape, names, offsets, lengths, arr_offset=first)
+    else:
+        from icechunk import VirtualChunkSpec
+
+        indexes = np.unravel_index(rows + numbers.start, grid.counts) if grid.counts else ()
+        columns = zip(*(column.tolist() for column in indexes), strict=True) if grid.counts else [()] * len(rows)
+        specs = []
+        values = zip(rows.tolist(), *(column[rows].tolist() for column in chunks.ranges), strict=True)
+        for index, (row, target, start, length) in zip(columns, values, strict=True):
+            version = versions.get(row)
+            specs.append(
+                VirtualChunkSpec(
+                    list(index),
+                    texts[target],
+                    start,
+                    length,
+                    version if isinstance(version, str) else None,
+                    version if isinstance(version, datetime) else None,
+                )
+            )
+        failed = await store.set_virtual_refs_async(array, specs)
+    if failed:
+        raise ManifestError(f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}")
+
+
+def _rows(grid: ChunkGrid) -> int:
+    """Return how many chunks are handed over at a time: whole rows of the grid, which Icechunk takes as a block."""
+    inner = math.prod(grid.counts[1:])
+    return max(1, ROWS // inner) * inner
+
+
+def _version(checks: Mapping[str, str], location: str) -> str | datetime | None:
+    """Return what Icechunk compares the version of a target with: its ETag, or when it was last modified."""
+    if "etag" in checks and protocol_of(location) not in WEB:  # Icechunk sends it without quotes: web servers refuse it
+        return checks["etag"]
+    text = checks.get("last_modified")
+    if text is None:
+        return None
+    try:
+        return datetime.fromtimestamp(math.ceil(float(text)), UTC)
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(text)
+    except ValueError:
+        return datetime.fromisoformat(text)
+
+
+def _native(
+    array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, locations: Sequence[str | None]
+) -> Iterator[dict[str, Entry | bytes]]:
+    """Yield the chunks that have to be copied, by key, about `COPIED` bytes at a time."""
+    found: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
+    targets, offsets, lengths = chunks.ranges
+    for row in np.flatnonzero(targets != ABSENT).tolist():
+        url = chunks.urls[targets[row]]
+        is_whole = lengths[row] == WHOLE
+        if url is not None and (is_whole or locations[targets[row]] is None):
+            found[row] = Span(url, int(offsets[row]), None if is_whole else int(offsets[row] + lengths[row]))
+
+    rows = sorted(found)
+    ends = accumulate(len(entry) if isinstance(entry := found[row], bytes) else entry.size or 0 for row in rows)
+    for _, some in groupby(zip(rows, ends, strict=True), lambda pair: pair[1] // COPIED):
+        numbered = ((numbers.start + row, found[row]) for row, _ in some)
+        yield {join(array, "/".join(["c", *map(str, grid.coords(number))])): entry for number, entry in numbered}
+
+
+async def _put(store: Any, objects: Mapping[str, bytes]) -> None:
+    from zarr.core.buffer import default_buffer_prototype
+
+    make = default_buffer_prototype().buffer.from_bytes
+    items = list(objects.items())
+    for start in range(0, len(items), TOGETHER):
+        await asyncio.gather(*(store.set(key, make(data)) for key, data in items[start : start + TOGETHER]))

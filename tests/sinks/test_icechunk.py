@@ -1,0 +1,166 @@
+"""What is saved as an Icechunk repository is read by zarr-python alone, and has the same values."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from tests.servers.http import RangeServer
+
+icechunk = pytest.importorskip("icechunk", minversion="2.3")
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr", minversion="3")
+pytest.importorskip("h5netcdf")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+AIR = np.arange(12 * 8 * 10, dtype="f4").reshape(12, 8, 10)
+
+
+def dataset(start: int = 0, scale: float = 1.0) -> Any:
+    coords = {"time": np.arange(start, start + 12), "y": np.arange(8.0)}
+    air = xr.DataArray(AIR + start, dims=("time", "y", "x"), attrs={"units": "K"})
+    return xr.Dataset({"air": air}, coords=coords).assign_attrs(title="air")
+
+
+def netcdf(folder: Path, name: str = "a.nc", start: int = 0, **encoding: Any) -> str:
+    path = folder / name
+    encoding = {"chunksizes": (5, 8, 10), "zlib": True, **encoding}
+    dataset(start).to_netcdf(path, engine="h5netcdf", encoding={"air": encoding})
+    return str(path)
+
+
+def store(folder: Path, version: int, **options: Any) -> str:
+    path = str(folder / "a.zarr")
+    encoding = {"air": {"chunks": (5, 8, 10), **options}}
+    dataset().to_zarr(path, zarr_format=version, encoding=encoding, consolidated=False)
+    return path
+
+
+def zipped(folder: Path) -> str:
+    root = Path(store(folder, 3))
+    with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                file.write(path, path.relative_to(root))
+    return str(folder / "a.zip")
+
+
+def cube(folder: Path) -> Any:
+    packed = {"dtype": "i2", "_FillValue": -1}
+    urls = [netcdf(folder, "0.nc", 0, **packed, scale_factor=0.5, add_offset=0.0)]
+    urls += [netcdf(folder, "1.nc", 12, **packed, scale_factor=0.25, add_offset=100.0)]
+    return refshard_fs.concat(urls, "time", lazy=True)
+
+
+def saved(folder: Path, name: str) -> str:
+    RefShardFileSystem(netcdf(folder)).save(str(folder / name))
+    return str(folder / name)
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "netcdf": netcdf,
+    "netcdf without compression": lambda folder: netcdf(folder, zlib=False),
+    "contiguous netcdf": lambda folder: netcdf(folder, zlib=False, chunksizes=None),
+    "zarr 2": lambda folder: store(folder, 2),
+    "zarr 3": lambda folder: store(folder, 3),
+    "shards": lambda folder: store(folder, 3, shards=(10, 8, 10)),
+    "json": lambda folder: saved(folder, "refs.json"),
+    "parquet": lambda folder: saved(folder, "refs.parq"),
+    "manifests": lambda folder: saved(folder, "refs.zarr"),
+    "zip": zipped,
+    "cube whose parts are recoded": cube,
+    "dict": lambda folder: json.loads((folder / saved(folder, "refs.json")).read_text()),
+}
+
+
+def opened(url: str, **version: Any) -> Any:
+    storage = icechunk.local_filesystem_storage(url)
+    config = icechunk.Repository.fetch_config(storage)
+    containers = {} if config is None else config.virtual_chunk_containers or {}
+    access = icechunk.containers_credentials(dict.fromkeys(containers))
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+    return repository.readonly_session(**(version or {"branch": "main"}))
+
+
+def read(url: str, **version: Any) -> Any:
+    return xr.open_zarr(opened(url, **version).store, consolidated=False, decode_times=False).load()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path)
+    there = str(tmp_path / "made.icechunk")
+    fs = RefShardFileSystem(source)
+    fs.save(there)
+    expected = xr.open_dataset(source, engine="refshard", decode_times=False).load()
+    xr.testing.assert_identical(read(there), expected)
+
+
+def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
+    url = netcdf(tmp_path)
+    copied = RefShardFileSystem(url).save(str(tmp_path / "made.icechunk"))
+    assert "2 chunks" in copied, "the coordinates, which are padded, or none at all"
+    locations = opened(str(tmp_path / "made.icechunk")).all_virtual_chunk_locations()
+    assert set(locations) == {f"file://{url}"}
+    assert len(list(locations)) == 3
+
+
+def test_save_of_a_cube_says_what_was_copied(tmp_path: Path) -> None:
+    made = cube(tmp_path)
+    assert "were copied into the repository" in made.save(str(tmp_path / "made.icechunk"))
+    xr.testing.assert_equal(read(str(tmp_path / "made.icechunk")), xr.open_dataset(made, engine="refshard").load())
+
+
+def test_repository_is_replaced_on_request_alone(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    first = opened(there).snapshot_id
+    other = RefShardFileSystem(netcdf(tmp_path, "b.nc", 100))
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        other.save(there)
+    other.save(there, overwrite=True, message="the second")
+    assert read(there)["time"].values[0] == 100
+    assert read(there, snapshot_id=first)["time"].values[0] == 0, "earlier snapshots stay"
+
+
+def test_branch_is_written_beside_main(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    RefShardFileSystem(netcdf(tmp_path, "b.nc", 100)).save(there, overwrite=True, branch="next")
+    assert [read(there, branch=branch)["time"].values[0] for branch in ("main", "next")] == [0, 100]
+
+
+def test_versions_of_targets_are_handed_over(tmp_path: Path, http_server: RangeServer) -> None:
+    data = Path(netcdf(tmp_path)).read_bytes()
+    http_server.put("/a.nc", data)
+    there = str(tmp_path / "made.icechunk")
+    pinned = refshard_fs.snapshot(f"{http_server.url}/a.nc")
+    RefShardFileSystem(pinned).save(there)
+    assert read(there)["air"].shape == (12, 8, 10)
+    changed = bytearray(data)
+    changed[-1] ^= 1
+    http_server.put("/a.nc", bytes(changed), modified=time.time() + 60)
+    with pytest.raises(Exception, match="(?i)modified|etag|checksum|changed"):
+        read(there)
+
+
+def test_failed_save_commits_nothing(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    before = opened(there).snapshot_id
+    refs = json.loads(Path(saved(tmp_path, "refs.json")).read_text())["refs"]
+    refs["air/0.0.0"] = [str(tmp_path / "gone.nc")]  # whole: its size has to be asked for, or it is copied
+    with pytest.raises((OSError, refshard_fs.RefShardError)):
+        RefShardFileSystem(refs).save(there, "icechunk", overwrite=True)
+    assert opened(there).snapshot_id == before
+    assert fsspec.filesystem("file").exists(there)
