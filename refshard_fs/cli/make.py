@@ -20,7 +20,10 @@ from refshard_fs.cli.command import (
 )
 from refshard_fs.core.stats import count_text
 
-_WHERE = "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, all else parquet"
+_WHERE = (
+    "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, all else "
+    "parquet"
+)
 _FORMATS = "parquet json chunk-manifest icechunk"
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _OVERWRITE = argument("--overwrite", "replace a parquet set or a hierarchy that is there")
@@ -30,9 +33,7 @@ _MANY: Any = {"action": "append", "default": []}
 @command(
     "file.nc refs.parquet",
     _DESTINATION,
-    argument(
-        "--format", "default: by the name of DESTINATION", choices="parquet json chunk-manifest icechunk", default=None
-    ),
+    argument("--format", "default: by the name of DESTINATION", choices=_FORMATS, default=None),
     argument("--record-size", "references per parquet file (%(default)s)", "N", type=positive, default=10_000),
     _OVERWRITE,
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
