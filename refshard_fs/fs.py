@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import uuid
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from glob import has_magic
@@ -913,6 +914,45 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         from refshard_fs.writing.commit import commit  # not imported for reading
 
         commit(self._writing("commit"))
+
+    def fork(self) -> RefShardFileSystem:
+        """Return a filesystem for other processes to write with, whose writes count once `merge` is given it.
+
+        It begins with what was written here and not committed, and may be pickled. Each write to it is at once an
+        object in ``data_url``, so that it need not come back from a worker to be merged. It cannot commit.
+
+        >>> import refshard_fs
+        >>> fs = refshard_fs.RefShardFileSystem("memory://forked.json", mode="a")
+        >>> fork = fs.fork()
+        >>> fork.pipe_file("a/0", b"1")
+        >>> fs.exists("a/0")
+        False
+        >>> fs.merge(fork)
+        >>> fs.cat_file("a/0")
+        b'1'
+        >>> fs.commit()
+        """
+        writer = self._writing("fork")
+        writer.refuse_elsewhere()
+        if writer.store is None:
+            raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
+        options = {**self.storage_options, SESSION: uuid.uuid4().hex, "overlay": writer.overlay.forked()}
+        return type(self)(*self.storage_args, **options)
+
+    def merge(self, *forks: RefShardFileSystem) -> None:
+        """Take what ``forks`` wrote into this filesystem, for its next commit; reads see it at once.
+
+        Without ``forks``, what copies of this filesystem in other processes (pickles, forked children) have written,
+        which a commit merges by itself. Raises ConflictError, which names the key, if two of them differ on one, or
+        one of them and what was written here since it began: then nothing is merged.
+        """
+        from refshard_fs.writing.commit import merge_forks  # not imported for reading
+
+        writer = self._writing("merge")
+        overlays = [fork._session.edited() for fork in forks]
+        if any(not each.fork or each.origin != writer.overlay.id for each in overlays):
+            raise ValueError("merge() was given a filesystem that is no fork of this one: pass what fs.fork() returned")
+        merge_forks(writer, *([{each.fork for each in overlays}] if forks else []))
 
     def flush(self) -> None:
         """Commit, as fsspec's ``LazyReferenceMapper`` calls it; of a source in memory there is nothing to commit."""

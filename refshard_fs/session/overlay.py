@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import threading
 import uuid
 import warnings
@@ -77,10 +78,13 @@ def _portable(edit: Edit) -> Any:
 
 
 class Worker:
-    """The state of an overlay whose edits another process commits: the name of this process, and what it staged."""
+    """The state of an overlay whose edits another one commits: the name of this process, and what it staged.
 
-    def __init__(self, seen: int, commits: int) -> None:
-        self.name = uuid.uuid4().hex
+    The name begins with that of the ``fork``, if a user made one.
+    """
+
+    def __init__(self, seen: int, commits: int, fork: str = "") -> None:
+        self.name = fork + uuid.uuid4().hex
         self.seen = seen
         self.commits = commits
         self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
@@ -97,6 +101,9 @@ class Base(NamedTuple):
     urls: Iterable[str | None]
     facts: Facts | None  # of the document that a commit replaces; None if there is none yet
     url: str = ""  # of that document
+
+
+_FORK: Final = re.compile(r"~([0-9a-f]{32})\Z")  # at the end of the name of a fork
 
 
 def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
@@ -146,11 +153,15 @@ class Overlay:
 
     def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
         self.id = identity
+        is_fork = _FORK.search(identity)
+        self.origin = identity[: is_fork.start()] if is_fork else identity  # the overlay that is committed
+        self.fork = is_fork.group(1) if is_fork else ""  # the name of this fork of it
         self.edits = Edits()
         self.worker: Worker | None = None  # where another process commits
         self.is_shared = False  # whether another process may have it
         self.commits = 0
         self.merged: set[str] = set()  # names of staged objects that are among the edits
+        self.taken: dict[str, tuple[str, Edit]] = {}  # by key: the edits that were merged, and their writers
         self.sent: set[bytes] = set()  # checksums of what failed commits put without an answer
         self.names: set[str] = set()  # of known objects that are named by their content
         self.lock = fork_safe(threading.RLock())
@@ -296,6 +307,10 @@ class Overlay:
             known = self._copy = OverlayCopy.of(self)
         return known
 
+    def forked(self) -> OverlayCopy:
+        """Return a fork: an overlay that begins with these edits, and whose own are merged only when a user says so."""
+        return msgspec.structs.replace(self.copy(), id=f"{self.id}~{uuid.uuid4().hex}")
+
     def become(self, given: OverlayCopy) -> None:
         """Take the edits of another process's overlay, unless newer ones were taken; keep what was added here."""
         worker = self.worker
@@ -305,7 +320,7 @@ class Overlay:
             edits = given.edits()
             edits.number = max(given.number, edits.number)
             if worker is None:
-                self.worker = Worker(given.number, given.commits)
+                self.worker = Worker(given.number, given.commits, self.fork)
             else:
                 if given.commits == worker.commits:
                     own = self.edits.since(worker.seen)
@@ -320,7 +335,7 @@ class Overlay:
         seen, commits = self.edits.number, self.commits
         if self.worker is not None:
             seen, commits = self.worker.seen, self.worker.commits
-        self.worker = Worker(seen, commits)
+        self.worker = Worker(seen, commits, self.fork)
 
     # ------------------------------------------------------------------ states
 
@@ -370,6 +385,7 @@ class Overlay:
         self.edits = edits
         self._copy = None
         self._uncommitted[0] = len(edits)
+        self.taken.clear()
         if not len(edits):
             self.spool.clear()
             self.written.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
@@ -22,7 +22,7 @@ from refshard_fs.sinks.sink import Destination
 from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.shards import shard_edits
-from refshard_fs.writing.staging import merge
+from refshard_fs.writing.staging import IMPLICIT, merge
 from refshard_fs.writing.writer import HIERARCHY, Writer
 
 
@@ -36,9 +36,7 @@ def commit(writer: Writer) -> None:
 def _commit_all(writer: Writer) -> None:
     overlay, store = writer.overlay, writer.store
     with overlay.lock:
-        if overlay.is_shared and store is not None:
-            reads_all = writer.format_of(writer.base()) == HIERARCHY
-            merge(overlay, store, writer.options.inline_threshold, reads_all=reads_all)
+        merge_forks(writer)
         if not overlay.edits:
             return
         base = writer.base()
@@ -58,6 +56,16 @@ def _commit_all(writer: Writer) -> None:
         finally:  # the commit is made, also where Ctrl-C ends this
             left = overlay.settle(edits, stored)
     writer.remove_objects(left)
+
+
+def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
+    """Add what ``forks`` wrote to the overlay; by default what copies in other processes did, which no user names."""
+    writer.refuse_elsewhere()
+    overlay, store = writer.overlay, writer.store
+    with overlay.lock:
+        if overlay.is_shared and store is not None:
+            reads_all = writer.format_of(writer.base()) == HIERARCHY
+            merge(overlay, store, writer.options.inline_threshold, reads_all=reads_all, forks=forks)
 
 
 def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | None]:

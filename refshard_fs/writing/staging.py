@@ -1,8 +1,9 @@
-"""What processes write for another one that commits.
+"""What processes and forks write for another one that commits.
 
 Each write becomes an object in a staging place, and `merge` takes these into the overlay of the committing process:
-``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is one process, and ``number`` says how
-much of the overlay it had seen; the key is percent-encoded. Of kind ``w`` the object is the value, of ``r`` it is
+``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is one process, after the name of the
+fork that it writes to, and ``number`` says how much of the overlay it had seen; the key is percent-encoded. Of kind
+``w`` the object is the value, of ``r`` it is
 ``[url, start, stop]``; ``d`` removes the key and ``p`` all that is below it. Values are not copied: the committed
 source refers to these objects.
 """
@@ -10,7 +11,7 @@ source refers to these objects.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -26,6 +27,7 @@ from refshard_fs.stores.objects import Objects
 
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
 _LATER: Final = "another process and, after that one began, by this one"
+_NAMED: Final = 32  # letters in the name of a process or of a fork
 _ROOT: Final = "%"  # stands for the empty key: no quoted key is that
 _CUT: Final = "%/"  # is in no quoted key either
 _LONG: Final = re.compile(r"[^/]{200}(?=[^/])")  # names of files have 255 bytes at most, those of drafts included
@@ -38,7 +40,7 @@ def stage(overlay: Overlay, store: Objects | None, kind: str, key: str, data: by
         raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
     assert worker is not None
     writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
-    name = f"{overlay.id}/{writer}/{number:09}-{kind}/{_quoted(key)}"
+    name = f"{overlay.origin}/{writer}/{number:09}-{kind}/{_quoted(key)}"
     url = store.url_of(name)
     worker.staged.append((overlay.edits.number, url))
     store.put(name, (data,), durable=False)
@@ -63,6 +65,11 @@ class _Staged(NamedTuple):
     key: str
     size: int
 
+    @property
+    def fork(self) -> str:
+        """The name of the fork that this was written to; nothing if that is a copy in another process."""
+        return self.writer[:-_NAMED]
+
 
 class _Process(NamedTuple):
     """The edits of one process, and the number of the last edit of the overlay that it knew, by key."""
@@ -71,12 +78,18 @@ class _Process(NamedTuple):
     seen: dict[str, int]  # by key
 
 
-def merge(overlay: Overlay, store: Objects, inline_threshold: int, *, reads_all: bool) -> None:
-    """Add the edits that other processes staged to ``overlay``. ConflictError if two processes differ on a key.
+IMPLICIT: Final = ""  # in place of a fork's name: copies of a filesystem in other processes
+
+
+def merge(
+    overlay: Overlay, store: Objects, inline_threshold: int, *, reads_all: bool, forks: Collection[str] = (IMPLICIT,)
+) -> None:
+    """Add the edits that ``forks`` staged to ``overlay``. ConflictError if two processes differ on a key.
 
     Then nothing is added. What was merged before is skipped. ``reads_all`` for a commit that stores all values itself.
     """
-    found = [staged for staged in _listed(overlay, store) if staged.name not in overlay.merged]
+    listed = (staged for staged in _listed(overlay, store) if staged.name not in overlay.merged)
+    found = [staged for staged in listed if staged.fork in forks]
     if not found:
         return
     small = (s.name for s in found if s.kind == "w" and (is_metadata(s.key) or s.size <= inline_threshold))
@@ -85,13 +98,15 @@ def merge(overlay: Overlay, store: Objects, inline_threshold: int, *, reads_all:
     for staged in sorted(found, key=lambda s: (s.writer, s.number)):
         writer = writers.setdefault(staged.writer, _Process(Edits(), {}))
         _take(writer, staged, store, read.get(staged.name))
-    _refuse_conflicts(overlay, writers.values(), store)
+    _refuse_conflicts(overlay, writers, store)
     for writer in writers.values():
         for prefix in writer.edits.prefixes():
             overlay.remove_below(prefix)
-    for writer in writers.values():
-        for key, edit in writer.edits.changes().items():
-            overlay.put(key, _loaded(overlay, edit, store) if reads_all else edit)
+    for name, writer in writers.items():
+        for key, change in writer.edits.changes().items():
+            edit = _loaded(overlay, change, store) if reads_all else change
+            overlay.put(key, edit)
+            overlay.taken[key] = name, edit
     for staged in found:
         overlay.merged.add(staged.name)
         overlay.made(store.url_of(staged.name))
@@ -146,21 +161,27 @@ def _take(writer: _Process, staged: _Staged, store: Objects, data: bytes | None)
             edits.put(key, Span(store.url_of(staged.name), 0, staged.size) if data is None else Inline(data))
 
 
-def _refuse_conflicts(overlay: Overlay, writers: Iterable[_Process], store: Objects) -> None:
+def _refuse_conflicts(overlay: Overlay, writers: Mapping[str, _Process], store: Objects) -> None:
     """Raise ConflictError if two writers, or one and (after that one began) this process, differ on a key."""
     others = Edits()  # of the writers before
-    later = {seen: overlay.edits.since(seen) for writer in writers for seen in writer.seen.values()}
-    for writer in writers:
+    later = {seen: overlay.edits.since(seen) for writer in writers.values() for seen in writer.seen.values()}
+    for name, writer in writers.items():
         changes, prefixes = writer.edits.changes(), writer.edits.prefixes()
         for key, edit in changes.items():
             _refuse_other(key, edit, others.get(key), "two processes", store)
-            _refuse_other(key, edit, later[writer.seen[key]].get(key), _LATER, store)
+            _refuse_other(key, edit, _of_others(name, key, later[writer.seen[key]].get(key), overlay), _LATER, store)
         for prefix in prefixes:
             for rival, who in ((others, "two processes"), (later[writer.seen[prefix]], _LATER)):
                 for key, edit in rival.changes().items():
                     if is_within(key, prefix) and key not in changes:
-                        _refuse_other(key, REMOVED, edit, who, store)
+                        _refuse_other(key, REMOVED, _of_others(name, key, edit, overlay), who, store)
         others.add(prefixes, changes)
+
+
+def _of_others(writer: str, key: str, edit: Edit | None, overlay: Overlay) -> Edit | None:
+    """Return ``edit``; None if it was merged from ``writer``, which may change its own."""
+    name, taken = overlay.taken.get(key, ("", None))
+    return None if edit is taken and name == writer else edit
 
 
 def _refuse_other(key: str, edit: Edit, other: Edit | None, who: str, store: Objects) -> None:

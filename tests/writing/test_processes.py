@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ConflictError, RefShardFileSystem
+from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
 from tests.writing.arrays import KINDS, make_sharded, opened
 from tests.writing.model import array_document, group_document, writable
 
@@ -233,3 +233,105 @@ def _run(cluster: Any, fs: RefShardFileSystem, dataset: Any) -> None:
 
 def _region(fs: RefShardFileSystem, part: Any, start: int) -> None:
     part.drop_vars("t").to_zarr(fs.get_mapper(), region={"t": slice(start, start + 2)}, consolidated=False)
+
+
+# ------------------------------------------------------------------ forks, which a user merges
+
+
+def test_a_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem) -> None:
+    fs.pipe_file("a/c/0", LARGE)
+    forks = [fs.fork() for _ in range(3)]
+    for number, fork in enumerate(forks, start=1):
+        elsewhere(
+            fork,
+            f"assert fs.cat_file('a/c/0') == b'0123456789' * 10; fs.pipe_file('a/c/{number}', b'{number}' * 50)\n"
+            f"assert fs.exists('a/c/{number}') and not fs.exists('a/c/{number - 1 or 3}')",
+        )
+    fs.merge(forks[0], forks[2])
+    assert fs.find("a/c") == ["a/c/0", "a/c/1", "a/c/3"]
+    fs.commit()
+    found = RefShardFileSystem(str(tmp_path / "refs.json"))
+    assert found.find("a/c") == ["a/c/0", "a/c/1", "a/c/3"]
+    fs.merge(forks[1])
+    fs.commit()
+    assert RefShardFileSystem(str(tmp_path / "refs.json")).cat_file("a/c/2") == b"2" * 50
+
+
+def test_a_fork_is_apart_from_its_origin_and_from_other_forks(fs: RefShardFileSystem) -> None:
+    fork, other = fs.fork(), fs.fork()
+    fork.pipe_file("a/c/0", LARGE)
+    fs.pipe_file("a/c/1", LARGE)
+    assert fork.exists("a/zarr.json")
+    assert (fs.exists("a/c/0"), other.exists("a/c/0"), fork.exists("a/c/1")) == (False, False, False)
+    copy = type(fork)(*fork.storage_args, **{**fork.storage_options, "asynchronous": True})
+    assert copy.overlay == fork.overlay, "as zarr makes one"
+    assert pickle.loads(pickle.dumps(fork)).exists("a/c/0")
+    fs.merge()
+    assert not fs.exists("a/c/0")
+    with pytest.raises(ReadOnlyError, match="another process"):
+        fork.commit()
+    fs.merge(fork)
+    assert fs.cat_file("a/c/0") == LARGE
+    fs.discard()
+
+
+def test_a_fork_may_write_its_keys_again_after_a_merge(fs: RefShardFileSystem) -> None:
+    fork = fs.fork()
+    for value in (b"1", b"2" * 50, b"3"):
+        fork.pipe_file("a/c/0", value)
+        fs.merge(fork)
+        assert fs.cat_file("a/c/0") == value
+    fs.pipe_file("a/c/0", b"4")
+    fork.pipe_file("a/c/0", b"5")
+    with pytest.raises(ConflictError, match="'a/c/0'"):
+        fs.merge(fork)
+    assert fs.cat_file("a/c/0") == b"4"
+    fs.discard()
+
+
+def test_forks_that_differ_on_a_key_are_a_conflict(fs: RefShardFileSystem) -> None:
+    one, other = fs.fork(), fs.fork()
+    one.pipe({"a/c/0": b"1", "a/c/1": LARGE})
+    other.pipe({"a/c/0": b"2", "a/c/1": LARGE})
+    with pytest.raises(ConflictError, match="'a/c/0'"):
+        fs.merge(one, other)
+    assert not fs.exists("a/c/1")
+    fs.merge(one)
+    with pytest.raises(ConflictError, match="'a/c/0'"):
+        fs.merge(other)
+    assert fs.cat_file("a/c/0") == b"1"
+    fs.discard()
+
+
+def test_merge_takes_forks_of_its_own_filesystem_alone(tmp_path: Path, fs: RefShardFileSystem) -> None:
+    other = writable(tmp_path / "other.json", "json")
+    for wrong in (other, other.fork(), fs):
+        with pytest.raises(ValueError, match="no fork of this one"):
+            fs.merge(wrong)
+    with pytest.raises(ReadOnlyError):
+        RefShardFileSystem({"k": "v"}).fork()
+    fs.discard()
+
+
+def test_discard_removes_the_objects_of_forks(tmp_path: Path, fs: RefShardFileSystem) -> None:
+    fs.fork().pipe_file("a/c/0", LARGE)
+    fs.pipe_file("a/c/1", LARGE)
+    fs.discard()
+    assert [file for file in (tmp_path / "refs.json.data").rglob("*") if file.is_file()] == []
+
+
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("format", SOURCES)
+def test_xarray_writes_by_dask_workers(tmp_path: Path, format: str, forked: bool, dask_cluster: Any) -> None:
+    xr, distributed = pytest.importorskip("xarray"), pytest.importorskip("distributed")
+    pytest.importorskip("zarr")
+    dataset = xr.Dataset({"v": (("t", "y"), np.random.default_rng(1).random((8, 30)))}, coords={"t": np.arange(8)})
+    path = tmp_path / SOURCES[format]
+    fs = writable(path, format, record_size=3)
+    target = fs.fork() if forked else fs
+    with distributed.Client(dask_cluster), fs.transaction:
+        dataset.chunk({"t": 2}).to_zarr(target.get_mapper(), consolidated=False)
+        if forked:
+            fs.merge(target)
+    found: Any = xr.open_zarr(RefShardFileSystem(str(path)).get_mapper(), consolidated=False)
+    assert found.load().identical(dataset)
