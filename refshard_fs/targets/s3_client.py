@@ -12,14 +12,17 @@ import socket
 import ssl
 import weakref
 from collections.abc import AsyncIterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import botocore.exceptions as errors
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
 from aiohttp.http_exceptions import BadStatusLine
 from botocore.httpsession import ProxyConfiguration, get_cert_path
+from botocore.loaders import create_loader
 from multidict import CIMultiDict
 from s3fs.core import S3FileSystem
 from yarl import URL
@@ -38,6 +41,12 @@ logger = logging.getLogger("refshard_fs")
 _PIECE = 1 << 20  # bytes that are read from a file at once
 
 
+@cache
+def _loader(data_path: str | None) -> Any:
+    """Return what reads botocore's documents, and remembers them; ``data_path`` is the user's."""
+    return create_loader(data_path)
+
+
 class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """s3fs's filesystem, whose requests follow no redirects; ``guard`` judges its endpoint (None: it may be anywhere).
 
@@ -45,6 +54,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """
 
     guard: Guard | None = None
+    session: Any  # botocore's
     retries = 1  # tries: botocore repeats what fails in passing, and s3fs would multiply that
 
     def __init__(self, *given: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
@@ -61,6 +71,14 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     def set_retries(self, retries: int) -> None:
         """Have botocore make so many further tries of each request, unless the user's options say how many."""
         self.config_kwargs.setdefault("retries", {"max_attempts": retries})
+
+    async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
+        """Make botocore's client. botocore's own documents, 2 MB of JSON, are parsed once for all clients."""
+        if self.session is None:
+            self.session = AioSession(**self.kwargs)
+            loader = _loader(self.session.get_config_variable("data_path"))
+            self.session.register_component("data_loader", loader)
+        return await super().set_session(refresh, kwargs or {})
 
     async def get_s3(self, bucket: str | None = None) -> Any:
         """Return botocore's client for a bucket; s3fs asks for it before each request."""

@@ -73,6 +73,14 @@ def test_session_class_of_the_user_stays(http_server: RangeServer) -> None:
     assert len(sent) == len(http_server.requests())
 
 
+def test_clients_share_the_documents_of_botocore() -> None:
+    clients = [client(anon=True, endpoint_url=f"http://127.0.0.1:{port}") for port in (1, 2)]
+    for one in clients:
+        sync(get_loop(), one.set_session)
+    first, second = (one.session.get_component("data_loader") for one in clients)
+    assert first is second
+
+
 def test_our_own_requests_find_what_they_need(s3_server: SeaweedServer) -> None:
     """Fails where botocore changes: then `s3` leaves all requests to s3fs, which work, and take more time."""
     from refshard_fs.targets.s3 import S3Target, has_own_hooks
