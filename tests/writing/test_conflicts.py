@@ -346,3 +346,54 @@ def test_two_new_hierarchies_at_one_place_are_a_conflict(tmp_path: Path) -> None
         second.commit()
     second.discard()
     assert array(second, mode="r").shape == (0,)
+
+
+def contents(fs: RefShardFileSystem) -> dict[str, bytes]:
+    return {key: fs.cat_file(key) for key in fs.find("")}
+
+
+def test_what_two_writers_with_mode_w_leave_is_one_of_both(opened: Open) -> None:
+    states: list[dict[str, bytes]] = [
+        {".zgroup": GROUP, "m/.zarray": plain(2 * count), **{f"m/{i}": chunk(count) for i in range(count)}}
+        for count in (1, 3)
+    ]
+    writers = [opened("w") for _ in states]
+    for fs, state in zip(writers, states, strict=True):
+        fs.pipe(state)
+    done = []
+    for fs, state in zip(writers, states, strict=True):
+        try:
+            fs.commit()
+        except ConflictError:
+            fs.discard()
+        else:
+            done.append(state)
+    assert done
+    assert contents(opened("r")) == done[-1]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_two_writers_with_mode_x_one_makes_the_array(opened: Open, at_once: bool) -> None:
+    """Both look for the array before either has committed it, as zarr does with mode="w-"."""
+    writers = [opened() for _ in range(2)]
+    for number, fs in enumerate(writers):
+        assert not fs.exists("new/.zarray")
+        with fs.open("new/.zarray", "xb") as file:
+            file.write(plain(2 + 2 * number))
+        fs.pipe_file(f"new/{number}", chunk(number))
+
+    def commit(fs: RefShardFileSystem) -> bool:
+        try:
+            fs.commit()
+        except ConflictError:
+            fs.discard()
+            return False
+        return True
+
+    with ThreadPoolExecutor(2 if at_once else 1) as pool:
+        won = list(pool.map(commit, writers))
+    assert sum(won) == 1
+    winner = won.index(True)
+    found = opened("r")
+    assert found.cat_file("new/.zarray") == plain(2 + 2 * winner)
+    assert found.ls("new", detail=False) == ["new/.zarray", f"new/{winner}"]
