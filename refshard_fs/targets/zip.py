@@ -20,7 +20,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Packed, Span, Steps, clamp
 from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChanged
 from refshard_fs.formats.zip.directory import TAIL, End, Member, parse_directory, parse_tail
-from refshard_fs.formats.zip.source import ZipKeySpace
+from refshard_fs.formats.zip.source import ZipKeySpace, local_header
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import ABSENT, Unreadable
 from refshard_fs.targets.generic import in_thread, once
@@ -192,11 +192,14 @@ class ZipTarget(Target):
         if begin == end:
             return Answer(b"", _of_member(member, opened))
         match entry:
+            case Span() if is_whole and member.head:  # its local header was not read: it comes with the bytes
+                found = await self._bytes(member.local, entry.start + end)
+                data = self._checked(_member_of(path), member, found.data)
             case Span():
                 found = await self._bytes(entry.start + begin, entry.start + end)
-                if is_whole and (crc := zlib.crc32(found.data)) != member.crc:
-                    raise self._damaged(f"expected the CRC-32 {member.crc:08x} of {_member_of(path)!r}, got {crc:08x}")
                 data = found.data
+                if is_whole:
+                    self._check_sum(_member_of(path), member, data)
             case Packed() if is_whole:
                 found = await self._inflate(entry)
                 data = found.data
@@ -208,6 +211,21 @@ class ZipTarget(Target):
             case Inline():
                 raise AssertionError("an archive that is not in memory holds no member there")
         return Answer(data, _of_member(member, found.facts))
+
+    def _checked(self, name: str, member: Member, raw: bytes) -> bytes:
+        """Return a stored member from its local header and its bytes, ``raw``."""
+        try:
+            begin = local_header(name, member).decode(raw)
+        except ValueError as e:
+            raise self._damaged(f"{name!r}: {e}") from e
+        if begin != member.head:
+            raise self._damaged(f"the local header of {name!r} pushes it into the next member")
+        self._check_sum(name, member, raw[begin:])
+        return raw[begin:]
+
+    def _check_sum(self, name: str, member: Member, data: bytes) -> None:
+        if (crc := zlib.crc32(data)) != member.crc:
+            raise self._damaged(f"expected the CRC-32 {member.crc:08x} of {name!r}, got {crc:08x}")
 
     async def _inflate(self, entry: Packed) -> Answer:
         (source,) = entry.spans

@@ -17,7 +17,7 @@ from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from refshard_fs import RefShardFileSystem, TargetChanged
+from refshard_fs import RefShardError, RefShardFileSystem, TargetChanged
 from refshard_fs.core.model import Facts, Listed, Pin
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.targets import Pool, PoolOptions
@@ -141,6 +141,18 @@ def test_member_with_wrong_checksum_or_size_is_an_error(http_server: RangeServer
     url = http_server.put("/a.zip", bytes(data))
     with pytest.raises(Unreadable, match="member"):
         Reader().read(f"zip://member::{url}")
+
+
+@pytest.mark.parametrize("at", [8, 14, 18, 22, 30], ids=["method", "checksum", "stored", "size", "name"])
+def test_a_local_header_that_contradicts_the_directory_is_an_error(http_server: RangeServer, at: int) -> None:
+    data = bytearray(zipped({"member": DATA, "other": DATA}))
+    data[at] ^= 1
+    url = http_server.put("/a.zip", bytes(data))
+    with pytest.raises(Unreadable, match="contradicts the archive's directory"):
+        Reader().read(f"zip://member::{url}")
+    with pytest.raises(RefShardError, match="contradicts the archive's directory"):
+        RefShardFileSystem(fo=bytes(data)).cat_file("member")
+    assert Reader().read(f"zip://other::{url}") == DATA
 
 
 def test_an_encrypted_member_is_refused_by_name(http_server: RangeServer) -> None:

@@ -82,6 +82,15 @@ def _is_extra(extra: bytes) -> bool:
     return not any(kind < 0 and any(content) for kind, content in fields_of(extra))
 
 
+def local_header(key: str, member: Member) -> LocalHeader:
+    """Return how the local header of the member ``key`` is read and compared."""
+    name = key.encode()
+    room = member.limit - member.local - HEADER - len(name) - member.stored
+    return LocalHeader(
+        member.method, member.stored, member.size, member.crc, name if key.isascii() else b"", max(room, 0)
+    )
+
+
 class Inflated(msgspec.Struct, frozen=True):
     """The bytes of a compressed member, made from its local header and all that follows up to the next member."""
 
@@ -120,7 +129,7 @@ class ZipKeySpace(KeySpace):
         member = self.member(key)
         if member is None:
             return None
-        start, limit, head, stored, size, crc, method, is_encrypted = member
+        start, limit, head, stored, size, _, method, is_encrypted = member
         if is_encrypted:
             raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
         if method != STORED and method not in METHODS:
@@ -128,16 +137,19 @@ class ZipKeySpace(KeySpace):
             raise ReferenceNotReachable(key, self.url, f"it is compressed by {named} ({method}), not read here")
         if not size:
             return Inline(b"")
-        name = key.encode()
-        room = limit - start - HEADER - len(name) - stored
-        header = LocalHeader(method, stored, size, crc, name if key.isascii() else b"", max(room, 0))
+        header = local_header(key, member)
         if method != STORED:
             longest = min(limit - start, HEADER + _LONGEST + stored)
             return made(self._source.part(start, longest), Inflated(header), size, self.url)
-        if not head:
+        if isinstance(self._source, Inline):  # it costs no request to compare the two
+            try:
+                head = header.decode(self._source.part(start, header.length).data)
+            except ValueError as e:
+                raise ReferenceNotReachable(key, self.url, str(e)) from e
+        elif not head:
             head = yield Load(self._source.part(start, header.length), header)
-            if start + head + stored > limit:
-                raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
+        if start + head + stored > limit:
+            raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
         return self._source.part(start + head, stored)
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
