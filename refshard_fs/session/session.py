@@ -42,8 +42,8 @@ from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.plan import MIB, Limits, Planned, Request, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.security.admission import Admission, is_trusted
-from refshard_fs.security.policy import LOCAL, protocol_of, server_of
+from refshard_fs.security.admission import Admission
+from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session import recognition as catalog
 from refshard_fs.session.in_memory_source import InMemorySource
 from refshard_fs.session.options import CachingOptions, Directory
@@ -389,13 +389,9 @@ class Session(Engines):
         if self.options.fallback:
             protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
             source, pool = self.options.source, self._pool_options
-            if protocol is not None and protocol not in pool.by_protocol:
-                if isinstance(source, str) and not is_trusted(source):
-                    given = {server_of(source): self.options.fallback} if protocol_of(source) == protocol else {}
-                    self._pool_options = msgspec.structs.replace(pool, by_prefix={**given, **pool.by_prefix})
-                else:
-                    known = {**pool.by_protocol, protocol: self.options.fallback}
-                    self._pool_options = msgspec.structs.replace(pool, by_protocol=known)
+            url = source if isinstance(source, str) else None
+            if protocol is not None and (known := pool.with_unplaced(self.options.fallback, protocol, url)) is not pool:
+                self._pool_options = known
                 for engine in self._engines.values():
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)

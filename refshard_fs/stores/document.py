@@ -12,7 +12,7 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Condition, sum_of
 from refshard_fs.stores.stores import Stores
-from refshard_fs.targets.pool import Given
+from refshard_fs.targets.credentials import Given
 
 
 class Document:

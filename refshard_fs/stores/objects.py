@@ -16,9 +16,9 @@ from refshard_fs.security.policy import climbs, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.store import Buffer, Condition, Fetched, Place, Store, facts_in
 from refshard_fs.stores.stores import Stores
+from refshard_fs.targets.credentials import Given
 from refshard_fs.targets.generic import protocols_of
 from refshard_fs.targets.local import draft_of, is_draft
-from refshard_fs.targets.pool import Given
 
 PUT_AT_ONCE: Final = 8  # objects in parallel
 SYNCED_ONE_BY_ONE: Final = 64  # files; syncing more one by one takes longer than syncing the whole system

@@ -21,8 +21,9 @@ from refshard_fs.stores.memory import MemoryStore
 from refshard_fs.stores.s3 import S3Store
 from refshard_fs.stores.store import Store
 from refshard_fs.targets.answer import ImmediateTarget
+from refshard_fs.targets.credentials import Given, PoolOptions
 from refshard_fs.targets.generic import is_s3fs
-from refshard_fs.targets.pool import Given, Pool, PoolOptions
+from refshard_fs.targets.pool import Pool
 
 _KNOWN: Final = 8  # stores kept by the options that the user gave; a client of S3 takes 0.1 s to make
 

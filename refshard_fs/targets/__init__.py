@@ -1,8 +1,9 @@
 """Where bytes come from. This package alone opens filesystems; all above it speak URLs and byte ranges."""
 
 from refshard_fs.targets.answer import Answer, Target, check, check_size
+from refshard_fs.targets.credentials import Given, PoolOptions
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
-from refshard_fs.targets.pool import Given, Pool, PoolOptions, arguments_of
+from refshard_fs.targets.pool import Pool, arguments_of
 from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, seconds, strong
 
 __all__ = [

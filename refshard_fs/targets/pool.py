@@ -9,10 +9,9 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import fsspec
-import msgspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.data import DataFileSystem
@@ -26,18 +25,16 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security import policy
 from refshard_fs.security.admission import (
-    ANONYMOUS,
     INSIDE,
     WEB,
     Access,
-    Admission,
     is_private,
-    normalize,
     origin_of,
     remedy,
 )
 from refshard_fs.targets.answer import Target
-from refshard_fs.targets.failures import WITHOUT, Retry
+from refshard_fs.targets.credentials import Given, Grant, PoolOptions, Rules, credentials_for, judge_url
+from refshard_fs.targets.failures import WITHOUT
 from refshard_fs.targets.generic import (
     FsspecTarget,
     GuardedFtp,
@@ -76,42 +73,9 @@ _HINT_NO_ACCESS = (
 )
 
 
-Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
-Rules: TypeAlias = tuple[Admission, ...]  # each judges a URL; without rules all URLs are admitted
-
-
 def instance(protocol: str, given: Given) -> AbstractFileSystem:
     """Return the filesystem ``given`` for ``protocol``, or a new one with the options given for it."""
     return given if isinstance(given, AbstractFileSystem) else fsspec.filesystem(protocol, **given)
-
-
-class PoolOptions(msgspec.Struct, frozen=True, eq=False):
-    """How targets are opened.
-
-    ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL prefix, in its canonical
-    spelling, to the same, and the longest prefix wins over the protocol.
-    """
-
-    by_protocol: Mapping[str | None, Given] = {}
-    by_prefix: Mapping[str, Given] = {}
-    admission: Admission = Admission()
-    retry: Retry = Retry()
-    fast_s3: bool = True
-    rule_of: Callable[[str], Admission] | None = None  # the rule for the URLs of another set, by its server
-    only_sizes: tuple[str, ...] = ()  # prefixes of objects that are compared by size alone, not by version
-
-    def options_of(self, url: str) -> Given:
-        """Return the instance or the options for ``url``."""
-        return self.find(url)[1]
-
-    def find(self, url: str) -> tuple[tuple[str, ...], Given]:
-        """Return the instance or options for ``url``, and a token that identifies them: it ends in the protocol."""
-        named = policy.protocol_of(url)
-        protocol = named or "file"
-        prefix = policy.longest_prefix(self.by_prefix, normalize(url)) if self.by_prefix else None
-        if prefix is not None:
-            return ("prefix", prefix[0], protocol), prefix[1]
-        return (protocol,), self.by_protocol.get(named, self.by_protocol.get(protocol, {}))
 
 
 class Pool:
@@ -152,21 +116,17 @@ class Pool:
 
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         rules = self._rules(origin)
-        admitted, access = _admit(rules, url)
-        token, given = self._options.find(admitted)
-        return self._object(url, admitted, access, rules, token, given)
+        return self._object(url, credentials_for(url, self._options, rules, resolve=_resolve_links), rules)
 
-    def _object(
-        self, url: str, admitted: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
-    ) -> tuple[VersionedObject, str] | None:
-        """Return the object at ``url``, whose URL to open is ``admitted``, and its path in its target."""
-        found = self._target_at(admitted, access, rules, token, given)
+    def _object(self, url: str, grant: Grant, rules: Rules) -> tuple[VersionedObject, str] | None:
+        """Return the object at ``url``, opened as ``grant`` says, and its path in its target."""
+        found = self._target_at(grant, rules)
         if found is None:
             return None
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
-        hint = _HINT_ANONYMOUS if _is_anonymous(portable_options(given)) else ""
-        hint = self._hint_without_access(admitted) if access is Access.NONE else hint
+        hint = _HINT_ANONYMOUS if _is_anonymous(portable_options(grant.given)) else ""
+        hint = self._hint_without_access(grant.url) if grant.access is Access.NONE else hint
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint), path
@@ -186,11 +146,11 @@ class Pool:
         local path are not resolved here, because writes have their own rule for them.
         """
         rules = self._rules(())
-        admitted, access = _judge(rules, url)
-        if access is not Access.OWN:
+        grant = credentials_for(url, self._options, rules)
+        if grant.access is not Access.OWN:
             rule = "objects are written with your own credentials, which you have not given for this URL"
             raise TargetNotAllowed(url, rule, remedy(url))
-        return self._target_at(admitted, access, rules, *self._options.find(admitted))
+        return self._target_at(grant, rules)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -210,16 +170,12 @@ class Pool:
             known = self._of_origin[origin] = tuple(rule for rule in rules if not rule.admits_all)
         return known
 
-    def _target_at(
-        self, url: str, access: Access, rules: Rules, token: tuple[str, ...], given: Given
-    ) -> tuple[Target, str] | None:
+    def _target_at(self, grant: Grant, rules: Rules) -> tuple[Target, str] | None:
+        url, access, token, given = grant
         protocol = token[-1]
         judge = partial(_admit, rules) if rules else None
         if access is Access.NONE:
             _check_ambient(protocol, url)
-            given, token = ANONYMOUS.get(protocol, {}), ("nobody", protocol)
-        elif access is Access.LENT:
-            token = ("lent", *token)
         if protocol in WEB and rules:
             token = (*token, repr(rules))  # by which redirects are judged
         if isinstance(given, AbstractFileSystem):
@@ -266,7 +222,7 @@ class Pool:
             own = options if len(others) > 1 else options.get(which[-1])
             if own:
                 which, given = ("in a chain", repr(own), which[-1]), own
-            place = self._object(outer, _resolve_links(outer, rules), Access.OWN, rules, which, given)
+            place = self._object(outer, Grant(_resolve_links(outer, rules), Access.OWN, which, given), rules)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()
@@ -379,20 +335,8 @@ def arguments_of(protocol: str) -> frozenset[str]:
 
 def _admit(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
     """Return the URL to open for ``url``, with symbolic links resolved, and whose credentials to use."""
-    url, access = _judge(rules, url, redirected_by)
+    url, access = judge_url(url, rules, redirected_by)
     return _resolve_links(url, rules), access
-
-
-def _judge(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
-    """Return the same, without resolving symbolic links."""
-    access = Access.OWN
-    head, separator, rest = url.partition("://")
-    if separator and not head.islower() and "::" not in head:
-        url = head.lower() + separator + rest
-    for rule in rules:
-        url, granted = rule.admit(url, redirected_by)
-        access = min(access, granted)
-    return url, access
 
 
 def _guard(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:

@@ -14,8 +14,8 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import LARGE
 from refshard_fs.stores.stores import Stores
+from refshard_fs.targets.credentials import PoolOptions
 from refshard_fs.targets.failures import Retry
-from refshard_fs.targets.pool import PoolOptions
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer

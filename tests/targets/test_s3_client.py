@@ -11,8 +11,8 @@ import pytest
 import trustme
 from fsspec.asyn import get_loop, sync
 
+from refshard_fs.targets import Pool, PoolOptions
 from refshard_fs.targets.failures import Retry
-from refshard_fs.targets.pool import Pool, PoolOptions
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
 from tests.servers.tls import certificate

@@ -1,0 +1,98 @@
+"""Which server gets the user's credentials: one rule, `credentials_for`. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+from fsspec.spec import AbstractFileSystem
+
+from refshard_fs.security import policy
+from refshard_fs.security.admission import ANONYMOUS, Access, Admission, is_trusted, normalize
+from refshard_fs.targets.failures import Retry
+
+Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
+Rules: TypeAlias = tuple[Admission, ...]  # each judges a URL; without rules all URLs are admitted
+
+
+class PoolOptions(msgspec.Struct, frozen=True, eq=False):
+    """How targets are opened.
+
+    ``by_protocol`` maps a protocol to an instance or to options; ``by_prefix`` maps a URL prefix, in its canonical
+    spelling, to the same, and the longest prefix wins over the protocol.
+    """
+
+    by_protocol: Mapping[str | None, Given] = {}
+    by_prefix: Mapping[str, Given] = {}
+    admission: Admission = Admission()
+    retry: Retry = Retry()
+    fast_s3: bool = True
+    rule_of: Callable[[str], Admission] | None = None  # the rule for the URLs of another set, by its server
+    only_sizes: tuple[str, ...] = ()  # prefixes of objects that are compared by size alone, not by version
+
+    def with_unplaced(self, given: Mapping[str, Any], protocol: str, source: str | None) -> PoolOptions:
+        """Return these with the options ``given`` for no protocol: they are for the first that references name.
+
+        A set from elsewhere chose its references. So there they are for its own server alone, and only if that is of
+        the same protocol. ``source`` is the URL of the set, None if it is held in memory.
+        """
+        if protocol in self.by_protocol:
+            return self
+        if source is None or is_trusted(source):
+            return msgspec.structs.replace(self, by_protocol={**self.by_protocol, protocol: given})
+        own = {policy.server_of(source): given} if policy.protocol_of(source) == protocol else {}
+        return msgspec.structs.replace(self, by_prefix={**own, **self.by_prefix})
+
+    def options_of(self, url: str) -> Given:
+        """Return the instance or the options for ``url``."""
+        return self.find(url)[1]
+
+    def find(self, url: str) -> tuple[tuple[str, ...], Given]:
+        """Return the instance or options for ``url``, and a token that identifies them: it ends in the protocol."""
+        named = policy.protocol_of(url)
+        protocol = named or "file"
+        prefix = policy.longest_prefix(self.by_prefix, normalize(url)) if self.by_prefix else None
+        if prefix is not None:
+            return ("prefix", prefix[0], protocol), prefix[1]
+        return (protocol,), self.by_protocol.get(named, self.by_protocol.get(protocol, {}))
+
+
+class Grant(NamedTuple):
+    """How a URL is opened."""
+
+    url: str  # in the spelling that was judged
+    access: Access
+    token: tuple[str, ...]  # identifies the instance or options: it ends in the protocol
+    given: Given  # the instance or options that open it
+
+
+def credentials_for(
+    url: str, options: PoolOptions, rules: Rules, *, resolve: Callable[[str, Rules], str] | None = None
+) -> Grant:
+    """Return how ``url`` is opened, and so whose credentials its server gets; TargetNotAllowed if a rule refuses it.
+
+    Of the user's options those of the longest prefix of the URL count, then those of its protocol. Each of ``rules``,
+    one for each set that named the URL, may take away: its server gets the user's credentials (`Access.OWN`), those
+    that the user gave for its protocol (`Access.LENT`: no other server of a private network), or none. ``resolve``
+    resolves the symbolic links of a local path, before its options are looked for.
+    """
+    url, access = judge_url(url, rules)
+    if resolve is not None:
+        url = resolve(url, rules)
+    token, given = options.find(url)
+    if access is Access.NONE:
+        return Grant(url, access, ("nobody", token[-1]), ANONYMOUS.get(token[-1], {}))
+    return Grant(url, access, ("lent", *token) if access is Access.LENT else token, given)
+
+
+def judge_url(url: str, rules: Rules, redirected_by: str | None = None) -> tuple[str, Access]:
+    """Return the URL to open for ``url``, and the least access that any of ``rules`` grants to it."""
+    access = Access.OWN
+    head, separator, rest = url.partition("://")
+    if separator and not head.islower() and "::" not in head:
+        url = head.lower() + separator + rest
+    for rule in rules:
+        url, granted = rule.admit(url, redirected_by)
+        access = min(access, granted)
+    return url, access

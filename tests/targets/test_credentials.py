@@ -1,0 +1,124 @@
+"""Which server gets the user's credentials: one rule, and one table of what it grants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.security.admission import Access, Admission
+from refshard_fs.session.options import Options
+from refshard_fs.session.settings import Settings
+from refshard_fs.targets.credentials import PoolOptions, credentials_for
+
+MINE = {"key": "mine"}
+OTHER = {"key": "other"}
+OWN, LENT, NONE = Access.OWN, Access.LENT, Access.NONE
+REFUSED = "refused"
+ANON: dict[str, Any] = {"anon": True}
+
+LOCAL = "/data/refs.json"  # of the user
+S3 = "s3://sets/refs.json"  # of a stranger, as all below
+WEB = "https://sets.example/refs.json"
+
+# The source, keywords, the URL that it names; then what is granted, and the options that open the URL.
+TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
+    # A set of the user's may point anywhere, with the credentials of this machine or those that are given.
+    (LOCAL, {}, "s3://bucket/x", OWN, {}),
+    (LOCAL, {}, "https://inside.example/x", OWN, {}),
+    (LOCAL, {}, "http://127.0.0.1/x", OWN, {}),
+    (LOCAL, {"remote_protocol": "s3", "remote_options": MINE}, "s3://bucket/x", OWN, MINE),
+    (LOCAL, {"remote_protocol": "s3", "remote_options": MINE}, "S3://bucket/x", OWN, MINE),
+    (LOCAL, {"remote_protocol": "s3", "remote_options": MINE}, "s3a://bucket/x", OWN, MINE),
+    (LOCAL, {"remote_protocol": "s3", "remote_options": MINE}, "gs://bucket/x", OWN, {}),
+    (LOCAL, {"remote_protocol": "s3", "remote_options": MINE}, "https://host.example/x", OWN, {}),
+    (LOCAL, {"remote_options": MINE}, "s3://bucket/x", OWN, MINE),  # the first protocol that references name
+    (LOCAL, {"target_options": MINE}, "s3://bucket/x", OWN, {}),
+    ({"k": "v"}, {"remote_options": MINE}, "s3://bucket/x", OWN, MINE),
+    # The longest prefix wins over others, and over the protocol.
+    (LOCAL, {"options": {"s3://b/": MINE, "s3://b/p/": OTHER}}, "s3://b/p/x", OWN, OTHER),
+    (LOCAL, {"options": {"s3://b/": MINE, "s3://b/p/": OTHER}}, "s3://b/x", OWN, MINE),
+    (LOCAL, {"options": {"s3://b/": MINE}}, "s3://b-private/x", OWN, {}),
+    (LOCAL, {"options": {"s3://b/": OTHER}, "remote_protocol": "s3", "remote_options": MINE}, "s3://b/x", OWN, OTHER),
+    (LOCAL, {"options": {"https://good.example/a/": MINE}}, "https://good.example/a/../b", OWN, {}),
+    # A stranger's set gets them at its own server alone: those that it was opened with.
+    (S3, {}, "s3://sets/x", OWN, {}),
+    (S3, {}, "s3://other/x", NONE, ANON),
+    (S3, {}, "https://host.example/x", NONE, {}),
+    (S3, {"target_options": MINE}, S3, OWN, MINE),
+    (S3, {"target_options": MINE}, "s3://sets/x", OWN, MINE),
+    (S3, {"ref_storage_args": MINE}, "s3://sets/x", OWN, MINE),
+    (S3, {"target_options": MINE}, "s3://other/x", NONE, ANON),
+    (S3, MINE, "s3://sets/x", OWN, MINE),
+    (S3, MINE, "s3://other/x", NONE, ANON),
+    (WEB, {"target_options": MINE}, "https://sets.example/x", OWN, MINE),
+    (WEB, {"target_options": MINE}, "https://sets.example:8443/x", NONE, {}),
+    (WEB, {"target_options": MINE}, "http://sets.example/x", NONE, {}),
+    (WEB, {"target_options": MINE}, "https://else.example/x", NONE, {}),
+    # Options for no protocol: of a stranger's set they are for its own server.
+    (S3, {"remote_options": MINE}, "s3://sets/x", OWN, MINE),
+    (S3, {"remote_options": MINE}, "s3://other/x", NONE, ANON),
+    (WEB, {"remote_options": MINE}, "s3://other/x", NONE, ANON),
+    # What the user names is the user's word: a protocol lends, a prefix grants.
+    (WEB, {"remote_protocol": "s3", "remote_options": MINE}, "s3://other/x", LENT, MINE),
+    (S3, {"remote_protocol": "s3", "remote_options": MINE}, "s3://sets/x", OWN, MINE),
+    (WEB, {"remote_protocol": "https", "remote_options": MINE}, "https://192.168.0.1/x", REFUSED, None),
+    (WEB, {"options": {"s3://b/": MINE}}, "s3://b/x", OWN, MINE),
+    (WEB, {"options": {"s3://b/": MINE}}, "s3://other/x", NONE, ANON),
+    (WEB, {"options": {"https://192.168.0.1/": MINE}}, "https://192.168.0.1/x", OWN, MINE),
+    (WEB, {"allow": ["s3://b/"]}, "s3://b/x", OWN, {}),
+    (WEB, {"allow": ["s3://b/"]}, "s3://other/x", REFUSED, None),
+    (WEB, {"allow": "any", "remote_protocol": "s3", "remote_options": MINE}, "s3://other/x", OWN, MINE),
+    # Nothing that names this machine or a private network, chains, or carries a login.
+    (WEB, {}, "/etc/passwd", REFUSED, None),
+    (WEB, {}, "file:///etc/passwd", REFUSED, None),
+    (WEB, {}, "memory://x", REFUSED, None),
+    (WEB, {}, "http://127.0.0.1/x", REFUSED, None),
+    (WEB, {}, "http://169.254.169.254/x", REFUSED, None),
+    (WEB, {}, "zip://x::s3://b/a.zip", REFUSED, None),
+    (WEB, {}, "https://me:word@host.example/x", REFUSED, None),
+    (WEB, {}, "ftp://host.example/x", REFUSED, None),
+]
+
+
+def options_of(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
+    """Return how a filesystem of ``fo`` opens targets, after it has met ``url`` as its first reference."""
+    source = fsspec.filesystem("refshard", fo=fo)._session.options.source
+    settings = Settings.of(Options.parse(source, **keywords))
+    protocol = url.partition("://")[0]
+    if not settings.fallback:
+        return settings.pool
+    return settings.pool.with_unplaced(settings.fallback, protocol, source if isinstance(source, str) else None)
+
+
+@pytest.mark.parametrize(("fo", "keywords", "url", "access", "given"), TABLE)
+def test_credentials_go_where_the_user_means_them(
+    fo: Any, keywords: dict[str, Any], url: str, access: Any, given: Any
+) -> None:
+    options = options_of(fo, keywords, url)
+    rules = () if options.admission.admits_all else (options.admission,)
+    if access == REFUSED:
+        with pytest.raises(TargetNotAllowed):
+            credentials_for(url, options, rules)
+        return
+    grant = credentials_for(url, options, rules)
+    assert (grant.access, grant.given) == (access, given)
+    assert grant.token[-1] == url.partition("://")[0].lower()
+
+
+def test_the_least_that_any_set_on_the_way_grants_counts() -> None:
+    options = PoolOptions({"s3": MINE})
+    user, stranger = Admission(), Admission.of(WEB, None, [], [])
+    lender = Admission.of(WEB, None, ["s3"], [])
+    granted = [credentials_for("s3://b/x", options, rules) for rules in ((), (user,), (lender,), (lender, stranger))]
+    assert [(grant.access, grant.given) for grant in granted] == [(OWN, MINE), (OWN, MINE), (LENT, MINE), (NONE, ANON)]
+    assert len({grant.token for grant in granted}) == 3, "connections with other credentials are other connections"
+
+
+def test_links_are_resolved_before_options_are_chosen(tmp_path: Path) -> None:
+    options = PoolOptions(by_prefix={"/real": MINE})
+    assert credentials_for("/link/x", options, (), resolve=lambda url, rules: "/real/x").given == MINE
+    assert credentials_for("/link/x", options, ()).given == {}
