@@ -28,6 +28,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
 from refshard_fs.reading.plan import Request
 from refshard_fs.reading.selection import Take
@@ -148,6 +149,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     zarr_format:
         Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
         its own (bcolz, bloscpack).
+    select:
+        What of the source is shown: the arguments of `select` as JSON values, for each selection in turn.
     verify:
         Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
         chunk is then read with the bytes of its checksum.
@@ -665,6 +668,53 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         keys = [self._strip_protocol(path) for path in ([paths] if isinstance(paths, str) else paths)]
         return Plan(self._session.wait(self._session.plan, keys))
 
+    def select(
+        self,
+        *,
+        drop: Iterable[str] | str = (),
+        keep: Iterable[str] | str | None = None,
+        rename: Mapping[str, str] | None = None,
+        attrs: Mapping[str, Mapping[str, Any]] | None = None,
+        isel: Mapping[str, slice] | None = None,
+    ) -> RefShardFileSystem:
+        """Return a filesystem that shows a part of this one: read only, of the same source, and no chunk is copied.
+
+        All names are those of this filesystem. A name without a slash means the variables, or groups, of that name in
+        every group; one with a slash is the path of one (``"/air"`` in the root).
+
+        ``drop`` leaves out variables and groups. ``keep`` leaves out all others, but for their coordinates, as
+        ``ds[["air"]]`` does in xarray. ``rename`` gives variables, groups and dimensions other names, also in the
+        attributes that name them (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``,
+        ``cell_measures`` ...). ``attrs`` sets attributes of a variable or group (``""``: of the root); None removes
+        one. ``isel`` takes a range of elements along dimensions: slices of step 1, of which negative bounds count from
+        the end. A slice that begins where a chunk does stays references, wherever it ends; else chunks are decoded and
+        put together anew, uncompressed, as they are read.
+
+        Raises ManifestError, with the names that exist, for a name that there is not, and for a slice that begins
+        within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. ValueError where
+        something was written and is not committed. Keys that belong to no array or group are not shown.
+
+        >>> import json, refshard_fs
+        >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
+        ...         "fill_value": None, "filters": None, "compressor": None}
+        >>> refs = {"a/.zarray": json.dumps(meta), "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+        ...         "a/0": ["s3://b/k", 0, 2], "a/1": ["s3://b/k", 9, 2], "b/.zarray": json.dumps(meta)}
+        >>> part = refshard_fs.RefShardFileSystem(refs).select(keep="a", rename={"a": "air"}, isel={"x": slice(2, 4)})
+        >>> part.find(""), part.resolve("air/0")
+        (['air/.zarray', 'air/.zattrs', 'air/0'], ('s3://b/k', 9, 11))
+        """
+        overlay = self._session.options.overlay
+        if overlay is not None and len(overlay.edits):
+            raise ValueError("what was written is not committed: commit() or discard() it before a part is selected")
+        choice = Choice.of(drop, keep, rename, attrs, isel).spelled()
+        apart = (SESSION, MAPPER, "mode", "overlay")
+        given = {name: value for name, value in self._storage_options.items() if name not in apart}
+        given["select"] = [*(given.get("select") or ()), choice]
+        selected = type(self)(*self.storage_args, **given)
+        if not self.asynchronous:
+            selected._session.open()
+        return selected
+
     # ------------------------------------------------------------------ what notebooks show
 
     def stats(self) -> Counters:
@@ -704,7 +754,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         overlay = self._session.options.overlay
         pending = 0 if overlay is None else len(overlay.edits)
         writes = f", {count_text(pending, 'write')} not committed" if pending else ""
-        return f"<{type(self).__name__} of {told(source)} at {id(self):#x}{writes}>"
+        part = "a selection of " if self._options.source.select else ""
+        return f"<{type(self).__name__} of {part}{told(source)} at {id(self):#x}{writes}>"
 
     def _repr_html_(self) -> str:
         return html_of(self._session)

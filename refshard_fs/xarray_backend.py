@@ -436,6 +436,8 @@ def _warn_of_groups(root: Any, group: str | None) -> None:
 
 
 def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
+    if isinstance(source, RefShardFileSystem):  # which shares what it has opened
+        return type(source)(*source.storage_args, **{**source.storage_options, **options})
     if isinstance(source, str) and source.startswith(_URLS):
         scheme, _, rest = source.partition("://")
         if rest and scheme in _PLAIN and "fo" not in options:

@@ -132,6 +132,26 @@ def lengths(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
+def renaming(text: str) -> tuple[str, str]:
+    """Return the two sides of OLD=NEW."""
+    old, _, new = text.partition("=")
+    if not old or not new:
+        raise ArgumentTypeError(f"{text!r} is not OLD=NEW, two names")
+    return old, new
+
+
+def extent(text: str) -> tuple[str, slice]:
+    """Return the dimension and the slice that NAME=START:STOP says; either bound may be left out."""
+    name, _, bounds = text.partition("=")
+    try:
+        start, stop = (int(bound) if bound else None for bound in bounds.split(":"))
+    except ValueError:
+        name = ""
+    if not name:
+        raise ArgumentTypeError(f"{text!r} is not NAME=START:STOP, the name of a dimension and two numbers")
+    return name, slice(start, stop)
+
+
 def pair(text: str) -> tuple[str, Any]:
     """Return the two sides of KEY=VALUE; VALUE is JSON, or else text."""
     key, equals, value = text.partition("=")
@@ -236,7 +256,8 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
 
 
 _OPTIONS: Final = (
-    *("any_order", "chunks", "dim", "dims", "freq", "grid", "join", "lazy", "missing", "on_duplicate", "on_error"),
+    *("any_order", "chunks", "dim", "dims", "drop", "freq", "grid", "isel", "join", "keep", "lazy", "missing"),
+    *("on_duplicate", "on_error", "rename"),
     *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sort", "subchunks"),
 )
 _OTHERS: Final = (  # arguments that --option takes

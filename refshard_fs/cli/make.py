@@ -10,6 +10,7 @@ import refshard_fs
 from refshard_fs.cli.command import (
     argument,
     command,
+    extent,
     lengths,
     open_source,
     opening_options,
@@ -17,6 +18,7 @@ from refshard_fs.cli.command import (
     positive,
     print_line,
     print_written,
+    renaming,
 )
 from refshard_fs.core.stats import count_text
 
@@ -37,10 +39,20 @@ _MANY: Any = {"action": "append", "default": []}
     argument("--record-size", "references per parquet file (%(default)s)", "N", type=positive, default=10_000),
     _OVERWRITE,
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
+    argument(
+        "--keep", "write this variable or group, with its coordinates, and those of other --keep alone", "NAME", **_MANY
+    ),
+    argument("--drop", "leave out this variable or group", "NAME", **_MANY),
+    argument("--rename", "another name of a variable, group or dimension", "OLD=NEW", type=renaming, **_MANY),
+    argument("--isel", "write these elements along a dimension alone", "NAME=START:STOP", type=extent, **_MANY),
 )
 def _convert(arguments: Namespace) -> None:
     """Write references as parquet, JSON or manifests."""
-    remark = open_source(arguments, index_cache=False).save(  # read once, to be replaced
+    source = open_source(arguments, index_cache=False)  # read once, to be replaced
+    words = {name: dict(getattr(arguments, name)) for name in ("rename", "isel")}
+    if arguments.keep or arguments.drop or any(words.values()):
+        source = source.select(keep=arguments.keep or None, drop=arguments.drop, **words)
+    remark = source.save(
         arguments.destination,
         arguments.format,
         record_size=arguments.record_size,

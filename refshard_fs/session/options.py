@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
 
@@ -60,6 +60,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     shards: Annotated[str, _told("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
     shard_options: Annotated[Mapping[str, Any] | None, _told("Layout of zarr v2 prototype shards.")] = None
     zarr_format: Annotated[int, _told("Version of the metadata shown for sources without zarr metadata.")] = 2
+    select: Annotated[
+        Sequence[Mapping[str, Any]] | None,
+        _told("Selections of the source, each of the one before, as `fs.select` makes."),
+    ] = None
 
     def __post_init__(self) -> None:
         """Raise ValueError or TypeError for a value that an option does not take."""
@@ -198,6 +202,7 @@ class Options(msgspec.Struct, frozen=True):
         shards: str = "inner",
         shard_options: Mapping[str, Any] | None = None,
         zarr_format: int = 2,
+        select: Sequence[Mapping[str, Any]] | None = None,
         verify: bool = False,
         readahead: int = 64 * MIB,
         max_memory: int = 256 * MIB,
@@ -238,6 +243,7 @@ class Options(msgspec.Struct, frozen=True):
                 shards=shards,
                 shard_options=shard_options,
                 zarr_format=zarr_format,
+                select=select,
             ),
             TrustOptions(
                 allow=allow,

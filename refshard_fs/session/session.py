@@ -30,6 +30,7 @@ from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, 
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
@@ -298,7 +299,7 @@ class Session(Engines):
             if isinstance(content, ReferenceSet):
                 with self._opening_now:  # of several threads one opens it, and the others find it open
                     if self._keyspace is None:
-                        found = self.look_now("", catalog.open_references(content, self._how()))
+                        found = self.look_now("", self._selected(catalog.open_references(content, self._how())))
                         if found is not None:
                             self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
@@ -333,7 +334,7 @@ class Session(Engines):
             case other:
                 raise TypeError(f"{other!r} is no source")
         try:
-            keyspace = await self.engine().run(steps)
+            keyspace = await self.engine().run(self._selected(steps))
             # Options without a protocol are for the first one that the references name.
             urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
             return Base(keyspace, urls, *await self._document(keyspace))
@@ -351,6 +352,11 @@ class Session(Engines):
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
             raise source_failed(options.source, e) from told_cause(e)
+
+    def _selected(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
+        """Return what is shown of the source that ``steps`` open."""
+        keyspace = yield from steps
+        return (yield from Selection.of(keyspace, self.options.select)) if self.options.select else keyspace
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return the version of the document that a commit replaces, as it was opened, and its URL."""

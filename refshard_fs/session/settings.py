@@ -12,6 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.format import OpenOptions
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission, normalize
@@ -36,12 +37,15 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
     caching: CachingOptions
     token: str
     overlay: Overlay | None = None  # of what is written; without one, nothing is
+    select: tuple[Choice, ...] = ()  # what is shown of the source
 
     @classmethod
     def of(cls, options: Options) -> Settings:
         """Return what ``options`` mean. ValueError or TypeError for a value that an option does not take."""
         source, reading, caching = options.source, options.reading, options.caching
         overlay = overlay_for(options)
+        if source.select and overlay is not None:
+            raise ValueError("select=: a selection is read only, and cannot be opened with mode='a' or 'w' or overlay=")
         routes = route(options, None if overlay is None else data_url_of(source.fo, options.writing.data_url))
         return cls(
             source=source.fo,
@@ -70,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
             caching=caching,
             token=routes.token,
             overlay=overlay,
+            select=tuple(map(Choice.read, source.select or ())),
         )
 
 
@@ -89,7 +94,7 @@ class WriteSettings(msgspec.Struct, frozen=True):
     def of(cls, options: Options) -> WriteSettings | None:
         """Return what ``options`` say of writing; None where all writes are refused."""
         source, writing = options.source, options.writing
-        is_in_memory = source.url is None  # written to without a mode, too
+        is_in_memory = source.url is None and not source.select  # written to without a mode, too
         if writing.mode == "r" or (writing.mode is None and writing.overlay is None and not is_in_memory):
             return None
         return cls(

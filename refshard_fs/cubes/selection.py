@@ -1,0 +1,466 @@
+"""A part of a source as a source of its own: some variables, other names, a range of elements. No I/O here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, nearest, parent, relative
+from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merged
+from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
+from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS, ArrayMeta
+from refshard_fs.cubes.choice import Choice, Node, chosen, documents_of, nodes_of
+from refshard_fs.cubes.recutting import Recut, Source, Wanted, check_pieces, check_recut, joined
+from refshard_fs.errors import ManifestError, NotListable
+
+LISTED = 10_000_000  # names in a directory of chunks that are made on reading
+DEEPEST = 32  # groups within groups that are looked through
+
+
+class _Array(msgspec.Struct, frozen=True):
+    """An array that is shown: its path in the source, its grid there and here, and how many chunks lie before it.
+
+    Chunks of an array that is ``recut`` are joined of pieces; its elements begin at ``starts``.
+    """
+
+    source: str
+    stored: ChunkGrid | None
+    grid: ChunkGrid | None
+    before: tuple[int, ...] = ()
+    recut: Recut | None = None
+    starts: tuple[int, ...] = ()
+    meta: ArrayMeta | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all chunks are shown, under the keys that they have below the array."""
+        return self.stored == self.grid and self.recut is None and not any(self.before)
+
+    def moved(self, numbers: Numbers) -> Numbers:
+        """Return the numbers in the source of chunks, given those here."""
+        if self.is_whole or self.grid is None or self.stored is None or not self.grid.counts:
+            return numbers
+        coords = np.unravel_index(column_of(numbers).astype(np.int64), self.grid.counts)
+        there = [along + first for along, first in zip(coords, self.before, strict=True)]
+        return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
+
+    def shown(self, chunks: ArrayChunks) -> ArrayChunks:
+        """Return those of the source's chunks that are shown, by their numbers here."""
+        if self.is_whole or self.grid is None or not self.grid.counts:
+            return chunks
+        if isinstance(chunks.numbers, np.ndarray):
+            numbers = chunks.numbers
+        else:
+            numbers = np.concatenate([column_of(some) for some in chunks.numbers] or [np.zeros(0, np.uint64)])
+        coords = np.unravel_index(numbers.astype(np.int64), chunks.grid.counts)
+        here = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
+        counts = np.array(self.grid.counts)[:, None]
+        is_shown = ((here >= 0) & (here < counts)).all(axis=0)
+        if self.grid.size:
+            placed = np.asarray(np.ravel_multi_index(tuple(here[:, is_shown]), self.grid.counts), np.uint64)
+        else:
+            placed = np.zeros(0, np.uint64)
+        sizes = None if chunks.sizes is None else chunks.sizes[is_shown]
+        return ArrayChunks(self.grid, placed, sizes, chunks.pins_chunks)
+
+
+class Selection(View):
+    """What a `Choice` takes of ``base``: arrays and groups. Keys that belong to neither are not shown.
+
+    ``nodes`` are the arrays and groups, by the paths under which they are shown.
+    """
+
+    resolves_manifests = True  # in the base
+    holds_all_metadata = True
+
+    def __init__(self, base: KeySpace, nodes: Mapping[str, Node]) -> None:
+        super().__init__(base)
+        self.in_memory = base.in_memory
+        if base.url_of is not None:
+            self.url_of = lambda key: (base.url_of or str)(self.object_of(key))
+        self._arrays = {path: _array_of(base, node) for path, node in nodes.items() if node.is_array}
+        self._documents = {key: zarrmeta.dumps(doc) for key, doc in documents_of(dict(nodes)).items()}
+        self._sources = {node.source: path for path, node in nodes.items()}
+        self.grids = {path: array.grid for path, array in self._arrays.items() if array.grid is not None}
+        self._tree: dict[str, dict[str, bool]] = {"": {}}
+        for key in self._documents:
+            add_to_tree(self._tree, key)
+        for path in nodes:
+            add_to_tree(self._tree, path, is_directory=True)
+            self._tree.setdefault(path, {})
+        self.attribute_dtypes = self._by_new_path(base.attribute_dtypes)
+        self.unlimited_dimensions = self._by_new_path(base.unlimited_dimensions)
+        self.reports = self._by_new_path(base.reports)
+
+    @classmethod
+    def of(cls, base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
+        """Return ``base`` with each of ``choices`` taken of what the one before it shows; it is read for its metadata.
+
+        ManifestError, with the names that exist, for a name that is not there.
+        """
+        for choice in choices:
+            nodes = nodes_of((yield from _documents(base)))
+            base = cls(base, chosen(nodes, choice))
+        return base
+
+    @property
+    def source(self) -> KeySpace:
+        return self  # it is no set that can be written as it is stored
+
+    @property
+    def committed_as(self) -> str | None:  # type: ignore[override]  # it takes no commits
+        return None
+
+    def _by_new_path(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {self._sources[path]: value for path, value in found.items() if path in self._sources}
+
+    # ------------------------------------------------------------------ keys
+
+    def _place(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
+        """Return the array that ``key`` lies below, and the key in the source; of one that is recut, coordinates."""
+        path = nearest(key, self._arrays)
+        if path is None or zarrmeta.is_metadata(key):
+            return None
+        array, tail = self._arrays[path], relative(key, path)
+        if array.is_whole:
+            return array, join(array.source, tail)
+        assert array.grid is not None, "an array that is cut has a grid"
+        assert array.stored is not None, "an array that is cut has a grid"
+        coords = array.grid.decode(tail)
+        if coords is None or not array.grid.contains(coords):
+            return None
+        if array.recut is not None:
+            return array, coords
+        there = [at + first for at, first in zip(coords, array.before, strict=True)]
+        return array, join(array.source, array.stored.encoding.encode(there))
+
+    def _base_key(self, key: str) -> str | None:
+        at = self._place(key)
+        return at[1] if at is not None and isinstance(at[1], str) else None
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        data = self._documents.get(key)
+        at = self._place(key)
+        if data is not None or at is None:
+            return None if data is None else Inline(data)
+        array, there = at
+        if isinstance(there, str):
+            return (yield from self.base.lookup(there))
+        return (yield from self._joined(array, there))
+
+    def _joined(self, array: _Array, coords: Sequence[int]) -> Steps[Entry]:
+        """Return the entry of a chunk that is joined of pieces of the source's chunks."""
+        assert array.recut is not None, "the array is recut"
+        assert array.meta is not None, "the array is recut"
+        pieces = _wanted(array, coords)
+        check_pieces([array.meta] * len(pieces))
+        source = Source.of(array.meta, array.recut, None, repr(array.source))
+        found = yield from self.base.entries([join(array.source, source.tail(piece.coords)) for piece in pieces])
+        return joined(array.recut, [(source, piece, entry) for piece, entry in zip(pieces, found, strict=True)])
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        places, theirs = self._theirs(keys)
+        others = sorted(set(range(len(keys))).difference(places))
+        return [
+            *(LookUp([places[n] for n in numbers], steps) for numbers, steps in self.base.lookups(theirs)),
+            *(self.single_lookup(number, keys[number]) for number in others),
+        ]
+
+    def reads(self, keys: Sequence[str]) -> list[LookUp]:
+        places, theirs = self._theirs(keys)
+        others = sorted(set(range(len(keys))).difference(places))
+        return [
+            *(LookUp([places[n] for n in numbers], steps) for numbers, steps in self.base.reads(theirs)),
+            *lookups_of(self, keys, others),
+        ]
+
+    def _theirs(self, keys: Sequence[str]) -> tuple[list[int], list[str]]:
+        """Return the places of those ``keys`` that are keys of the source, and what they are there."""
+        found = [(place, there) for place, key in enumerate(keys) if (there := self._base_key(key)) is not None]
+        return [place for place, _ in found], [there for _, there in found]
+
+    def likely(self, keys: Sequence[str]) -> dict[int, Span]:
+        places, theirs = self._theirs(keys)
+        return {places[number]: span for number, span in self.base.likely(theirs).items()}
+
+    def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
+        return (yield from self.base.full_shards(self._theirs([*keys])[1]))
+
+    def is_inner(self, key: str) -> bool:
+        there = self._base_key(key)
+        return there is not None and self.base.is_inner(there)
+
+    def is_empty(self, key: str) -> Steps[bool]:
+        there = self._base_key(key)
+        return there is not None and (yield from self.base.is_empty(there))
+
+    def object_of(self, key: str) -> str:
+        there = self._base_key(key)
+        if there is not None:
+            return self.base.object_of(there)
+        path, name = parent(key)
+        return join(self._arrays[path].source, name) if path in self._arrays else key
+
+    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+        there = self._base_key(key)
+        for other in () if there is None else self.base.keys_of_other_parts(there):
+            path = nearest(other, self._sources)
+            array = None if path is None else self._arrays.get(self._sources[path])
+            if path is not None and array is not None and array.is_whole:
+                yield join(self._sources[path], relative(other, path))
+
+    # ------------------------------------------------------------------ listing
+
+    def directories(self, prefix: str) -> Steps[Directories | None]:
+        yield from ()
+        return None  # those of the source have other names
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        if prefix in self._tree:
+            return True
+        path = nearest(prefix, self._arrays)
+        if path is not None and self._arrays[path].is_whole:
+            return (yield from self.base.is_directory(join(self._arrays[path].source, relative(prefix, path))))
+        return path is not None and bool((yield from self.children(prefix)))
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        path = prefix if prefix in self._arrays else nearest(prefix, self._arrays)
+        known = self._tree.get(prefix)
+        own = None if known is None else sorted(map(self._listed, itertools.repeat(prefix), known.items()), key=by_name)
+        if path is None:
+            return own
+        chunks = yield from self._chunks_in(path, self._arrays[path], "" if prefix == path else relative(prefix, path))
+        return merged(chunks or (), own or ()) if own is not None or chunks else None
+
+    def _listed(self, prefix: str, name: tuple[str, bool]) -> Listed:
+        data = self._documents.get(join(prefix, name[0]))
+        return Listed(name[0], None if data is None else len(data), name[1])
+
+    def _chunks_in(self, path: str, array: _Array, directory: str) -> Steps[Sequence[Listed] | None]:
+        """Return what an array has in its ``directory`` besides metadata."""
+        if array.is_whole:
+            names = yield from self.base.children(join(array.source, directory))
+            some = names or ()
+            documents = any(zarrmeta.is_metadata(listed.name) for listed in some) and not directory
+            return [listed for listed in some if not zarrmeta.is_metadata(listed.name)] if documents else names
+        grid, stored = array.grid, array.stored
+        assert grid is not None, "an array that is cut has a grid"
+        assert stored is not None, "an array that is cut has a grid"
+        if array.recut is not None:
+            found = grid.directory(directory)
+            if found is not None and len(found.numbers) > LISTED:
+                raise NotListable(f"{path!r} has more than {LISTED} names: too many to list")
+            size = array.recut.nbytes if found is not None and found.is_leaf else None
+            numbers = () if found is None else found.numbers
+            return sorted((Listed(found.child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)
+        leading = grid.leading(directory)
+        if leading is None and directory:
+            return None
+        there = "" if leading is None else stored.directory_of([a + b for a, b in zip(leading, array.before)])  # noqa: B905  # the first ones
+        listed_there = yield from self.base.children(join(array.source, there))
+        shown: list[Listed] = []
+        for listed in listed_there or ():
+            tail = join(there, listed.name)
+            coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
+            if coords is None:
+                continue
+            here = [at - first for at, first in zip(coords, array.before)]  # noqa: B905  # of a directory, the first
+            if all(0 <= at < count for at, count in zip(here, grid.counts)):  # noqa: B905  # of a directory, the first
+                name = (str(here[-1]) if here else "c") if grid.is_nested else grid.encoding.encode(here)
+                shown.append(msgspec.structs.replace(listed, name=name))
+        return sorted(shown, key=by_name)
+
+    # ------------------------------------------------------------------ whole arrays
+
+    def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
+        yield from ()
+        return {key: data for key, data in self._documents.items() if is_within(key, prefix)}
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        members: dict[str, Any] = yield from self.documents(prefix)
+        arrays: dict[str, ArrayChunks] = {}
+        others: dict[str, int | None] = {}
+        indexes: set[str] = set()
+        shown = {path: array for path, array in self._arrays.items() if is_within(path, prefix)}
+        if self.base.is_reference_set or self.base.holds_all_metadata:
+            parts = [(yield from self.base.contents("", errors))] if shown else []
+        else:
+            parts = yield from together(
+                [self.base.contents(array.source, errors) for array in shown.values() if array.recut is None]
+            )
+        chunks = {path: found for part in parts for path, found in part.arrays.items()}
+        for path, array in shown.items():
+            if array.recut is not None and array.grid is not None:
+                arrays[path] = ArrayChunks(array.grid, [range(array.grid.size)])
+            elif array.source in chunks:
+                arrays[path] = array.shown(chunks[array.source])
+        whole = {array.source: path for path, array in shown.items() if array.is_whole}
+
+        def here(key: str) -> str | None:
+            path = None if zarrmeta.is_metadata(key) else nearest(key, whole)
+            return None if path is None else join(whole[path], relative(key, path))
+
+        for part in parts:
+            members |= {new: value for key, value in part.members.items() if (new := here(key)) is not None}
+            others |= {new: size for key, size in part.others.items() if (new := here(key)) is not None}
+            indexes |= {new for key in part.indexes if (new := here(key)) is not None}
+        return Contents(members, arrays, others, frozenset(indexes))
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        known = self._arrays.get(array)
+        if known is None or known.recut is not None or known.stored is None:
+            return (yield from super().chunks(array, numbers, grid))
+        return (yield from self.base.chunks(known.source, known.moved(numbers), known.stored))
+
+    def snapshot(self, threshold: int, tell: Any) -> Steps[Any]:
+        yield from ()
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# How arrays are cut.
+
+
+def _array_of(base: KeySpace, node: Node) -> _Array:
+    """Return how an array is shown. The document of one that is recut gets other chunks, without a codec."""
+    meta = zarrmeta.array_meta(node.stored, repr(node.source))
+    stored = base.grids.get(node.source) or (None if meta is None else meta.grid)
+    shape = node.shape
+    if shape == list(node.stored.get("shape") or ()) and not any(node.starts):
+        return _Array(node.source, stored, stored)
+    if meta is None or meta.chunks is None or stored is None:
+        raise ManifestError(
+            f"isel= cuts {node.source!r}, whose chunks are not of one size, or not known: drop it, or cut the dataset "
+            "after opening it"
+        )
+    sizes = [max(size, 1) for size in meta.chunks]
+    if math.prod(shape) and any(start % size for start, size in zip(node.starts, sizes, strict=True)):
+        recut = _recut(node, meta)
+        return _Array(node.source, stored, recut.meta.grid, (), recut, node.starts, meta)
+    grid = ChunkGrid.regular(shape, meta.chunks, stored.encoding)
+    before = tuple(start // size for start, size in zip(node.starts, sizes, strict=True))
+    if grid.counts == stored.counts:
+        grid = stored
+    return _Array(node.source, stored, grid, before if grid.size else (0,) * len(before))
+
+
+def _recut(node: Node, meta: ArrayMeta) -> Recut:
+    """Return an array in chunks that begin where its elements do; ManifestError, with the boundaries, if it cannot."""
+    sizes = meta.chunks or ()
+    chunks = tuple(min(size, length) for size, length in zip(sizes, node.shape, strict=True))
+    where = repr(node.source)
+    try:
+        if "shards" in meta.raw:
+            raise ManifestError("shards that are shown whole are not decoded here")
+        check_recut(node.source, meta, "the source")
+        shown = zarrmeta.array_meta(node.array, where)
+        assert shown is not None, "an array's metadata are an array's"
+        recut = Recut.of(shown, node.shape, chunks, where)
+    except ManifestError as e:
+        inside = [
+            f"{start} along {dim or axis!r}, where chunks begin at 0, {size}, {2 * size} and so on"
+            for axis, (start, size, dim) in enumerate(zip(node.starts, sizes, node.dims, strict=True))
+            if start % size
+        ]
+        raise ManifestError(
+            f"isel= begins within a chunk of {where}: at {'; '.join(inside)}. Begin where a chunk does, for its chunks "
+            f"cannot be taken in pieces: {e.__cause__ or e}"
+        ) from e
+    name = "zarr.json" if "zarr.json" in node.documents else ".zarray"
+    node.documents[name] = dict(recut.meta.raw)
+    return recut
+
+
+def _wanted(array: _Array, coords: Sequence[int]) -> list[Wanted]:
+    """Return the pieces of the source's chunks that the chunk at ``coords`` takes."""
+    recut, meta = array.recut, array.meta
+    assert recut is not None, "the array is recut"
+    assert meta is not None, "the array is recut"
+    along: list[list[tuple[int, tuple[int, int], tuple[int, int]]]] = []
+    shape = recut.meta.shape
+    for coord, size, theirs, start, extent in zip(
+        coords, recut.chunks, meta.chunks or (), array.starts, shape, strict=True
+    ):
+        first = start + coord * size
+        stop = min(first + size, start + extent)
+        pieces = []
+        for number in range(first // theirs, -(-stop // theirs)):
+            corner = number * theirs
+            begin, end = max(first, corner), min(stop, corner + theirs)
+            pieces.append((number, (begin - corner, end - corner), (begin - first, end - first)))
+        along.append(pieces)
+    return [Wanted(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The metadata of a source.
+
+
+def _documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+    """Return all metadata documents of ``base``, by key: consolidated ones, or else those that are found."""
+    if not (base.holds_all_metadata or base.is_reference_set):
+        found = yield from _consolidated(base)
+        return found or (yield from _walked(base))
+    documents = yield from base.documents()
+    return {key: zarrmeta.object_in(data, repr(key)) for key, data in documents.items()}
+
+
+def _consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+    """Return the documents that the root's consolidated metadata repeat, and these; nothing if there are none."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
+        if any(True for _ in zarrmeta.consolidated_nodes(data, repr(name))):
+            found[name] = data
+            found |= dict(_members("", data))
+    return found
+
+
+def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield key and content of each document that consolidated metadata repeat; `consolidated_nodes` checks them."""
+    is_version_3 = document.get("zarr_format") == 3
+    holder = document.get("consolidated_metadata") if is_version_3 else document
+    for name, value in ((holder or {}).get("metadata") or {}).items():
+        member = zarrmeta.object_in(value, repr(name)) if isinstance(value, str) else value
+        yield join(path, join(name, "zarr.json") if is_version_3 else name), member
+        if is_version_3:
+            yield from _members(join(path, name), member)
+
+
+def _walked(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+    """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
+    found: dict[str, dict[str, Any]] = {}
+    level = [""]
+    for _ in range(DEEPEST):
+        nodes = yield from together([_read(base, path, (*NODE_DOCUMENTS, ".zattrs")) for path in level])
+        groups = []
+        for path, documents in zip(level, nodes, strict=True):
+            found |= {join(path, name): document for name, document in documents.items()}
+            if not Node(path, documents).is_array:
+                groups.append(path)
+        listings = yield from together([base.children(path) for path in groups])
+        level = [
+            join(path, listed.name)
+            for path, names in zip(groups, listings, strict=True)
+            for listed in names or ()
+            if listed.is_directory
+        ]
+        if not level:
+            break
+    return found
+
+
+def _read(base: KeySpace, path: str, names: Sequence[str]) -> Steps[dict[str, dict[str, Any]]]:
+    """Return those documents ``names`` of a node that there are, by name."""
+    read = yield from together([base.read(join(path, name)) for name in names])
+    return {
+        name: zarrmeta.object_in(data, repr(join(path, name)))
+        for name, data in zip(names, read, strict=True)
+        if data is not None
+    }

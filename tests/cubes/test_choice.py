@@ -1,0 +1,50 @@
+"""What the words of a selection mean, and how they are spelled in options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refshard_fs.cubes.choice import Choice, chosen, documents_of, nodes_of
+
+
+def test_words_are_spelled_as_json_and_read_again() -> None:
+    choice = Choice.of("a", ["b"], {"b": "c"}, {"": {"title": None}}, {"x": slice(None, -1)})
+    spelled = {
+        "drop": ["a"],
+        "keep": ["b"],
+        "rename": {"b": "c"},
+        "attrs": {"": {"title": None}},
+        "isel": {"x": [None, -1]},
+    }
+    assert choice.spelled() == spelled
+    assert Choice.read(spelled) == choice
+    assert Choice.of().spelled() == {}
+
+
+@pytest.mark.parametrize("given", [{"kept": []}, {"drop": "a"}, {"isel": {"x": [0, 1, 2]}}, [], None])
+def test_other_forms_are_errors(given: Any) -> None:
+    with pytest.raises(ValueError, match="select="):
+        Choice.read(given)
+
+
+def test_attributes_that_json_cannot_express_are_errors() -> None:
+    with pytest.raises(TypeError):
+        Choice.of(attrs={"a": {"b": object()}}).spelled()
+
+
+def group(**members: Any) -> dict[str, Any]:
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
+    return {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
+
+
+def test_consolidated_metadata_repeat_what_is_shown() -> None:
+    array = {"zarr_format": 3, "node_type": "array", "shape": [4], "attributes": {"coordinates": "b"}}
+    documents = {"zarr.json": group(a=array, b=array), "a/zarr.json": array, "b/zarr.json": array}
+    shown = documents_of(chosen(nodes_of(documents), Choice.of(drop="b", rename={"a": "c"})))
+    assert shown["zarr.json"]["consolidated_metadata"]["metadata"] == {"c": shown["c/zarr.json"]}
+    assert shown["c/zarr.json"]["attributes"] == {}  # no coordinates that are gone
+    empty = documents_of(chosen(nodes_of(documents), Choice.of(drop=["a", "b"])))
+    assert empty["zarr.json"]["consolidated_metadata"]["metadata"] == {}
+    assert documents["a/zarr.json"]["attributes"] == {"coordinates": "b"}  # the source's own are not changed

@@ -1,0 +1,306 @@
+"""Selections are views: xarray sees what it makes of the whole dataset by the same words, whatever the source is."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
+
+np = pytest.importorskip("numpy")
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr", minversion="3")
+pytest.importorskip("h5netcdf")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+from tests.servers.http import RangeServer  # noqa: E402
+
+CHUNKS = {"air": (5, 4, 8), "time_bnds": (5, 2), "lat2d": (4, 8), "area": (6, 8), "time": (5,)}
+
+
+def dataset() -> Any:
+    time, lat, lon = np.arange(20.0), np.linspace(10, 60, 6), np.arange(8.0)
+    air = np.arange(20 * 6 * 8, dtype="f4").reshape(20, 6, 8)
+    grid = np.arange(48.0).reshape(6, 8)
+    about = {"grid_mapping": "crs", "cell_measures": "area: area", "units": "K"}
+    ds = xr.Dataset(
+        {
+            "air": (("time", "lat", "lon"), air, about),
+            "rain": (("time",), np.arange(20, dtype="i4")),
+            "area": (("lat", "lon"), grid * 2),
+            "crs": ((), np.int32(7)),
+            "time_bnds": (("time", "nv"), np.stack([time, time + 1], 1)),
+        },
+        coords={
+            "time": ("time", time, {"bounds": "time_bnds", "axis": "T"}),
+            "lat": lat,
+            "lon": lon,
+            "lat2d": (("lat", "lon"), grid),
+            "height": ((), 2.0),
+        },
+        attrs={"title": "all"},
+    )
+    for name, sizes in CHUNKS.items():
+        ds[name].encoding["chunksizes"] = sizes
+    return ds
+
+
+def netcdf(folder: Path) -> RefShardFileSystem:
+    path = folder / "all.nc"
+    encoding = {name: {"chunksizes": sizes, "zlib": True} for name, sizes in CHUNKS.items()}
+    dataset().drop_encoding().to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    return RefShardFileSystem(str(path))
+
+
+def set_of_references(folder: Path, name: str) -> RefShardFileSystem:
+    netcdf(folder).save(str(folder / name))
+    return RefShardFileSystem(str(folder / name))
+
+
+def hierarchy(folder: Path, version: int, **encoding: Any) -> RefShardFileSystem:
+    path = str(folder / f"all{version}.zarr")
+    how = {name: {"chunks": sizes} for name, sizes in CHUNKS.items()}
+    how["air"] |= encoding
+    dataset().drop_encoding().to_zarr(path, zarr_format=version, encoding=how, consolidated=version == 2)
+    return RefShardFileSystem(path)
+
+
+def cube(folder: Path) -> RefShardFileSystem:
+    names = []
+    for number, part in enumerate((slice(0, 10), slice(10, 20))):
+        ds = dataset().isel(time=part).drop_encoding()
+        names.append(str(folder / f"part{number}.nc"))
+        encoding = {name: {"chunksizes": sizes} for name, sizes in CHUNKS.items()}
+        ds.to_netcdf(names[-1], engine="h5netcdf", encoding=encoding)
+    refshard_fs.concat(names, "time", lazy=True).save(str(folder / "cube.json"))
+    return RefShardFileSystem(str(folder / "cube.json"))
+
+
+SOURCES: dict[str, Callable[[Path], RefShardFileSystem]] = {
+    "netcdf4": netcdf,
+    "json": lambda folder: set_of_references(folder, "refs.json"),
+    "parquet": lambda folder: set_of_references(folder, "refs.parquet"),
+    "zarr2": lambda folder: hierarchy(folder, 2),
+    "shards": lambda folder: hierarchy(folder, 3, shards=(10, 8, 8)),
+    "cube": cube,
+}
+# The arguments of `select`, and the same in xarray.
+WORDS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+    "drop": ({"drop": ["rain", "lat2d"]}, lambda ds: ds.drop_vars(["rain", "lat2d"])),
+    "drop_air": ({"drop": "air"}, lambda ds: ds.drop_vars("air")),
+    "keep": ({"keep": ["air"]}, lambda ds: ds[["air"]]),
+    "keep_bounds": ({"keep": "time_bnds"}, lambda ds: ds[["time_bnds"]]),
+    "rename": (
+        {"rename": {"rain": "pr", "lat": "y", "lat2d": "y2d"}},
+        lambda ds: ds.rename(rain="pr", lat="y", lat2d="y2d"),
+    ),
+    "attrs": (
+        {"attrs": {"": {"title": "some", "n": 1}, "air": {"units": None, "long_name": "Air"}}},
+        lambda ds: with_attributes(ds),
+    ),
+    "borders": ({"isel": {"time": slice(5, 17)}}, lambda ds: ds.isel(time=slice(5, 17))),
+    "within": (
+        {"isel": {"time": slice(3, -2), "lat": slice(1, 6)}},
+        lambda ds: ds.isel(time=slice(3, -2), lat=slice(1, 6)),
+    ),
+    "nothing": ({"isel": {"time": slice(4, 4)}}, lambda ds: ds.isel(time=slice(4, 4))),
+    "all": (
+        {"keep": "air", "rename": {"time": "t"}, "isel": {"time": slice(10, None)}},
+        lambda ds: ds[["air"]].isel(time=slice(10, None)).rename(time="t"),
+    ),
+}
+
+
+def with_attributes(ds: Any) -> Any:
+    ds = ds.copy()
+    ds.attrs = {"title": "some", "n": 1}
+    attributes = {**ds["air"].attrs, "long_name": "Air"}
+    attributes.pop("units")
+    ds["air"].attrs = attributes
+    return ds
+
+
+def read(fs: RefShardFileSystem) -> Any:
+    with xr.open_dataset(fs, engine=RefShardBackend, decode_times=False) as ds:
+        return ds.load()
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
+    return SOURCES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+EVERYWHERE = ("drop_air", "rename", "within", "all")
+CASES = [(source, words) for source in SOURCES for words in WORDS if source == "zarr2" or words in EVERYWHERE]
+
+
+@pytest.mark.parametrize(("source", "words"), CASES, indirect=["source"])
+def test_selection_shows_what_xarray_makes_of_it(source: RefShardFileSystem, words: str, tmp_path: Path) -> None:
+    arguments, same = WORDS[words]
+    expected = same(read(source))
+    selected = source.select(**arguments)
+    xr.testing.assert_identical(read(selected), expected)
+    if words in ("rename", "within", "all"):
+        selected.save(str(tmp_path / "saved.json"))
+        xr.testing.assert_identical(read(RefShardFileSystem(str(tmp_path / "saved.json"))), expected)
+
+
+def test_copies_of_selections_are_equal_and_read_alike(source: RefShardFileSystem) -> None:
+    selected, again = (source.select(keep="air", isel={"time": slice(5, 18)}) for _ in range(2))
+    assert selected == again != source
+    assert "a selection of" in repr(selected)
+    for copy in (pickle.loads(pickle.dumps(selected)), fsspec.AbstractFileSystem.from_json(selected.to_json())):
+        assert copy == selected
+        xr.testing.assert_identical(read(copy), read(selected))
+
+
+def test_listings_of_selections_are_their_keys(source: RefShardFileSystem) -> None:
+    selected = source.select(
+        drop=["lat2d", "rain"], rename={"air": "t"}, isel={"time": slice(5, 18), "lat": slice(4, 6)}
+    )
+    keys = selected.find("", detail=True)
+    arrays = {parts[0] for key in keys if len(parts := key.split("/")) > 1}
+    assert arrays == {"t", "time", "lat", "lon", "area", "crs", "height", "time_bnds"}
+    for key, info in keys.items():
+        assert info["size"] in (None, len(selected.cat_file(key)))
+        assert selected.info(key)["type"] == "file"
+    assert not selected.exists("air")
+    assert not selected.exists("t/9.0.0")
+    assert not selected.exists("lat2d/0.0")
+
+
+def test_selections_of_selections(source: RefShardFileSystem, tmp_path: Path) -> None:
+    first = source.select(keep="air", isel={"time": slice(3, None)}, rename={"air": "wind"})
+    second = first.select(isel={"time": slice(2, 9)}, rename={"time": "t"}, attrs={"wind": {"units": "m"}})
+    expected = read(source)[["air"]].isel(time=slice(5, 12)).rename(air="wind", time="t")
+    expected["wind"].attrs["units"] = "m"
+    xr.testing.assert_identical(read(second), expected)
+    second.save(str(tmp_path / "second.parquet"))
+    xr.testing.assert_identical(read(RefShardFileSystem(str(tmp_path / "second.parquet"))), expected)
+
+
+def test_joined_selections_are_the_whole(source: RefShardFileSystem) -> None:
+    parts = [source.select(keep="air", isel={"time": part}) for part in (slice(0, 10), slice(10, 20))]
+    joined = RefShardFileSystem(refshard_fs.concat(parts, "time"))
+    xr.testing.assert_identical(read(joined), read(source)[["air"]])
+
+
+# ----------------------------------------------------------------------------------------------------
+# References in memory, of which each key is known.
+
+
+def array(chunks: list[int], dims: list[str], version: int = 2, **more: Any) -> dict[str, Any]:
+    """Return the metadata of an array of 10 bytes along each dimension."""
+    shape = [10] * len(chunks)
+    if version == 3:
+        grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
+        return {"zarr.json": {"zarr_format": 3, "node_type": "array", "shape": shape, "data_type": "uint8",
+                "chunk_grid": grid, "chunk_key_encoding": {"name": "default"}, "fill_value": 0,
+                "codecs": [{"name": "bytes"}], "dimension_names": dims, **more}}  # fmt: skip
+    meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "order": "C", "fill_value": 0,
+            "filters": None, "compressor": None}  # fmt: skip
+    return {".zarray": {**meta, **more}, ".zattrs": {"_ARRAY_DIMENSIONS": dims}}
+
+
+def references(**arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return a set of arrays, by path with ``__`` for a slash; the chunks of each are in an object of its name."""
+    refs: dict[str, Any] = {}
+    for name, documents in arrays.items():
+        path = name.replace("__", "/")
+        refs |= {f"{path}/{key}": json.dumps(document) for key, document in documents.items()}
+        for number in range(4):
+            tail = f"c/{number}" if "zarr.json" in documents else str(number)
+            refs[f"{path}/{tail}"] = [f"s3://b/{path}", number * 3, 3]
+    return refs
+
+
+@pytest.mark.parametrize(("version", "tail"), [(2, ""), (3, "c/")])
+def test_slices_that_begin_with_a_chunk_stay_references(version: int, tail: str) -> None:
+    fs = RefShardFileSystem(references(a=array([3], ["x"], version)))
+    selected = fs.select(isel={"x": slice(3, -2)})
+    assert [selected.resolve(f"a/{tail}{n}") for n in (0, 1)] == [("s3://b/a", 3, 6), ("s3://b/a", 6, 9)]
+    assert len([key for key in selected.find("a") if key.startswith(f"a/{tail}") and key[-1].isdigit()]) == 2
+    within = fs.select(isel={"x": slice(4, 6)})  # without a codec, a range of a chunk is one of its object
+    assert within.resolve(f"a/{tail}0") == ("s3://b/a", 4, 6)
+
+
+def test_bare_names_are_meant_in_every_group_and_paths_once() -> None:
+    fs = RefShardFileSystem(references(x=array([3], ["x"]), g__x=array([3], ["x"]), g__a=array([3], ["x"])))
+
+    def arrays(**words: Any) -> set[str]:
+        return {key.removesuffix("/.zarray") for key in fs.select(**words).find("") if key.endswith("/.zarray")}
+
+    assert arrays(drop="x") == {"g/a"}
+    assert arrays(drop="/x") == {"g/x", "g/a"}
+    assert arrays(keep="g/a") == {"x", "g/x", "g/a"}  # coordinates of the group and of those above
+    assert arrays(rename={"x": "y"}) == {"y", "g/y", "g/a"}
+    assert arrays(rename={"g": "h", "g/a": "b"}) == {"x", "h/x", "h/b"}
+    renamed = fs.select(rename={"x": "y"})
+    assert json.loads(renamed.cat_file("g/a/.zattrs"))["_ARRAY_DIMENSIONS"] == ["y"]
+    assert renamed.resolve("g/y/1") == ("s3://b/g/x", 3, 6)
+
+
+def test_attributes_name_renamed_variables() -> None:
+    attributes = {
+        "coordinates": "x lat", "bounds": "x_bnds", "grid_mapping": "crs: x lat", "ancillary_variables": "x q",
+        "cell_measures": "x: x volume: v", "formula_terms": "lat: x", "comment": "x",
+    }  # fmt: skip
+    documents = array([3], ["x"])
+    documents[".zattrs"] |= attributes
+    selected = RefShardFileSystem(references(a=documents, x=array([3], ["x"]))).select(rename={"x": "y"})
+    assert json.loads(selected.cat_file("a/.zattrs")) == {
+        "_ARRAY_DIMENSIONS": ["y"], "coordinates": "y lat", "bounds": "x_bnds", "grid_mapping": "crs: y lat",
+        "ancillary_variables": "y q", "cell_measures": "x: y volume: v", "formula_terms": "lat: y", "comment": "x",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"drop": "nope"}, "drop= names 'nope'.* its names are a, x"),
+        ({"keep": ["nope"]}, "keep= names 'nope'.* its names are a, x"),
+        ({"rename": {"nope": "b"}}, "rename= names 'nope'.* its names are a, x"),
+        ({"rename": {"a": "x"}}, "'a' and 'x' one name, 'x'"),
+        ({"rename": {"a": "g/b"}}, "expected a name in the same group"),
+        ({"rename": {"a": ".zgroup"}}, "expected the name of a variable"),
+        ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),
+        ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
+        ({"isel": {"x": slice(0, 8, 2)}}, "a slice of step 1"),
+        ({"isel": {"x": 3}}, r"slice\(3, 4\) keeps the dimension"),
+        ({"isel": {"x": slice(4, 8)}}, "4 along 'x', where chunks begin at 0, 3, 6"),
+    ],
+)
+def test_what_cannot_be_selected_is_an_error(words: dict[str, Any], message: str) -> None:
+    odd = array([3], ["x"], compressor={"id": "unknown"})
+    fs = RefShardFileSystem(references(a=odd, x=array([3], ["x"])))
+    with pytest.raises((ManifestError, ValueError, TypeError), match=message):
+        fs.select(**words)
+
+
+def test_selections_take_no_writes_and_no_uncommitted_ones() -> None:
+    fs = RefShardFileSystem(references(a=array([3], ["x"])))
+    with pytest.raises(ReadOnlyError):
+        fs.select(keep="a").pipe_file("a/0", b"abc")
+    with pytest.raises(ValueError, match="read only"):
+        RefShardFileSystem(fs.fo, select=[{"keep": ["a"]}], mode="a")
+    with pytest.raises(ValueError, match="select="):
+        RefShardFileSystem(fs.fo, select=[{"kept": ["a"]}])
+    fs.pipe_file("a/0", b"abc")
+    with pytest.raises(ValueError, match="not committed"):
+        fs.select(keep="a")
+
+
+def test_hierarchies_without_listing_are_selected_over_http(http_server: RangeServer, tmp_path: Path) -> None:
+    path = tmp_path / "all.zarr"
+    dataset().drop_encoding().to_zarr(path, zarr_format=2, consolidated=True)
+    for file in filter(Path.is_file, path.rglob("*")):
+        http_server.put(f"all.zarr/{file.relative_to(path)}", file.read_bytes())
+    selected = RefShardFileSystem(f"{http_server.url}/all.zarr").select(keep="rain", isel={"time": slice(3, 9)})
+    xr.testing.assert_identical(read(selected), dataset()[["rain"]].isel(time=slice(3, 9)))
