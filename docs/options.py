@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from refshard_fs.session.options import Option, Options
+from refshard_fs.source.options import Option, Options
 
 HEAD = """\
 # Options
 
 The keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's configuration take, too. Made of
-`refshard_fs.session.options` by `docs/options.py`; [the reference](api.md) says more of each.
+`refshard_fs.source.options` by `docs/options.py`; [the reference](api.md) says more of each.
 """
 GROUPS = {
     "source": "What is opened, and what it shows",

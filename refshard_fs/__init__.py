@@ -27,7 +27,6 @@ from refshard_fs.errors import (
 
 if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
-    from refshard_fs.session.tuning import tune_zarr
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.lazy_set import LazySet
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from refshard_fs.tools.diff import Changes, Difference, DocumentChange
     from refshard_fs.tools.info import ArraySummary, Node, Summary, Target, Targets
     from refshard_fs.tools.picture import Picture
+    from refshard_fs.tuning import tune_zarr
     from refshard_fs.universal_path import RefShardPath
     from refshard_fs.xarray_backend import RefShardBackend, load
 
@@ -85,7 +85,7 @@ __all__ = [
 
 _NAMES = {  # by module, of what is imported at its first use
     "fs": "RefShardFileSystem replace_reference_filesystem",
-    "session.tuning": "tune_zarr",
+    "tuning": "tune_zarr",
     "sets.append": "append",
     "sets.concat": "concat",
     "sets.lazy_set": "LazySet",

@@ -81,7 +81,7 @@ class DirectArray(ZarrArrayWrapper):
     def _values(self, meta: ArrayMeta, pieces: Sequence[Sequence[_Piece]]) -> npt.NDArray[Any] | None:
         """Return the values of a selection; None where its chunks cannot be read or decoded here."""
         assert meta.grid is not None
-        session = self._fs._session
+        session = self._fs.source
         size = math.prod(map(len, pieces)) * math.prod(meta.chunks or ()) * self.dtype.itemsize
         if size > min(LARGE, session.memory // 8):
             return None

@@ -1,4 +1,4 @@
-"""The filesystem that fsspec, zarr and xarray see: thin methods over a `Session`, which reads, and a `Writer`."""
+"""The filesystem that fsspec, zarr and xarray see: thin methods over a `Source`, which reads, and a `Writer`."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
 from refshard_fs.reading.plan import Request
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
-from refshard_fs.session import files
-from refshard_fs.session.async_filesystem import AsyncFileSystem
-from refshard_fs.session.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
-from refshard_fs.session.options import RECORD_SIZE, Options
-from refshard_fs.session.overlay import FSSPEC_ARGUMENTS
-from refshard_fs.session.session import Session
-from refshard_fs.session.settings import Settings, WriteSettings, format_named
-from refshard_fs.session.tuning import hook_zarr, pipeline_problem
+from refshard_fs.source import files
+from refshard_fs.source.async_filesystem import AsyncFileSystem
+from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
+from refshard_fs.source.options import RECORD_SIZE, Options
+from refshard_fs.source.settings import Settings, WriteSettings, format_named, transaction_for
+from refshard_fs.source.source import Source
+from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.views import Counters, Plan, html_of, progress
+from refshard_fs.tuning import hook_zarr, pipeline_problem
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.writer import Writer
@@ -200,10 +200,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.fo: str | InMemorySource = options.source.fo
         writes = WriteSettings.of(options)
         self.mode = options.writing.mode or ("r" if writes is None else "a")
-        self._session = Session(Settings.of(options)).shared_as(self._session_name, (type(self), self._alike))
+        made = Source(Settings.of(options), transaction_for(options))
+        self.source: Source = made.shared_as(self._session_name, (type(self), self._alike))
         if mapper is not None:
-            self._session.mapper = mapper
-        self._writer = None if writes is None else Writer(self._session, writes)  # without one, all writes are refused
+            self.source.mapper = mapper
+        self._writer = None if writes is None else Writer(self.source, writes)  # without one, all writes are refused
 
     @property
     def _alike(self) -> Options:
@@ -248,7 +249,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         forgotten. Other filesystems go on with what they know. Nothing in ``cache_dir`` is deleted: it is used again
         for objects that turn out to be the same.
         """
-        self._session.invalidate("" if path is None else self._strip_protocol(path))
+        self.source.invalidate("" if path is None else self._strip_protocol(path))
         super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
@@ -287,19 +288,19 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         bytes cannot be had.
         """
         request = Request(self._strip_protocol(path), start, end)
-        data = self._session.read_now(request)
+        data = self.source.read_now(request)
         if data is None:
-            data = sync(self.loop, self._session.read, request)
+            data = sync(self.loop, self.source.read, request)
         return data
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         hook_zarr(wait=False)  # zarr reads the metadata of an array before it makes the array's pipeline
-        data = await self._session.read(Request(self._strip_protocol(path), start, end))
+        data = await self.source.read(Request(self._strip_protocol(path), start, end))
         hook_zarr()
         return data
 
     async def _read_selection(self, keys: Sequence[str], take: Take, **how: Any) -> None:
-        await self._session.read_selection(keys, take, **how)
+        await self.source.read_selection(keys, take, **how)
 
     async def _cat_ranges(
         self,
@@ -318,7 +319,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if len(firsts) != len(paths) or len(lasts) != len(paths):
             raise ValueError("paths, starts and ends must be of one length")
         requests = map(Request, map(self._strip_protocol, paths), firsts, lasts)
-        out = await self._session.read_all(list(requests))
+        out = await self.source.read_all(list(requests))
         if on_error != "return":
             for value in out:
                 if isinstance(value, BaseException):
@@ -340,7 +341,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         callback.set_size(len(keys))
         requests = [Request(key, kwargs.get("start"), kwargs.get("end")) for key in keys]
         tell = None if callback is DEFAULT_CALLBACK else callback.relative_update  # the default shows nothing
-        out = await self._session.read_all(requests, tell)
+        out = await self.source.read_all(requests, tell)
         for value in out:
             if isinstance(value, BaseException) and (
                 on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
@@ -431,7 +432,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return
         file, is_whole = lpath if is_open else None, False
         try:
-            async for piece in self._session.pieces(key, callback.set_size):
+            async for piece in self.source.pieces(key, callback.set_size):
                 if file is None:  # not before the first bytes are there
                     file = _create(os.fspath(lpath))  # not in a thread: after a cancellation, nothing would close it
                 await asyncio.to_thread(file.write, piece)
@@ -480,7 +481,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
-        return await files.info(self._session, self._strip_protocol(path))
+        return await files.info(self.source, self._strip_protocol(path))
 
     def ukey(self, path: str) -> str:
         """Return a hash of where the bytes of ``path`` lie and of the version that their targets have now.
@@ -488,7 +489,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         It is another one when they have changed, also where reading them would be a TargetChanged. Targets are asked.
         """
         key = self._strip_protocol(path)
-        return self._session.wait(files.ukey, self._session, key)
+        return self.source.wait(files.ukey, self.source, key)
 
     def checksum(self, path: str) -> int:
         """Return `ukey` as a number."""
@@ -500,7 +501,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Of several targets, that is the last change of any. For bytes in the manifest, it is that of the manifest.
         """
         key = self._strip_protocol(path)
-        return self._session.wait(files.modified, self._session, key)
+        return self.source.wait(files.modified, self.source, key)
 
     def created(self, path: str) -> datetime:
         """Raise NotImplementedError: servers tell when an object was last changed, which `modified` returns."""
@@ -517,7 +518,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return StreamedFile(self, key, mode, size=info["size"])
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        found = await files.ls(self._session, self._strip_protocol(path), detail=detail)
+        found = await files.ls(self.source, self._strip_protocol(path), detail=detail)
         name = path.lstrip("/")
         slashes = path[: len(path) - len(name)]
         if not (self.asynchronous and slashes and name):
@@ -527,7 +528,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
         key = self._strip_protocol(path)
-        found = await files.find(self._session, key, maxdepth=maxdepth, withdirs=withdirs)
+        found = await files.find(self.source, key, maxdepth=maxdepth, withdirs=withdirs)
         return found if kwargs.get("detail", False) else list(found)
 
     async def _du(
@@ -562,22 +563,22 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Those that are given as options are made when this asks for them: reading has connections of its own.
         """
-        return self._session.filesystems()
+        return self.source.filesystems()
 
     @property
     def left_whole(self) -> dict[str, str]:
         """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
-        return dict(self._session.open().reports)
+        return dict(self.source.open().reports)
 
     @property
     def attribute_dtypes(self) -> Mapping[str, Mapping[str, str]]:
         """The dtypes that attributes have in the source, where JSON's are others, by array or group and by name."""
-        return self._session.open().attribute_dtypes
+        return self.source.open().attribute_dtypes
 
     @property
     def unlimited_dimensions(self) -> Mapping[str, Sequence[str]]:
         """The names of the dimensions that may grow in a NetCDF file, by the path of their group."""
-        return self._session.open().unlimited_dimensions
+        return self.source.open().unlimited_dimensions
 
     def prefetch(
         self,
@@ -605,7 +606,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> fs.cat_file("a/1")
         b'cd'
         """
-        loop = self._session.home() or self.loop
+        loop = self.source.home() or self.loop
         with progress("prefetch", callback) as shown:
             sync(loop, self._prefetch, what, selection, mode, wait, shown)
 
@@ -623,11 +624,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise TypeError("a selection needs the path of one array, not keys")
         if isinstance(what, Mapping):
             chosen = {self._strip_protocol(path): Ellipsis if part is None else part for path, part in what.items()}
-            several = [self._session.keys_of(path, part, mode) for path, part in chosen.items()]
+            several = [self.source.keys_of(path, part, mode) for path, part in chosen.items()]
             keys = [key for some in await asyncio.gather(*several) for key in some]
         else:
             keys = [self._strip_protocol(key) for key in what]
-        await self._session.prefetch(keys, wait=wait, tell=callback.relative_update)
+        await self.source.prefetch(keys, wait=wait, tell=callback.relative_update)
 
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
         """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
@@ -641,8 +642,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         (('s3://bucket/x.nc', 100, 150), b'inline')
         """
         key = self._strip_protocol(path)
-        keyspace = self._session.open()
-        match self._session.run(key, lambda: keyspace.lookup(key)):
+        keyspace = self.source.open()
+        match self.source.run(key, lambda: keyspace.lookup(key)):
             case None:
                 raise FileNotFoundError(key)
             case Span(url, start, stop):
@@ -666,7 +667,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         [('s3://b/x.nc', 0, 900, ('a/0', 'a/1'))]
         """
         keys = [self._strip_protocol(path) for path in ([paths] if isinstance(paths, str) else paths)]
-        return Plan(self._session.wait(self._session.plan, keys))
+        return Plan(self.source.wait(self.source.plan, keys))
 
     def select(
         self,
@@ -703,7 +704,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> part.find(""), part.resolve("air/0")
         (['air/.zarray', 'air/.zattrs', 'air/0'], ('s3://b/k', 9, 11))
         """
-        overlay = self._session.options.overlay
+        overlay = self.source.transaction
         if overlay is not None and len(overlay.edits):
             raise ValueError("what was written is not committed: commit() or discard() it before a part is selected")
         choice = Choice.of(drop, keep, rename, attrs, isel).spelled()
@@ -712,7 +713,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         given["select"] = [*(given.get("select") or ()), choice]
         selected = type(self)(*self.storage_args, **given)
         if not self.asynchronous:
-            selected._session.open()
+            selected.source.open()
         return selected
 
     # ------------------------------------------------------------------ what notebooks show
@@ -723,7 +724,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         It prints as a table; `refshard_fs.core.stats` explains the names. A line below it tells where zarr reads chunk
         by chunk, and does not hand us whole selections (see `tune_zarr`).
         """
-        counters = Counters(self._session.stats.snapshot())
+        counters = Counters(self.source.stats.snapshot())
         problem = pipeline_problem()
         if problem is not None:
             counters.note = f"zarr reads chunk by chunk: {problem}"
@@ -751,14 +752,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def __repr__(self) -> str:
         # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
         source = self.fo if isinstance(self.fo, str) else "references in memory"
-        overlay = self._session.options.overlay
+        overlay = self.source.transaction
         pending = 0 if overlay is None else len(overlay.edits)
         writes = f", {count_text(pending, 'write')} not committed" if pending else ""
         part = "a selection of " if self._options.source.select else ""
         return f"<{type(self).__name__} of {part}{told(source)} at {id(self):#x}{writes}>"
 
     def _repr_html_(self) -> str:
-        return html_of(self._session)
+        return html_of(self.source)
 
     # ------------------------------------------------------------------ writing keys
 
@@ -770,7 +771,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return
         data = _as_bytes(value)
         if not (mode == "overwrite" and writer.write_now(key, data)):
-            self._session.wait(self._pipe_file, path, data, mode)
+            self.source.wait(self._pipe_file, path, data, mode)
 
     async def _pipe_file(self, path: str, value: bytes | str, mode: str = "overwrite", **kwargs: Any) -> None:
         key, writer = self._to_write(path)
@@ -815,7 +816,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if await self._isdir(source):
             return
         key, writer = self._to_write(path2)
-        if not await writer.link(key, await self._session.find(source)):
+        if not await writer.link(key, await self.source.find(source)):
             await self._pipe_file(key, await self._cat_file(source))
 
     def mv(
@@ -831,7 +832,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if source == target:
             return
         if isinstance(path1, str) and not path1.endswith("/") and parent(source)[0] == target:
-            for key in self._session.wait(self._matching, path1):
+            for key in self.source.wait(self._matching, path1):
                 self.info(key)  # FileNotFoundError if there is none
             return
         if isinstance(path1, str) and isinstance(path2, str) and recursive and is_within(target, source):
@@ -869,7 +870,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
         """Remove keys, and with ``recursive`` what is below them; a text that is no key may be a pattern."""
-        self._session.wait(self._rm_matching, path, recursive, maxdepth)
+        self.source.wait(self._rm_matching, path, recursive, maxdepth)
 
     async def _rm_matching(self, path: str | Iterable[str], recursive: bool, maxdepth: int | None) -> None:
         self._writing(f"remove {path!r}")
@@ -921,7 +922,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url or 'target=')}")
         span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
-            self._session.wait(writer.refer, key, span)
+            self.source.wait(writer.refer, key, span)
 
     def _to_write(self, path: str) -> tuple[str, Writer]:
         """Return the key that ``path`` is, and what writes it; ValueError where no source can have such a key."""
@@ -939,7 +940,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""
         if self._writer is None:
             raise ReadOnlyError(
-                f"cannot {what}: {self._session.options.source} was opened for reading; mode='a' lets one write. "
+                f"cannot {what}: {self.source.options.source} was opened for reading; mode='a' lets one write. "
                 "fsspec drops it from the options of a URL: name there the writes of a filesystem that you hold, "
                 "{'fo': ..., 'overlay': fs.overlay}, or give {'refshard': {'fo': ..., 'mode': 'a'}}"
             )
@@ -950,7 +951,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     @property
     def overlay(self) -> str | None:
         """The name of what is written and not committed: ``overlay=`` of another instance in this process shares it."""
-        overlay = self._session.options.overlay
+        overlay = self.source.transaction
         return None if overlay is None else overlay.id
 
     def commit(self) -> None:
@@ -1000,7 +1001,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         from refshard_fs.writing.commit import merge_forks  # not imported for reading
 
         writer = self._writing("merge")
-        overlays = [fork._session.edited() for fork in forks]
+        overlays = [fork.source.edited() for fork in forks]
         if any(not each.fork or each.origin != writer.overlay.id for each in overlays):
             raise ValueError("merge() was given a filesystem that is no fork of this one: pass what fs.fork() returned")
         merge_forks(writer, *([{each.fork for each in overlays}] if forks else []))
@@ -1030,9 +1031,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> json.dumps(fs.references)
         '{"a/0": ["s3://bucket/x.nc", 100, 50], "a/1": ["s3://bucket/x.nc", 150, 50]}'
         """
-        if self._session.mapper is not None:
-            return self._session.mapper
-        self._session.references()  # NotImplementedError if it has none
+        if self.source.mapper is not None:
+            return self.source.mapper
+        self.source.references()  # NotImplementedError if it has none
         return (WritableReferences if self._writer and isinstance(self.fo, str) else ReferenceDict)(self)
 
     def save(
@@ -1073,7 +1074,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         with progress("save", callback) as shown:
             given = url, format or format_named(url), record_size, overwrite, storage_options, shown
-            return save(self._stored(), self._session, *given)
+            return save(self._stored(), self.source, *given)
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""
@@ -1086,21 +1087,21 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.session.collect import collect  # as in `save`
 
-        return collect(self._stored(), self._session.run, self._respelling(), unread)
+        return collect(self._stored(), self.source.run, self._respelling(), unread)
 
     def _pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now, for `refshard_fs.snapshot`."""
         from refshard_fs.session.collect import pin  # as in `save`
 
-        shard_options = self._session.options.open.shard_options if flatten else None
-        given = self._stored(), self._session.run, self._respelling(), inline_threshold, shard_options
+        shard_options = self.source.options.open.shard_options if flatten else None
+        given = self._stored(), self.source.run, self._respelling(), inline_threshold, shard_options
         with progress("snapshot", callback) as shown:
             return pin(*given, shown.relative_update)
 
     def _stored(self) -> KeySpace:
         """Return the keys as they are stored, or would be after a commit: those of shards, not of inner chunks."""
         if self._writer is None:
-            return self._session.open()
+            return self.source.open()
         from refshard_fs.writing.shards import stored_keys  # as in `save`
 
         return stored_keys(self._writer)
@@ -1109,7 +1110,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return what makes URLs of the source absolute."""
         from refshard_fs.writing.save import respelling  # as in `save`
 
-        return respelling(self._session.options.open, self.fo)
+        return respelling(self.source.options.open, self.fo)
 
 
 def _unlocked(value: Any) -> Any:

@@ -233,7 +233,7 @@ class _TypedStore(ZarrStore):
     def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
         """Give ``attributes``, of the group or of a member, the dtypes that they have in the file."""
         if self._filesystem is not None:
-            if self._filesystem._session.open().format == "hdf5":  # as h5netcdf, which has no lists of one value
+            if self._filesystem.source.open().format == "hdf5":  # as h5netcdf, which has no lists of one value
                 for attribute, value in attributes.items():
                     if isinstance(value, list) and len(value) == 1:
                         attributes[attribute] = value[0]
@@ -317,8 +317,8 @@ def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
 
 def _consolidates(store: Any, group: str | None) -> bool:
     """Return whether ``group`` has consolidated metadata, which cost one request where each array has one or more."""
-    sync, session = run_by_zarr(), store.fs._session
-    if sync is None or session.options.overlay is not None:  # what is written may change one without the other
+    sync, session = run_by_zarr(), store.fs.source
+    if sync is None or session.transaction is not None:  # what is written may change one without the other
         return False
     keyspace = sync(session.keyspace())
     is_root = not (group or "").strip("/")
@@ -365,8 +365,8 @@ _guard: ContextVar[OpeningGuard | None] = ContextVar("_guard", default=None)
 @contextlib.contextmanager
 def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
     """Bound what chunks take that are decoded in this block, if the set is not the user's own."""
-    fs._session.open()  # which tells whose the set is
-    guard = None if fs._session.is_own else OpeningGuard()
+    fs.source.open()  # which tells whose the set is
+    guard = None if fs.source.is_own else OpeningGuard()
     tokens = _guard.set(guard), GUARD.set(None if guard is None else guard.check)
     try:
         yield

@@ -44,7 +44,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.selection import ANSWER, TOGETHER
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.session.in_memory_source import InMemorySource, digest_of
+from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -129,7 +129,7 @@ class SelectionPipeline(_Base):
         together = TOGETHER.get()
         if together is None:
             return await self._read(fs, root, size, batch, out, drop_axes)
-        async with together.room(fs._session.selections, len(batch) * size):
+        async with together.room(fs.source.selections, len(batch) * size):
             return await self._read(fs, root, size, batch, out, drop_axes)
 
     async def _read(
@@ -162,7 +162,7 @@ class SelectionPipeline(_Base):
         self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> tuple[Any, ...]:
         """Have zarr read what it needs of each shard, of as many at a time as there is memory for."""
-        share = Share(fs._session.selections)
+        share = Share(fs.source.selections)
         results: list[Any] = [None] * len(batch)
         waiting = deque(range(len(batch)))
         running: dict[asyncio.Future[Any], int] = {}
@@ -180,7 +180,7 @@ class SelectionPipeline(_Base):
                     results[number] = task.result()
                 except Exception as e:
                     if not isinstance(e, RefShardError):  # which names its key
-                        await fs._session.note_decoding(e, join(root, batch[number][0].path))
+                        await fs.source.note_decoding(e, join(root, batch[number][0].path))
                     raise
                 share.give_back(size)
         finally:
@@ -197,7 +197,7 @@ class SelectionPipeline(_Base):
     ) -> Any:
         """Read as many chunks as memory allows, and have zarr's pipeline decode them, until there are no more."""
         results: list[Any] = []
-        share = Share(fs._session.selections, ANSWER)
+        share = Share(fs.source.selections, ANSWER)
         first = 0
         try:
             while first < len(batch):
@@ -210,7 +210,7 @@ class SelectionPipeline(_Base):
                 try:
                     results += await super().read(read, out, drop_axes) or ()
                 except Exception as e:
-                    await fs._session.note_decoding(e, names[await self._first_failing(read, out, drop_axes)])
+                    await fs.source.note_decoding(e, names[await self._first_failing(read, out, drop_axes)])
                     raise
                 share.give_back(share.used)
                 first += step

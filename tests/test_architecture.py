@@ -27,7 +27,9 @@ known_formats
 targets
 stores
 reading
+source
 session
+tuning
 sinks
 writing
 tools
@@ -135,8 +137,8 @@ def test_one_format_never_imports_another(path: Path) -> None:
 # What may know a format: the table, what opens sources and shows them, and the sink that writes it.
 KNOW_FORMATS = {
     "known_formats.py": "the table of all formats",
-    "session/recognition.py": "puts the view of chunk manifests over a source",
-    "session/in_memory_source.py": "parses a dict",
+    "source/recognition.py": "puts the view of chunk manifests over a source",
+    "source/in_memory_source.py": "parses a dict",
     "sets/alike.py": "parses JSON sets by a template",
     "sinks/": "each writes a format",
     "targets/zip.py": "reads members of archives",
@@ -198,6 +200,14 @@ def test_the_pool_alone_opens_filesystems() -> None:
     assert found - users == {"targets/pool.py", "targets/generic.py", "targets/zip.py", immediate}
     stores = [path for path in modules() if top(path) == "stores"]
     assert not {name for path in stores for name in imports(path)[1] if name.split(".")[0] in ("aiohttp", "s3fs")}
+
+
+def test_nothing_reaches_into_a_filesystem_for_its_source() -> None:
+    """`fs.source` is the way in, and no names are matched: a renamed option is an error of types."""
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(?:fs|filesystem|self)\)?\._session\b", text) or top(path) in ("tools", "targets"), path
+        assert "locals()" not in text, path
 
 
 def test_every_module_of_stores_has_its_tests() -> None:

@@ -15,7 +15,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ReferenceNotReachable
 from refshard_fs.references import binary as pickled
-from refshard_fs.session import recognition as catalog
+from refshard_fs.source import recognition as catalog
 from tests.sets.files import days, days_of
 from tests.test_zarr import VALUES, reference_set
 from tests.threads import settle

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
-from refshard_fs.session.session import INDEXES
+from refshard_fs.source.source import INDEXES
 from tests.threads import settle
 
 pytest.importorskip("pyarrow")

@@ -160,7 +160,7 @@ def test_announced_chunks_are_read_without_a_request(http_server: RangeServer) -
     keys = chunked.keys(range(8))
     fs.prefetch(keys)
     before = len(chunked.ranges)
-    read = fs._session.read_chunks(keys, lambda steps: asyncio.run_coroutine_threadsafe(steps, fs.loop).result())
+    read = fs.source.read_chunks(keys, lambda steps: asyncio.run_coroutine_threadsafe(steps, fs.loop).result())
     assert list(read) == [chunked.chunk(number) for number in range(8)]
     assert len(chunked.ranges) == before
     fs.cat_file("a/0.0")  # each announcement is used up
@@ -217,7 +217,7 @@ def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     assert ds["a"][1].values.tobytes() == values[100:200]
     fs = filesystem_of(ds)
-    fs._session.edited().put("a/0.0", Inline(bytes(400)))
+    fs.source.edited().put("a/0.0", Inline(bytes(400)))
     assert ds["a"][1].values.tobytes() == bytes(100)
 
 

@@ -15,7 +15,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.columns import Texts
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.session import in_memory_source
+from refshard_fs.source import in_memory_source
 
 ARRAY = {"zarr_format": 2, "shape": [300, 10], "chunks": [1, 1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

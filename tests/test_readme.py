@@ -23,7 +23,7 @@ import refshard_fs.sets.rebase
 from refshard_fs import RefShardFileSystem, errors
 from refshard_fs.cli.program import parser
 from refshard_fs.known_formats import known_formats
-from refshard_fs.session.options import keywords
+from refshard_fs.source.options import keywords
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTED = [page.read_text() for page in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]]

@@ -271,7 +271,7 @@ def test_a_failed_selection_gives_its_memory_back(http_server: RangeServer) -> N
 
     with pytest.raises(ValueError, match="damaged") as failure:  # which keeps what the read had, by its traceback
         fsspec.asyn.sync(fs.loop, fs._read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
-    assert fs._session.selections._used() == 0
+    assert fs.source.selections._used() == 0
     assert failure.traceback
 
 
@@ -292,8 +292,8 @@ def test_memory_held_by_others_leaves_one_chunk_at_a_time(
     array = zarr.open_array(FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
 
     async def hold() -> Share:
-        share = Share(fs._session.selections)
-        share.take([fs._session.options.budget.memory])
+        share = Share(fs.source.selections)
+        share.take([fs.source.options.budget.memory])
         return share
 
     http_server.latency = 0.05
@@ -306,7 +306,7 @@ def test_memory_held_by_others_leaves_one_chunk_at_a_time(
         if others is not None:
             others.give_back(others.used)
     assert peaks[0] < 4 <= peaks[1]
-    assert fs._session.selections._used() == 0
+    assert fs.source.selections._used() == 0
 
 
 # ------------------------------------------------------------------ the same values as zarr's own pipeline
@@ -476,7 +476,7 @@ def test_a_selection_that_ends_in_the_middle_leaves_no_task_and_no_byte(
         fs = RefShardFileSystem(refs, asynchronous=True, **options)
         store = FsspecStore(fs, read_only=True, path="")
         array = await zarr.api.asynchronous.open_array(store=store, path="a", mode="r")
-        session, requests = fs._session, fs._session.engine().fetcher.requests
+        session, requests = fs.source, fs.source.engine().fetcher.requests
         before = asyncio.all_tasks()
         if kind == "cancelled":
             http_server.latency = 0.05

@@ -37,7 +37,7 @@ from refshard_fs.references.reference_set import ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.versions import pinned
 from refshard_fs.security.origins import Origins
-from refshard_fs.session.recognition import open_references
+from refshard_fs.source.recognition import open_references
 
 # What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
 Checks = Mapping[str, Mapping[int, Mapping[str, str]]]

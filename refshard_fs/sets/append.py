@@ -27,9 +27,6 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.session.collect import Unread
-from refshard_fs.session.in_memory_source import source_of
-from refshard_fs.session.options import for_sources
-from refshard_fs.session.overlay import Base
 from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import with_digests
@@ -48,6 +45,9 @@ from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import NamedSet, VariableReader
+from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.options import for_sources
+from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
 from refshard_fs.tools.views import progress
 
@@ -208,7 +208,7 @@ class _Grown(NamedTuple):
             raise NoSuchSource(f"there is no set at {url} that could go on: concat writes one")
         name = f"the set at {url}"
         stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
-        old = fs._session.run("", lambda: with_coordinates(stored))
+        old = fs.source.run("", lambda: with_coordinates(stored))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stacked_as(new, dim, old)
@@ -371,7 +371,7 @@ def _append_line(
     )
     if place is not None:
         document = _filled(document, place)
-    Document(base.url, fs._session.stores, base.facts).put(document.dumps())
+    Document(base.url, fs.source.stores, base.facts).put(document.dumps())
     return line.length - replaced
 
 

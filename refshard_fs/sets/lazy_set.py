@@ -11,8 +11,8 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.policy import directory_of, protocol_of
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.settings import format_named
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.settings import format_named
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import folded, table, view
 

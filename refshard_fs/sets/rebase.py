@@ -21,9 +21,9 @@ from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
 from refshard_fs.session.collect import respelled
-from refshard_fs.session.in_memory_source import InMemorySource, digest_of
-from refshard_fs.session.options import RECORD_SIZE
 from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.source.in_memory_source import InMemorySource, digest_of
+from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import html_of
 
@@ -90,7 +90,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
         )
 
     def _repr_html_(self) -> str:
-        session = RefShardFileSystem(self)._session
+        session = RefShardFileSystem(self).source
         session.open()  # it is in memory: nothing is read
         return html_of(session)
 
@@ -114,7 +114,7 @@ def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
     if isinstance(fo, RefShardFileSystem):
         return fo
     fs = RefShardFileSystem(fo, **options)
-    fs._session.reads_small_files_whole = False
+    fs.source.reads_small_files_whole = False
     return fs
 
 
@@ -166,7 +166,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         if missing == "raise":
             _check_all_begin_some(prefixes, joined.urls)
         return joined.respelled(lambda url: respell(url) or url)
-    origins = _origins_of_moved(refs, respell, dict.fromkeys(prefixes.values(), True), fs._session.admission)
+    origins = _origins_of_moved(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
     new = msgspec.structs.replace(respelled(refs, respell), origins=origins)
@@ -187,10 +187,10 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
 
 def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
     """Return the user's own lazily joined set that ``fs`` could not open, its URLs absolute; None of other sources."""
-    source = fs._session.options.source
+    source = fs.source.options.source
     opened_with: Mapping[str, Any] = {}
-    if isinstance(source, str) and fs._session.admission.trusts_source:
-        data = Objects(source, fs._session.stores).read([""])[""]
+    if isinstance(source, str) and fs.source.admission.trusts_source:
+        data = Objects(source, fs.source.stores).read([""])[""]
         directory: str | None = directory_of(source)
     elif isinstance(source, InMemorySource) and isinstance(source.content, bytes):
         data, directory, opened_with = source.content, None, source.arguments()
@@ -297,4 +297,4 @@ names all objects that were replaced
 
 def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
     refs = fs._pinned(threshold, flatten=flatten, callback=callback)
-    return made(adopted(refs, fs._session.admission))
+    return made(adopted(refs, fs.source.admission))

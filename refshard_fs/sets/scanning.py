@@ -34,12 +34,12 @@ from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.session.collect import Unread, collected, respelled
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.recognition import open_source
-from refshard_fs.session.session import Engines
-from refshard_fs.session.settings import Settings
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.recognition import open_source
+from refshard_fs.source.settings import Settings
+from refshard_fs.source.source import Engines
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.writing.save import respelling
 
@@ -119,7 +119,7 @@ def scan(
 
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
     """
-    session = RefShardFileSystem({}, **reading_options(urls, options))._session
+    session = RefShardFileSystem({}, **reading_options(urls, options)).source
     whole = msgspec.structs.replace(session.options.open, shards="whole")
     scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread)
     try:

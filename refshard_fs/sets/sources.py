@@ -20,7 +20,6 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.session.collect import Unread
-from refshard_fs.session.in_memory_source import source_of
 from refshard_fs.sets.alike import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, opened
 from refshard_fs.sets.scanning import (
@@ -36,6 +35,7 @@ from refshard_fs.sets.scanning import (
     with_coordinates,
 )
 from refshard_fs.sets.variables import NamedSet, VariableReader
+from refshard_fs.source.in_memory_source import source_of
 
 OnError = Literal["raise", "skip"]  # what is done with a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
@@ -106,9 +106,9 @@ def read_sets(
     def read(number: int) -> NamedSet | None:
         try:
             fs = opened(sets[number], options)
-            refs = adopted(fs._collect(unread), fs._session.admission)
+            refs = adopted(fs._collect(unread), fs.source.admission)
             part = named(number, refs)
-            part = fs._session.run("", lambda: with_coordinates(part))
+            part = fs.source.run("", lambda: with_coordinates(part))
         except TargetNotAllowed:
             raise
         except (RefShardError, FileNotFoundError) as e:
@@ -213,7 +213,7 @@ def natural(text: str) -> tuple[list[Any], str]:
 def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
     url = source_of(pattern, options.get("target_protocol"), None, True)
     fs = RefShardFileSystem({}, **reading_options([str(url)], options))
-    found = sorted(fs._session.run("", lambda: _walk(str(url))), key=natural)
+    found = sorted(fs.source.run("", lambda: _walk(str(url))), key=natural)
     if not found:
         raise ManifestError(f"{pattern!r} matches nothing")
     return found

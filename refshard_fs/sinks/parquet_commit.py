@@ -34,8 +34,8 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
 from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
 from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.session.collect import gather
-from refshard_fs.session.overlay import Base
-from refshard_fs.session.session import Session
+from refshard_fs.source.source import Source
+from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import is_version
@@ -57,9 +57,7 @@ Renamed = dict[str, dict[int, str | None]]
 class ParquetCommit:
     """One commit to the set at the source's URL, which is made if there is none."""
 
-    def __init__(
-        self, url: str, session: Session, base: Base, edits: Edits, record_size: int, sent: set[bytes]
-    ) -> None:
+    def __init__(self, url: str, session: Source, base: Base, edits: Edits, record_size: int, sent: set[bytes]) -> None:
         """Take the ``edits`` of the set at ``url``, which was ``base`` when it was opened.
 
         ``record_size`` is that of a new set, ``sent`` what this process has put at the URL of the document.

@@ -297,7 +297,7 @@ def check(
     >>> report.missing, [(finding.kind, finding.key) for finding in report.findings]
     (1, [('outside-grid', 'a/7')])
     """
-    if not hasattr(fs, "_session"):
+    if not hasattr(fs, "source"):
         raise TypeError(f"check takes a filesystem, such as RefShardFileSystem({fs!r}), not {type(fs).__name__}")
     if mode not in get_args(CheckMode):
         raise ValueError(f"mode={mode!r}: it is 'head', 'read' or 'full'")
@@ -325,7 +325,7 @@ class _Check:
     """One check of a source that could be surveyed."""
 
     def __init__(self, fs: Surveyed, source: Survey, found: Findings, callback: Callback) -> None:
-        self._fs, self._session = fs, fs._session
+        self._fs, self._session = fs, fs.source
         self._source, self._found, self._callback = source, found, callback
         self._read = self._bytes = self._decoded = 0
 

@@ -95,11 +95,11 @@ def summarise(fs: Surveyed) -> Summary:
     found = survey(fs)
     left_whole = fs.left_whole
     arrays = tuple(map(_array, found.arrays.values()))
-    keyspace = fs._session.open().source
+    keyspace = fs.source.open().source
     keys = (found.rest, *found.arrays.values())
     unsized = sum(extents.unsized for extents in keys)
     return Summary(
-        format=fs._session.open().format,
+        format=fs.source.open().format,
         version=keyspace.version,
         zarr_formats=tuple(sorted({array.zarr_format for array in arrays})),
         keys=found.keys,

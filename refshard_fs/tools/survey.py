@@ -25,7 +25,7 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Planned, Request
-from refshard_fs.session.session import Session
+from refshard_fs.source.source import Source
 from refshard_fs.tools.views import progress
 
 Positions = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Surveyed(Protocol):
     """What the tools use of a `RefShardFileSystem`."""
 
     fo: Any
-    _session: Session
+    source: Source
 
     @property
     def left_whole(self) -> dict[str, str]: ...
@@ -172,7 +172,7 @@ class Blocks(Protocol):
 class _Blocks:
     """The chunks of one array of a reference set, which are read as they are asked for."""
 
-    def __init__(self, session: Session, keyspace: KeySpace, path: str, array: ArrayChunks) -> None:
+    def __init__(self, session: Source, keyspace: KeySpace, path: str, array: ArrayChunks) -> None:
         self._session = session
         self._keyspace = keyspace
         self._path = path
@@ -237,7 +237,7 @@ def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | 
 
     ``tell(1)`` is called as each is read.
     """
-    return fs._session.wait(fs._session.read_all, list(map(Request, keys)), tell)
+    return fs.source.wait(fs.source.read_all, list(map(Request, keys)), tell)
 
 
 def array_of(key: str, arrays: Mapping[str, object]) -> str:
@@ -248,7 +248,7 @@ def array_of(key: str, arrays: Mapping[str, object]) -> str:
 class _Surveying:
     def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None, *, in_blocks: bool) -> None:
         self._fs, self._only, self._faults = fs, only, faults
-        self._session = fs._session
+        self._session = fs.source
         self._in_blocks = in_blocks
         self._blocks: dict[str, Blocks] = {}
         self._keyspace = unedited(self._session.open())
@@ -361,7 +361,7 @@ class _Surveying:
         with progress("look up") as shown:
             shown.set_size(len(names))
             for keys in batches(list(names), BATCH):
-                entries = self._fs._session.wait(self._find_all, keys)
+                entries = self._fs.source.wait(self._find_all, keys)
                 for key, entry in zip(keys, entries, strict=True):
                     match entry:
                         case Exception():

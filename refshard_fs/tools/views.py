@@ -25,7 +25,7 @@ from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import ManifestError, told
 from refshard_fs.reading.plan import Planned
-from refshard_fs.session.session import Session
+from refshard_fs.source.source import Source
 
 # The colour of each role: by day, by night, and the variable of JupyterLab's theme for it, if there is one.
 ROLES: Final = {
@@ -226,7 +226,7 @@ ARRAYS: Final = 30  # that are listed
 TARGETS: Final = 10
 
 
-def html_of(session: Session) -> str:
+def html_of(session: Source) -> str:
     """Return the HTML that a notebook shows for the filesystem of ``session``."""
     source = session.options.source
     title = source if isinstance(source, str) else "references in memory"

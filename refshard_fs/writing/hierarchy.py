@@ -24,9 +24,9 @@ from refshard_fs.core.keys import is_within, join, parent, splits
 from refshard_fs.core.model import ABSENT, Span, Version
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, dumps, grid_of, is_array_document, is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
-from refshard_fs.session.overlay import Base
-from refshard_fs.session.session import forget_indexes
 from refshard_fs.sharding.index import Buffer
+from refshard_fs.source.source import forget_indexes
+from refshard_fs.source.transaction import Base
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Condition, Fetched, is_version, sum_of
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit

@@ -27,11 +27,11 @@ class WritableReferences(MutableMapping[str, Any]):
 
     def _base(self) -> Mapping[str, Any]:
         """Return the references of the source, without uncommitted writes."""
-        found: Mapping[str, Any] = self._fs._session.references()
+        found: Mapping[str, Any] = self._fs.source.references()
         return found
 
     def _edits(self) -> Edits:
-        overlay = self._fs._session.options.overlay
+        overlay = self._fs.source.transaction
         return _NO_EDITS if overlay is None else overlay.edits
 
     def __getitem__(self, key: str) -> Any:

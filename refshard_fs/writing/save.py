@@ -27,16 +27,16 @@ from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from refshard_fs.session.collect import Checks, collect, collected_from, gather
-from refshard_fs.session.session import Session
-from refshard_fs.session.settings import data_url_of
 from refshard_fs.sinks import sink_named
 from refshard_fs.sinks.sink import Destination, Sink
+from refshard_fs.source.settings import data_url_of
+from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects
 
 
 def save(
     keyspace: KeySpace,
-    session: Session,
+    session: Source,
     url: str,
     format: str,
     record_size: int,
@@ -91,7 +91,7 @@ def save(
 
 
 def _stream_of(
-    keyspace: KeySpace, session: Session, respell: Respell, copies: CopiesBeside | None, sink: Sink
+    keyspace: KeySpace, session: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink
 ) -> ReferenceStream:
     """Return the references of ``keyspace`` as ``sink`` takes them.
 
@@ -127,7 +127,7 @@ def _stream_of(
     return ReferenceStream.of_set(refs, spell, checks, packed=packed, **given)
 
 
-def _gather_copying(keyspace: KeySpace, session: Session, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
+def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
     """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``."""
     collection = session.run("", partial(collected_from, keyspace))
     is_much = collection.first_beyond_limit() is not None

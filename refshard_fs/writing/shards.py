@@ -345,7 +345,7 @@ def stored_keys(writer: Writer) -> KeySpace:
     Other sets may refer to their objects, so that none of these is removed from now on.
     """
     keyspace = writer.session.open()
-    if writer.session.options.overlay is None:
+    if writer.session.transaction is None:
         return keyspace
     match keyspace:
         case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):

@@ -22,7 +22,7 @@ from refshard_fs.core.keys import is_within
 from refshard_fs.core.model import Inline, Origin, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError
-from refshard_fs.session.overlay import Overlay
+from refshard_fs.source.transaction import Transaction
 from refshard_fs.stores.objects import Objects
 
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
@@ -33,7 +33,7 @@ _CUT: Final = "%/"  # is in no quoted key either
 _LONG: Final = re.compile(r"[^/]{200}(?=[^/])")  # names of files have 255 bytes at most, those of drafts included
 
 
-def stage(overlay: Overlay, store: Objects | None, kind: str, key: str, data: bytes) -> str:
+def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data: bytes) -> str:
     """Put the object that tells the committing process of one change; return its URL. May block."""
     worker = overlay.worker
     if store is None:
@@ -82,7 +82,12 @@ IMPLICIT: Final = ""  # in place of a fork's name: copies of a filesystem in oth
 
 
 def merge(
-    overlay: Overlay, store: Objects, inline_threshold: int, *, reads_all: bool, forks: Collection[str] = (IMPLICIT,)
+    overlay: Transaction,
+    store: Objects,
+    inline_threshold: int,
+    *,
+    reads_all: bool,
+    forks: Collection[str] = (IMPLICIT,),
 ) -> None:
     """Add the edits that ``forks`` staged to ``overlay``. ConflictError if two processes differ on a key.
 
@@ -112,19 +117,19 @@ def merge(
         overlay.made(store.url_of(staged.name))
 
 
-def _loaded(overlay: Overlay, edit: Edit, store: Objects) -> Edit:
+def _loaded(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
     """Return ``edit`` with the bytes of the staged object that it refers to."""
     data = _bytes(edit, store) if isinstance(edit, Span) else None
     return edit if data is None else overlay.spool.keep(data)
 
 
-def clear(overlay: Overlay, store: Objects) -> None:
+def clear(overlay: Transaction, store: Objects) -> None:
     """Remove the objects that other processes staged and no commit has merged."""
     left = [staged.name for staged in _listed(overlay, store) if staged.name not in overlay.merged]
     store.remove_all(left)
 
 
-def _listed(overlay: Overlay, store: Objects) -> Iterable[_Staged]:
+def _listed(overlay: Transaction, store: Objects) -> Iterable[_Staged]:
     for name, facts in store.find(overlay.id).items():
         match = _NAME.fullmatch(name)
         if match is not None:
@@ -161,7 +166,7 @@ def _take(writer: _Process, staged: _Staged, store: Objects, data: bytes | None)
             edits.put(key, Span(store.url_of(staged.name), 0, staged.size) if data is None else Inline(data))
 
 
-def _refuse_conflicts(overlay: Overlay, writers: Mapping[str, _Process], store: Objects) -> None:
+def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], store: Objects) -> None:
     """Raise ConflictError if two writers, or one and (after that one began) this process, differ on a key."""
     others = Edits()  # of the writers before
     later = {seen: overlay.edits.since(seen) for writer in writers.values() for seen in writer.seen.values()}
@@ -178,7 +183,7 @@ def _refuse_conflicts(overlay: Overlay, writers: Mapping[str, _Process], store: 
         others.add(prefixes, changes)
 
 
-def _of_others(writer: str, key: str, edit: Edit | None, overlay: Overlay) -> Edit | None:
+def _of_others(writer: str, key: str, edit: Edit | None, overlay: Transaction) -> Edit | None:
     """Return ``edit``; None if it was merged from ``writer``, which may change its own."""
     name, taken = overlay.taken.get(key, ("", None))
     return None if edit is taken and name == writer else edit

@@ -19,10 +19,10 @@ from refshard_fs.core.model import Entry, Inline, Span, of_origin
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.security.origins import named_by
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.overlay import Base, Overlay, OverlayCopy
-from refshard_fs.session.session import Session
-from refshard_fs.session.settings import READ_AS, WriteSettings, format_named
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.settings import READ_AS, WriteSettings, format_named
+from refshard_fs.source.source import Source
+from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
 from refshard_fs.targets.generic import in_thread
@@ -43,12 +43,12 @@ class Writer:
     The source itself is not touched before a commit. Any thread and event loop may use it.
     """
 
-    def __init__(self, session: Session, options: WriteSettings) -> None:
+    def __init__(self, session: Source, options: WriteSettings) -> None:
         self.session = session
         self.options = options
 
     @property
-    def overlay(self) -> Overlay:
+    def overlay(self) -> Transaction:
         """The uncommitted writes; a source in memory has an overlay from the first use on."""
         return self.session.edited()
 
@@ -227,7 +227,7 @@ class Writer:
 
     def overlay_copy(self) -> OverlayCopy | None:
         """Return ``overlay=`` of copies in other processes; None where this is such a copy, and has been given one."""
-        overlay = self.session.options.overlay
+        overlay = self.session.transaction
         return None if overlay is None or overlay.worker is not None else overlay.copy()
 
     def refuse_elsewhere(self) -> None:

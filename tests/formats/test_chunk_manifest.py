@@ -434,7 +434,7 @@ def test_in_a_reference_set_relative_paths_are_keys(tmp_path: Path) -> None:
 
 def test_a_plain_reference_set_is_not_wrapped() -> None:
     fs = opened({"a/zarr.json": json.dumps(metadata((4,), (2,), None)), "a/c/0": "ab"})
-    assert type(fs._session.open()).__name__ == "FlatKeySpace"
+    assert type(fs.source.open()).__name__ == "FlatKeySpace"
 
 
 @needs_zarr_3

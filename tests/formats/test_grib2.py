@@ -19,7 +19,7 @@ from refshard_fs.core.model import Facts
 from refshard_fs.formats.grib2 import messages, source
 from refshard_fs.formats.grib2.decoding import Values
 from refshard_fs.formats.grib2.source import FileScan
-from refshard_fs.session.session import INDEXES
+from refshard_fs.source.source import INDEXES
 from tests.formats.files_of_arrays import check_commands
 from tests.memory import taking
 from tests.servers.http import RangeServer

@@ -186,8 +186,8 @@ def test_format_names_it_where_nothing_tells(tmp_path: Path) -> None:
         opened(tmp_path).ls("")
     fs = opened(tmp_path, format="zarr-hierarchy")
     assert fs.cat_file("a/zarr.json") == b"{}"
-    assert isinstance(fs._session.open(), ShardView)
-    assert not isinstance(opened(tmp_path, format="zarr-hierarchy", shards="whole")._session.open(), ShardView)
+    assert isinstance(fs.source.open(), ShardView)
+    assert not isinstance(opened(tmp_path, format="zarr-hierarchy", shards="whole").source.open(), ShardView)
 
 
 def test_zarr_reads_it(folder: Path) -> None:

@@ -481,7 +481,7 @@ def test_only_a_record_size_makes_a_directory_a_parquet_set(tmp_path: Path) -> N
     root = store(tmp_path / "plain", {".zmetadata": json.dumps(plain).encode(), ".zgroup": b'{"zarr_format": 2}'})
     try:
         fs = RefShardFileSystem(root)
-        keyspace = fs._session.open()
+        keyspace = fs.source.open()
     except UnknownSource:
         return
     assert not isinstance(keyspace, kerchunk_parquet.ParquetKeySpace)

@@ -28,7 +28,7 @@ from refshard_fs.core.model import Facts, Span
 from refshard_fs.errors import CostlyPattern
 from refshard_fs.reading import chunk_cache
 from refshard_fs.reading.chunk_cache import ChunkCache
-from refshard_fs.session.session import INDEXES
+from refshard_fs.source.source import INDEXES
 from tests.chunked import Chunked
 from tests.servers.http import RangeServer
 from tests.servers.log import Request

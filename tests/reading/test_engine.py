@@ -93,7 +93,7 @@ def test_a_read_joins_the_request_that_holds_its_range(http_server: RangeServer)
 def test_many_requests_are_read_in_one_batch_each_with_its_own_bytes_or_error(chunked: Chunked) -> None:
     async def read() -> list[Any]:
         fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
-        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        keyspace, engine = await fs.source.keyspace(), fs.source.engine()
         assert engine.read_many(keyspace, [], []) == []
         requests = [Request("a/3.0"), Request("a/4.0", 1, 5), Request("a/999.0"), Request("a/5.0")]
         entries = [None, None, None, Span(chunked.url, 5 * CHUNK, 6 * CHUNK)]
@@ -128,7 +128,7 @@ def test_a_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeSe
 
     async def read() -> bytes:
         fs = RefShardFileSystem(fo={}, asynchronous=True, skip_instance_cache=True)
-        found: bytes = await fs._session.engine().need(Load(span, Raw()))
+        found: bytes = await fs.source.engine().need(Load(span, Raw()))
         return found
 
     assert asyncio.run(read()) == data
@@ -274,7 +274,7 @@ def test_more_is_fetched_ahead_of_a_run_where_a_server_takes_long(
     fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True, max_gap=-1)
 
     async def read() -> None:
-        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        keyspace, engine = await fs.source.keyspace(), fs.source.engine()
         keys = chunked.keys(range(0, 30, 3))
         entries = [Span(chunked.url, i * CHUNK, (i + 1) * CHUNK) for i in range(0, 30, 3)]
         asked = zip(keys, entries, strict=True)
@@ -296,7 +296,7 @@ def test_a_loop_over_chunks_is_read_ahead_each_byte_once(http_server: RangeServe
             await asyncio.gather(*map(fs._cat_file, few))
         for i in range(10, 256):
             assert await fs._cat_file(keys[i]) == chunked.chunk(i)
-        assert fs._session.engine().fetcher.requests.used == 0
+        assert fs.source.engine().fetcher.requests.used == 0
 
     asyncio.run(read())
     assert chunked.fetched == 256
@@ -387,7 +387,7 @@ def test_a_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> No
         for _ in range(5):
             await asyncio.sleep(0)
         assert asyncio.all_tasks() - before == set()
-        engine = fs._session.engine()
+        engine = fs.source.engine()
         assert (engine.fetcher.requests.used, engine.fetcher.requests.active) == (0, 0)
 
     asyncio.run(read())
@@ -400,7 +400,7 @@ def test_nobody_waits_for_an_engine_that_was_closed(http_server: RangeServer, ti
 
     async def read() -> None:
         fs = RefShardFileSystem(fo=refs, asynchronous=True, skip_instance_cache=True)
-        keyspace, engine = await fs._session.keyspace(), fs._session.engine()
+        keyspace, engine = await fs.source.keyspace(), fs.source.engine()
         futures = [engine.read(keyspace, Request("k", start)) for start in (-3, -5)]
         for _ in range(ticks):
             await asyncio.sleep(0)
@@ -434,7 +434,7 @@ def test_nothing_is_held_when_all_has_been_read(http_server: RangeServer) -> Non
         fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
         for key in chunked.keys(range(256)):
             await fs._cat_file(key)
-        assert fs._session.engine().fetcher.requests.used == 0
+        assert fs.source.engine().fetcher.requests.used == 0
 
     asyncio.run(read())
 

@@ -20,7 +20,7 @@ from refshard_fs.core.model import Pin
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 from refshard_fs.reading import index_cache, loading
 from refshard_fs.reading.index_cache import IndexCache, default_directory
-from refshard_fs.session.session import INDEXES
+from refshard_fs.source.source import INDEXES
 from refshard_fs.targets import local
 from tests.threads import settle
 

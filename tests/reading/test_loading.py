@@ -19,7 +19,7 @@ from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.loading import load
-from refshard_fs.session.session import INDEXES
+from refshard_fs.source.source import INDEXES
 from tests.servers.http import RangeServer
 
 ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
@@ -73,7 +73,7 @@ def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) ->
 
 def engine(url: str) -> Engine:
     fs = RefShardFileSystem(url, index_cache=False, asynchronous=True, skip_instance_cache=True)
-    return fs._session.engine()
+    return fs.source.engine()
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -116,7 +116,7 @@ def test_what_is_announced_and_larger_than_the_memory_is_read_all_the_same(serve
         await fs._prefetch([*keys])
         async with asyncio.timeout(60):
             assert [await fs._cat_file(key) for key in keys] == [data] * servers
-        requests = fs._session.engine().fetcher.requests
+        requests = fs.source.engine().fetcher.requests
         assert (requests.used, requests.active) == (0, 0)
 
     with contextlib.ExitStack() as stack:
@@ -208,7 +208,7 @@ def test_a_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -
         for _ in range(5):
             await asyncio.sleep(0)
         assert asyncio.all_tasks() - before == set()
-        assert fs._session.engine().fetcher.requests.used == 0
+        assert fs.source.engine().fetcher.requests.used == 0
 
     asyncio.run(announce())
 
@@ -232,7 +232,7 @@ def test_what_nobody_reads_for_long_gives_its_memory_back(chunked: Chunked, monk
     async def announce() -> None:
         fs = open_fs(chunked, asynchronous=True, max_memory=40 * CHUNK, max_block=10 * CHUNK)
         await fs._prefetch("a", ...)
-        requests = fs._session.engine().fetcher.requests
+        requests = fs.source.engine().fetcher.requests
         assert requests.used > 0
         async with asyncio.timeout(10):
             while requests.used or requests.active:  # noqa: ASYNC110  # nothing changes when a timer begins

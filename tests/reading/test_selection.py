@@ -96,7 +96,7 @@ def test_loops_that_fail_and_are_cancelled_at_any_time_leave_nothing(
         chance = random.Random(seed)
         for _ in range(6):
             await asyncio.gather(*(read(random.Random(chance.random())) for _ in range(4)))
-        requests = fs._session.engine().fetcher.requests
+        requests = fs.source.engine().fetcher.requests
         await settled(lambda: not others() and not requests.active)
         assert requests.used == 0
 
@@ -113,7 +113,7 @@ def test_loops_that_fail_and_are_cancelled_at_any_time_leave_nothing(
         thread.join(120)
     assert not any(thread.is_alive() for thread in running)
     assert wrong == []
-    assert (used(fs._session.selections), used(fs._session._budget)) == (0, 0)
+    assert (used(fs.source.selections), used(fs.source._budget)) == (0, 0)
 
 
 def test_decoding_may_read_by_the_same_filesystem(http_server: RangeServer) -> None:
@@ -190,7 +190,7 @@ def test_who_is_cancelled_again_while_threads_end_writes_no_more_and_holds_nothi
         (error,) = await asyncio.gather(task, return_exceptions=True)
         is_over = True
         assert isinstance(error, asyncio.CancelledError)
-        assert used(fs._session.selections) == 0  # though the error knows the read's frames
+        assert used(fs.source.selections) == 0  # though the error knows the read's frames
 
     asyncio.run(run())
     assert late == []
@@ -297,10 +297,10 @@ def test_requests_of_a_closed_loop_may_be_collected_while_something_is_counted(h
     )
 
     async def begin() -> None:
-        await fs._session.prefetch(KEYS[:3], wait=True, tell=lambda count: None)
+        await fs.source.prefetch(KEYS[:3], wait=True, tell=lambda count: None)
         http_server.fault("silent", "/x")
         begun = [asyncio.ensure_future(fs._cat_file(key)) for key in KEYS[10:12]]
-        requests = fs._session.engine().fetcher.requests
+        requests = fs.source.engine().fetcher.requests
         await settled(lambda: requests.active == 1 and bool(requests.host(refs[KEYS[0]][0]).urgent))
         assert not any(task.done() for task in begun)
 
@@ -309,7 +309,7 @@ def test_requests_of_a_closed_loop_may_be_collected_while_something_is_counted(h
         loop.run_until_complete(begin())
         loop.close()
         del loop
-        with fs._session.stats._lock:
+        with fs.source.stats._lock:
             gc.collect()
 
     thread = threading.Thread(target=work, daemon=True)

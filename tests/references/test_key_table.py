@@ -24,7 +24,7 @@ from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import decode
-from refshard_fs.session.in_memory_source import digest_of
+from refshard_fs.source.in_memory_source import digest_of
 
 
 @pytest.mark.parametrize("first", [0, 5_000])

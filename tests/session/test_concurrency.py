@@ -83,7 +83,7 @@ def test_what_is_announced_is_fetched_on_the_loop_that_read_metadata_at_hand(sou
     async def read() -> None:
         await fs._cat_file(".zgroup")
         await asyncio.to_thread(fs.prefetch, list(want)[:2], wait=False)
-        assert list(fs._session._engines) == [asyncio.get_running_loop()]
+        assert list(fs.source._engines) == [asyncio.get_running_loop()]
         assert await fs._cat_file("k/0") == want["k/0"]
 
     asyncio.run(read())
@@ -129,7 +129,7 @@ def test_a_forked_child_reads_the_same(source: Any) -> None:
     fs = RefShardFileSystem(fo=refs)
     assert fs.cat_file("k/0") == want["k/0"]  # the parent's loop and connections exist
     reader, writer = os.pipe()
-    lock = fs._session.stats._lock
+    lock = fs.source.stats._lock
     lock.acquire()  # as another thread may at the fork
     pid = os.fork()
     if pid == 0:

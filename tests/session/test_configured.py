@@ -15,7 +15,7 @@ import fsspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.session.options import configured
+from refshard_fs.source.options import configured
 
 
 @pytest.fixture

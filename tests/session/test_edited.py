@@ -66,7 +66,7 @@ def test_what_was_opened_is_freed_with_its_filesystem(tmp_path: Path, mode: dict
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True, **mode)
     assert fs.find("")
-    opened: Any = fs._session.open()
+    opened: Any = fs.source.open()
     left = []
     while opened is not None:
         left.append(weakref.ref(opened))

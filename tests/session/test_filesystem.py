@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
-from refshard_fs.session import recognition as catalog
 from refshard_fs.session import session
+from refshard_fs.source import recognition as catalog
 from tests.sharding.test_packing import sharding, version_3
 
 DATA = bytes(range(200))

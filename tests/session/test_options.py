@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.session.options import Options, keywords
-from refshard_fs.session.settings import Settings
+from refshard_fs.source.options import Options, keywords
+from refshard_fs.source.settings import Settings
 
 TOLD = {option.name: option for options in Options.table().values() for option in options}
 

@@ -123,7 +123,7 @@ def test_a_set_made_of_ones_bucket_is_read_as_before(
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", options["secret"])
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint_url)
     fs = RefShardFileSystem(out, **given)
-    assert fs._session.open().strangers == {f"s3://{bucket}"}
+    assert fs.source.open().strangers == {f"s3://{bucket}"}
     assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
 
 

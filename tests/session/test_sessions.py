@@ -81,7 +81,7 @@ def test_copies_of_a_filesystem_open_its_source_once(source: str, http_server: R
     assert [copy.cat_file("k/1") for copy in copies] == [b"\x01"] * 20
     assert gets(http_server, REFS) <= 2  # its first bytes, and all of it
     assert copies[0].stats()["keys"] == 20
-    assert len({copy._session for copy in copies}) == 1
+    assert len({copy.source for copy in copies}) == 1
 
 
 def test_an_asynchronous_copy_as_zarr_makes_it_counts_with_its_original(source: str) -> None:

@@ -68,7 +68,7 @@ def test_columns_of_a_cube_are_those_found_key_by_key(
 
 
 def check(fs: RefShardFileSystem) -> None:
-    space, run = fs._session.open().whole_shards, fs._session.run
+    space, run = fs.source.open().whole_shards, fs.source.run
     found = run("", space.contents)
     expected = run("", partial(KeySpace.contents, space))
     assert found.members == expected.members

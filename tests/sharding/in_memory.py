@@ -10,7 +10,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.reading.loading import Scanned
-from refshard_fs.session import recognition as catalog
+from refshard_fs.source import recognition as catalog
 
 T = TypeVar("T")
 ROOT = "files://x"

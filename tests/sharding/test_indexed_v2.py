@@ -109,7 +109,7 @@ def test_compressed_chunks_cannot_lie_in_slots(tmp_path: Path) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2), compressor=ZLIB, shard_format="morton_order")
     fs = opened(tmp_path)
     assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()
-    assert "compressed" in fs._session.open().reports[""]
+    assert "compressed" in fs.source.open().reports[""]
 
 
 def test_the_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
@@ -175,5 +175,5 @@ def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(
     (tmp_path / ".zarray").write_text(text)
     fs = opened(tmp_path)
     assert fs.cat_file(".zarray").decode() == text
-    assert reason in fs._session.open().reports[""]
+    assert reason in fs.source.open().reports[""]
     assert fs.cat_file("1.0") == (tmp_path / "1.0").read_bytes()

@@ -206,6 +206,6 @@ def test_a_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) ->
                 await fs._prefetch("", (slice(0, 20 * SIDE), slice(None)))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert fs._session.engine().fetcher.requests.used == 0
+        assert fs.source.engine().fetcher.requests.used == 0
 
     asyncio.run(announce())

@@ -59,9 +59,9 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     listed = fs.find("", detail=True)
     for key, info in listed.items():
         assert info["size"] == len(fs.cat_file(key)), key
-    for tail in fs._session.open().grids[""].tails():
+    for tail in fs.source.open().grids[""].tails():
         assert fs.exists(tail) == (tail in listed), tail
-    assert fs._session.open().reports == {}
+    assert fs.source.open().reports == {}
     files = Files.of(folder)
     view = files.open()
     keys = [*listed, *view.grids[""].tails()]
@@ -165,7 +165,7 @@ def test_shards_compressed_inside_of_shards_are_the_chunks(tmp_path: Path) -> No
     assert np.array_equal(seen[...], data)
     fs = opened(tmp_path)
     fs.ls("")
-    assert "shards themselves" in fs._session.open().reports[""]
+    assert "shards themselves" in fs.source.open().reports[""]
 
 
 @pytest.mark.skipif(Version("3.4") > ZARR, reason="this zarr has no rectilinear grids")
@@ -307,7 +307,7 @@ def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     fs = opened(tmp_path)
     assert fs.cat_file("zarr.json") == (tmp_path / "zarr.json").read_bytes()
-    assert reason in fs._session.open().reports[""]
+    assert reason in fs.source.open().reports[""]
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
 
 
@@ -319,10 +319,10 @@ def test_a_grid_that_forges_endless_shards_costs_no_memory(tmp_path: Path) -> No
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     fs = opened(tmp_path)
     fs.cat_file("zarr.json")
-    assert "more than" in fs._session.open().reports[""]
+    assert "more than" in fs.source.open().reports[""]
     doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [3 * 2**30, 2 * 2**30]}}
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     fs = opened(tmp_path)
     fs.invalidate_cache()
     fs.cat_file("zarr.json")
-    assert "would need an index" in fs._session.open().reports[""]
+    assert "would need an index" in fs.source.open().reports[""]

@@ -77,7 +77,7 @@ def test_metadata_that_is_a_reference_is_read_and_rewritten(folder: Path) -> Non
 
 def test_plain_reference_sets_are_not_wrapped() -> None:
     refs = {"a/.zarray": json.dumps({"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|i1"}), "a/0": "shards"}
-    assert not isinstance(opened(refs)._session.open(), ShardView)
+    assert not isinstance(opened(refs).source.open(), ShardView)
 
 
 def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> None:
@@ -289,7 +289,7 @@ def test_unsharded_arrays_keep_their_metadata_byte_for_byte(tmp_path: Path) -> N
     fs = opened(tmp_path)
     assert fs.cat_file(".zarray").decode() == text
     assert fs.cat_file("0") == b"12345678"
-    assert place(fs._session.open().grids, "1") == ("", 1)
+    assert place(fs.source.open().grids, "1") == ("", 1)
 
 
 def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:

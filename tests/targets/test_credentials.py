@@ -10,8 +10,8 @@ import pytest
 
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission
-from refshard_fs.session.options import Options
-from refshard_fs.session.settings import Settings
+from refshard_fs.source.options import Options
+from refshard_fs.source.settings import Settings
 from refshard_fs.targets.credentials import PoolOptions, credentials_for
 
 MINE = {"key": "mine"}
@@ -86,7 +86,7 @@ TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
 
 def options_of(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
     """Return how a filesystem of ``fo`` opens targets, after it has met ``url`` as its first reference."""
-    source = fsspec.filesystem("refshard", fo=fo)._session.options.source
+    source = fsspec.filesystem("refshard", fo=fo).source.options.source
     settings = Settings.of(Options.parse(source, **keywords))
     protocol = url.partition("://")[0]
     if not settings.fallback:

@@ -54,7 +54,7 @@ def test_every_key_is_there_once_and_where_it_resolves_to(shared_data: Path, nam
             key = extents.key(i)
             assert not is_metadata(key)
             at = (int(extents.chunks.targets[i]), int(extents.chunks.starts[i]), int(extents.chunks.stops[i]))
-            match fs._session.wait(fs._session.find, key):
+            match fs.source.wait(fs.source.find, key):
                 case Inline(data):
                     assert at == (INLINE, 0, len(data))
                 case Span(url, start, stop) | Packed(Span(url, start, stop)):
@@ -134,7 +134,7 @@ def test_shards_in_shards_and_what_lies_beside_shards_are_surveyed(tmp_path: Pat
     assert sorted(found.rest.names) == ["flat/more/x", "flat/notes.txt"]
     for extents in found.arrays.values():
         for i in range(len(extents)):
-            match fs._session.wait(fs._session.find, extents.key(i)):
+            match fs.source.wait(fs.source.find, extents.key(i)):
                 case Span(url, start, stop):
                     assert found.urls[int(extents.chunks.targets[i])] == url
                     assert (int(extents.chunks.starts[i]), int(extents.chunks.stops[i])) == (start, stop)

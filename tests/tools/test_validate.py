@@ -261,7 +261,7 @@ def test_reading_takes_evenly_spaced_chunks(make: Make) -> None:
     refs = {"a/.zarray": array(100, 1)} | {f"a/{i}": ["data.bin", i % 8, 1] for i in range(100)}
     fs = make(refs)
     read: list[str] = []
-    session = fs._session
+    session = fs.source
     read_all = session.read_all
 
     async def noted(requests: Any, *rest: Any) -> Any:

@@ -209,9 +209,9 @@ def test_a_chunk_that_this_process_and_then_another_replaced_is_not_written_over
     assert second.cat_file("plain/0") == chunk(1)
     first.pipe_file("plain/0", chunk(2))
     first.commit()
-    url = first._session.options.source
+    url = first.source.options.source
     assert isinstance(url, str)
-    Objects(url, first._session.stores).put("plain/0", [chunk(3) * 2])
+    Objects(url, first.source.stores).put("plain/0", [chunk(3) * 2])
     second.pipe_file("plain/0", chunk(4))
     with pytest.raises(ConflictError):
         second.commit()
@@ -320,8 +320,8 @@ def test_a_chunk_put_meanwhile_where_an_array_grows_stays(
     grown = array(fs, path)
     grown.resize((12,))
     grown[8:] = 7
-    put_data, url = HierarchyCommit._put_data, str(fs._session.options.source)
-    theirs = Objects(url, fs._session.stores)
+    put_data, url = HierarchyCommit._put_data, str(fs.source.options.source)
+    theirs = Objects(url, fs.source.stores)
 
     def put_after_another(*args: Any) -> None:
         theirs.put(f"{path}/{4 if path == 'plain' else 2}", [chunk(5)])

@@ -17,7 +17,7 @@ import pytest
 from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 
 from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
-from refshard_fs.session.overlay import Overlay
+from refshard_fs.source.transaction import Transaction
 from tests.writing.model import array_document, group_document, writable
 
 LARGE = b"0123456789" * 60
@@ -375,13 +375,13 @@ def test_values_that_were_written_over_leave_no_objects(path: Path) -> None:
 def test_a_commit_while_a_value_is_written_leaves_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"first")
-    put = Overlay.put
+    put = Transaction.put
 
-    def put_after_a_commit(overlay: Overlay, key: str, *args: Any) -> None:
+    def put_after_a_commit(overlay: Transaction, key: str, *args: Any) -> None:
         fs.commit()
         put(overlay, key, *args)
 
-    monkeypatch.setattr(Overlay, "put", put_after_a_commit)
+    monkeypatch.setattr(Transaction, "put", put_after_a_commit)
     fs.pipe_file("b", LARGE)
     assert fs.cat_file("b") == LARGE
     fs.discard()

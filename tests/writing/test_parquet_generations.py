@@ -143,7 +143,7 @@ def test_what_was_replaced_is_removed_later(opened: Open, monkeypatch: pytest.Mo
     with pytest.raises(TargetChanged):
         before.cat_file("a/0")
     assert check_state(opened()) == 3
-    session = opened()._session
+    session = opened().source
 
     url = str(session.options.source)
     files = Objects(url, session.stores).find("")
@@ -156,7 +156,7 @@ def test_readers_beside_writers_that_are_killed(opened: Open, request: pytest.Fi
     if "memory" in request.node.name:
         pytest.skip("processes share no memory")
     fs = opened("a")
-    options = {"url": fs._session.options.source, "options": fs.storage_options.get("target_options")}
+    options = {"url": fs.source.options.source, "options": fs.storage_options.get("target_options")}
     seen: set[int] = set()
     for kill in (False, True, False)[: 1 if "s3" in request.node.name else 3]:
         writer = subprocess.Popen([sys.executable, "-m", "tests.writing.test_parquet_generations", json.dumps(options)])

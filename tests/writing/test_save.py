@@ -75,7 +75,7 @@ def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str)
     expected = content(flat, source)
     flat.save(str(tmp_path / "a.parq"), record_size=record_size)
     lazy = RefShardFileSystem(str(tmp_path / "a.parq"))
-    assert isinstance(lazy._session.open().source, ParquetKeySpace)
+    assert isinstance(lazy.source.open().source, ParquetKeySpace)
     assert set(lazy.find("")) == source.keys() | {".zmetadata"}
     assert same(content(lazy, source), expected)
     lazy.save(str(tmp_path / "b.parq"), record_size=4)
@@ -251,7 +251,7 @@ def test_the_name_says_what_a_set_is_written_as(tmp_path: Path, target: str, nam
     fs.save(str(tmp_path / name))
     again = RefShardFileSystem(str(tmp_path / name))
     assert again.resolve("a/1")[1:] == (1, 3)
-    assert again._session.open().format == format
+    assert again.source.open().format == format
     if name.startswith("refs.json."):
         assert (tmp_path / name).read_bytes()[:1] != b"{"
 

@@ -22,9 +22,9 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
 from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import directory_of, locator, protocol_of
-from refshard_fs.session.unread_kinds import compressor_of, unread_kind, within
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
+from refshard_fs.source.unread_kinds import compressor_of, unread_kind, within
 
 FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file; its first ones may make nothing yet
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # what zarr asks for first

@@ -1,6 +1,7 @@
-"""A session opens one source, once, and reads its keys; it opens the source again after that has changed.
+"""A source is opened once, and its keys are read; it is opened again after it has changed.
 
-`Engines` makes an engine for each event loop, and one reader that needs no loop. `Session` is that for one source.
+`Engines` makes an engine for each event loop, and one reader that needs no loop. `Source` is that for one source, with
+what was opened, and the uncommitted writes.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.session import recognition as catalog
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import CachingOptions, Directory
-from refshard_fs.session.overlay import Base, Overlay, overlay_of
-from refshard_fs.session.settings import Settings
+from refshard_fs.source import recognition as catalog
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.options import CachingOptions, Directory
+from refshard_fs.source.settings import Settings
+from refshard_fs.source.transaction import Base, Transaction, transaction_of
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
 from refshard_fs.targets.pool import instance
@@ -65,7 +66,7 @@ INDEXES: LRU[Any, Any] = LRU(1 << 30)  # bytes of manifests and shard indexes th
 class Engines:
     """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
-    def __init__(self, options: Settings, indexes: LRU[Any, Any] = INDEXES) -> None:
+    def __init__(self, options: Settings, indexes: LRU[Any, Any] = INDEXES, *, is_written: bool = False) -> None:
         """``indexes`` remembers what is read to look keys up; by default the process does."""
         self.options = options
         self.stats = Stats()
@@ -80,7 +81,7 @@ class Engines:
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which a part was read: a loop over steps comes back to them.
-        self.decoded: LRU[Any, Any] = LRU(min(DECODED, options.budget.memory // 8) if options.overlay is None else 0)
+        self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
         self._on_disk = _chunk_cache(caching)
         keep, longest = _keep(caching), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, keep)
@@ -233,15 +234,23 @@ in_child(_after_fork)
 
 PIECE = 8 * MIB  # of a large key, where it is read in order
 PIECES = 4  # in memory at a time
-_named: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+_named: weakref.WeakValueDictionary[str, Source] = weakref.WeakValueDictionary()
 _naming = fork_safe(threading.Lock())
 
 
-class Session(Engines):
-    """Opens one source, and reads its keys. Thread-safe; copies of a filesystem in one process share one."""
+class Source(Engines):
+    """What a filesystem opened. Thread-safe; copies of a filesystem in one process share one.
 
-    def __init__(self, options: Settings) -> None:
-        super().__init__(options)
+    This is what the rest of the package has of a filesystem, as ``fs.source``: `open` returns the key space, and
+    `keyspace` does so on an event loop. `run` runs the steps of a look-up, `wait` a coroutine, for callers outside of
+    event loops; `look` and `engine` are for those within. `read`, `read_all`, `find` and `plan` are about keys.
+    `admission` is the rule for its targets, `stores` writes objects, and `transaction` holds uncommitted writes.
+    """
+
+    def __init__(self, options: Settings, transaction: Transaction | None = None) -> None:
+        """``transaction`` has what is written to it; without one, nothing is."""
+        super().__init__(options, is_written=transaction is not None)
+        self.transaction = transaction
         self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self._arguments: object = None  # of the filesystems that share it
         self._opening: weakref.WeakKeyDictionary[Loop, asyncio.Task[KeySpace]] = weakref.WeakKeyDictionary()
@@ -252,19 +261,19 @@ class Session(Engines):
         self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
         self._forgotten = 0  # how often the opened source was forgotten
         self.reads_small_files_whole = True  # not where metadata and coordinates of many are read
-        if options.overlay is not None:
-            options.overlay.join(self)
+        if transaction is not None:
+            transaction.join(self)
 
     # ------------------------------------------------------------------ copies of a filesystem
 
-    def shared_as(self, name: str, arguments: object) -> Session:
+    def shared_as(self, name: str, arguments: object) -> Source:
         """Return the session that filesystems with equal ``arguments`` share by ``name``: this one, if it is new."""
         with _naming:
             known = _named.get(name)
             if known is None:
                 known = _named[name] = self
                 self._arguments = arguments
-        is_same = known._arguments == arguments and known.options.overlay is self.options.overlay
+        is_same = known._arguments == arguments and known.transaction is self.transaction
         return known if is_same else self
 
     # ------------------------------------------------------------------ opening
@@ -289,9 +298,9 @@ class Session(Engines):
         """Return the key space if it has been opened, or can be without I/O."""
         if self._keyspace is not None:
             return self._keyspace
-        overlay = self.options.overlay
+        transaction = self.transaction
         opening = self._openings
-        base = None if overlay is None else overlay.base
+        base = None if transaction is None else transaction.base
         if base is not None:
             self._adopt(base, opening)
         elif isinstance(self.options.source, InMemorySource):
@@ -325,7 +334,7 @@ class Session(Engines):
                     INDEXES.discard((options.token, Stat(url)))
                 else:
                     find_plugins()
-                    self._versions.of(url).is_kept = self.reads_small_files_whole and options.overlay is None
+                    self._versions.of(url).is_kept = self.reads_small_files_whole and self.transaction is None
                 steps = catalog.open_source(url, self._how(), options.format)
             case InMemorySource(bytes(data)):
                 steps = catalog.open_bytes(data, self._how(), options.format)
@@ -339,13 +348,13 @@ class Session(Engines):
             urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
             return Base(keyspace, urls, *await self._document(keyspace))
         except TargetChanged:
-            if options.overlay is None:
+            if self.transaction is None:
                 raise
             self._forget_indexes()  # the indexes that the process remembers are those of an earlier version
             self.forget()
             return await self._open_source()
         except NoSuchSource:
-            if options.overlay is None or not isinstance(options.source, str):
+            if self.transaction is None or not isinstance(options.source, str):
                 raise
             return Base(catalog.empty(options.source, self._how()), (), None, options.source)
         except RefShardError:
@@ -361,27 +370,29 @@ class Session(Engines):
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return the version of the document that a commit replaces, as it was opened, and its URL."""
         url = keyspace.document_url if isinstance(self.options.source, str) else None
-        if url is None or self.options.overlay is None:
+        if url is None or self.transaction is None:
             return None, ""
         facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
         return facts, url
 
     def _how(self) -> OpenOptions:
         """Return the options for opening the source. Arrays that were written here with shards keep showing these."""
-        overlay, options = self.options.overlay, self.options.open
-        return options if overlay is None else msgspec.structs.replace(options, whole=overlay.whole, recalls=False)
+        transaction, options = self.transaction, self.options.open
+        return (
+            options if transaction is None else msgspec.structs.replace(options, whole=transaction.whole, recalls=False)
+        )
 
     @property
     def _openings(self) -> int:
         """How often the source had to be opened again."""
-        overlay = self.options.overlay
-        return self._forgotten if overlay is None else overlay.openings
+        transaction = self.transaction
+        return self._forgotten if transaction is None else transaction.openings
 
     def _adopt(self, base: Base, opening: int) -> None:
         """Read ``base``, unless the source has changed since ``opening``; all that share an overlay read one base."""
-        overlay = self.options.overlay
-        if overlay is not None:
-            overlay.share(base, opening, self._take)
+        transaction = self.transaction
+        if transaction is not None:
+            transaction.share(base, opening, self._take)
             return
         with self._lock:
             if opening == self._forgotten:
@@ -402,22 +413,21 @@ class Session(Engines):
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
-    def edited(self) -> Overlay:
-        """Return the overlay; that of a source in memory is made here, at the first write."""
-        overlay = self.options.overlay
-        if overlay is not None:
-            return overlay
+    def edited(self) -> Transaction:
+        """Return the transaction; that of a source in memory is made here, at the first write."""
+        transaction = self.transaction
+        if transaction is not None:
+            return transaction
         with self._lock:
-            overlay = self.options.overlay
-            if overlay is None:
-                overlay = overlay_of(None, str(self.options.source), is_durable=False)
-                overlay.mirror = self.mapper
-                self.options = msgspec.structs.replace(self.options, overlay=overlay)
+            transaction = self.transaction
+            if transaction is None:
+                transaction = self.transaction = transaction_of(None, str(self.options.source), is_durable=False)
+                transaction.mirror = self.mapper
                 self.decoded = LRU(0)  # what was written is looked up again
-                overlay.join(self)
+                transaction.join(self)
                 if self._keyspace is not None:
-                    overlay.share(Base(self._keyspace, (), None), overlay.openings, self._take)
-        return overlay
+                    transaction.share(Base(self._keyspace, (), None), transaction.openings, self._take)
+        return transaction
 
     def filesystems(self) -> dict[str | None, AbstractFileSystem]:
         """Return protocol → the filesystem that was given for it, or one of the options that were.
@@ -453,8 +463,8 @@ class Session(Engines):
         keyspace = self._keyspace
         below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
         self._forget_indexes(below)
-        if self.options.overlay is not None:
-            self.options.overlay.reopen(below=below)  # which has every session that shares it forget
+        if self.transaction is not None:
+            self.transaction.reopen(below=below)  # which has every session that shares it forget
         else:
             self.forget(below)
 
@@ -759,7 +769,7 @@ class Session(Engines):
         FileNotFoundError if there is no such array, ValueError if its chunks form no regular grid, IndexError if the
         selection does not fit.
         """
-        number = 0 if self.options.overlay is None else self.options.overlay.edits.number
+        number = 0 if self.transaction is None else self.transaction.edits.number
         known = self._arrays.get(array)
         meta = known[1] if known is not None and known[0] == number else None
         for name in zarrmeta.ARRAY_DOCUMENTS:

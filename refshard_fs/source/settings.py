@@ -17,9 +17,9 @@ from refshard_fs.reading.dispatch import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission, normalize
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.options import CachingOptions, Options
-from refshard_fs.session.overlay import Overlay, overlay_of
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.options import CachingOptions, Options
+from refshard_fs.source.transaction import Transaction, transaction_of
 from refshard_fs.targets import PoolOptions, Retry
 
 
@@ -36,17 +36,16 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
     readahead: int
     caching: CachingOptions
     token: str
-    overlay: Overlay | None = None  # of what is written; without one, nothing is
     select: tuple[Choice, ...] = ()  # what is shown of the source
 
     @classmethod
     def of(cls, options: Options) -> Settings:
         """Return what ``options`` mean. ValueError or TypeError for a value that an option does not take."""
         source, reading, caching = options.source, options.reading, options.caching
-        overlay = overlay_for(options)
-        if source.select and overlay is not None:
+        if source.select and options.writing.is_allowed:
             raise ValueError("select=: a selection is read only, and cannot be opened with mode='a' or 'w' or overlay=")
-        routes = route(options, None if overlay is None else data_url_of(source.fo, options.writing.data_url))
+        writes_to = data_url_of(source.fo, options.writing.data_url) if options.writing.is_allowed else None
+        routes = route(options, writes_to)
         return cls(
             source=source.fo,
             open=OpenOptions(
@@ -73,7 +72,6 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
             readahead=reading.readahead,
             caching=caching,
             token=routes.token,
-            overlay=overlay,
             select=tuple(map(Choice.read, source.select or ())),
         )
 
@@ -95,7 +93,7 @@ class WriteSettings(msgspec.Struct, frozen=True):
         """Return what ``options`` say of writing; None where all writes are refused."""
         source, writing = options.source, options.writing
         is_in_memory = source.url is None and not source.select  # written to without a mode, too
-        if writing.mode == "r" or (writing.mode is None and writing.overlay is None and not is_in_memory):
+        if not writing.is_allowed and not (is_in_memory and writing.mode is None):
             return None
         return cls(
             data_url=data_url_of(source.fo, writing.data_url),
@@ -250,18 +248,17 @@ def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
     return f"file://{beside}" if protocol_of(source) is None else beside
 
 
-def overlay_for(options: Options) -> Overlay | None:
+def transaction_for(options: Options) -> Transaction | None:
     """Return what a filesystem writes to; mode "w" begins with nothing, whatever the source holds."""
     writing = options.writing
-    mode = writing.mode or ("r" if writing.overlay is None else "a")
-    if mode == "r":
+    if not writing.is_allowed:
         return None
-    overlay = overlay_of(writing.overlay, str(options.source.fo), is_durable=options.source.url is not None)
-    if mode == "w" and not overlay.begun and overlay.worker is None:
-        overlay.begun = True
-        overlay.edits.remove_below("")
-    overlay.spool.memory = writing.write_memory
-    return overlay
+    transaction = transaction_of(writing.overlay, str(options.source.fo), is_durable=options.source.url is not None)
+    if writing.mode == "w" and not transaction.begun and transaction.worker is None:
+        transaction.begun = True
+        transaction.edits.remove_below("")
+    transaction.spool.memory = writing.write_memory
+    return transaction
 
 
 def takes_objects(url: str) -> bool:

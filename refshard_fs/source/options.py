@@ -21,9 +21,9 @@ from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES
 from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.session.in_memory_source import InMemorySource
-from refshard_fs.session.overlay import FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.sharding.layout import check_options
+from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.transaction import FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.targets import arguments_of
 
 RECORD_SIZE: Final = 10_000  # references in a partition of a parquet set that is written
@@ -164,6 +164,11 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"mode={self.mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)"
             )
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether writes are taken, and kept for a commit."""
+        return self.mode != "r" and (self.mode is not None or self.overlay is not None)
 
 
 class Options(msgspec.Struct, frozen=True):

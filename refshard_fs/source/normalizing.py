@@ -11,9 +11,9 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.reference import LazyReferenceMapper
 
-from refshard_fs.session.in_memory_source import InMemorySource, source_of
-from refshard_fs.session.options import configured, keywords, with_spread
-from refshard_fs.session.overlay import FSSPEC_ARGUMENTS
+from refshard_fs.source.in_memory_source import InMemorySource, source_of
+from refshard_fs.source.options import configured, keywords, with_spread
+from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 
 P = ParamSpec("P")
 SESSION: Final = "session"  # the keyword that names the session which copies of a filesystem share

@@ -1,0 +1,287 @@
+"""Keys as fsspec has them: what each is, listings, files that are read or written, and for zarr 2 a mutable mapping.
+
+No table of all keys is ever built for a listing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from fsspec.asyn import AbstractAsyncStreamedFile, AsyncFileSystem
+from fsspec.mapping import FSMap
+from fsspec.spec import AbstractBufferedFile
+
+from refshard_fs.core.keyspace import Listing
+from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged, told
+from refshard_fs.reading.failures import blame
+from refshard_fs.reading.plan import Request
+from refshard_fs.source.source import Source
+from refshard_fs.targets import seconds
+
+KIND = ("file", "directory")
+
+
+async def info(session: Source, key: str, known: Directories | None = None) -> dict[str, Any]:
+    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none.
+
+    ``known`` are all directories of objects at and below it, if they were listed.
+
+    A key that the source says is empty, on purpose, cannot be read and has no listing: its type is "other", and
+    ``"empty": True`` tells it from one that is absent.
+    """
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    if key:
+        entry = await engine.run_for(key, keyspace.lookup(key))
+        if entry is not None:
+            size = entry.size
+            if size is None:
+                size = await _measure(session, key, entry)
+            if size is not None:
+                return {"name": key, "size": size, "type": "file"}
+    root = key if keyspace.url_of is None else keyspace.url_of(key)
+    if not key or await engine.run_for(key, answered(keyspace.is_directory(key), root, known)):
+        return {"name": key, "size": 0, "type": "directory"}
+    if await engine.run_for(key, keyspace.is_empty(key)):
+        return {"name": key, "size": 0, "type": "other", "empty": True}
+    raise FileNotFoundError(key)
+
+
+async def ls(session: Source, key: str, *, detail: bool) -> list[Any]:
+    """Return what lies directly below the directory ``key``, or ``key`` itself if it is a file."""
+    keyspace = await session.keyspace()
+    children = await session.engine().run_for(key, keyspace.children(key))
+    if children is None:
+        if not key:
+            return []
+        known = await info(session, key)
+        if known.get("empty"):
+            raise FileNotFoundError(key)
+        return [known] if detail else [key]
+    if not detail and isinstance(children, Listing) and children.stem == (key + "/" if key else ""):
+        return children.paths  # of a million chunks, at half the cost
+    found = _entries(key, children)
+    return found if detail else [entry["name"] for entry in found]
+
+
+def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return what lies directly below ``prefix`` as fsspec describes it."""
+    stem = prefix + "/" if prefix else ""
+    match children:
+        case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
+            return [{"name": path, "size": size, "type": "file"} for path, size in zip(paths, sizes, strict=True)]
+    return [
+        {"name": stem + c.name, "size": 0 if c.is_directory else c.size, "type": KIND[c.is_directory]} for c in children
+    ]
+
+
+async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
+    """Return all files below ``key`` (and directories, ``withdirs``) by name, sorted; a file is its own only find."""
+    if maxdepth is not None and maxdepth < 1:
+        raise ValueError("maxdepth must be at least 1")
+    keyspace = await session.keyspace()
+    engine = session.engine()
+    known = await engine.run_for(key, keyspace.directories(key)) if maxdepth is None else None
+    root = key if keyspace.url_of is None else keyspace.url_of(key)
+    out: dict[str, dict[str, Any]] = {}
+    level, depth = [key], 0
+    while level and depth != maxdepth:
+        below: list[str] = []
+        steps = [answered(keyspace.children(name), root, known) for name in level]
+        for name, found in zip(level, await engine.run_all(steps), strict=True):
+            if isinstance(found, Exception):
+                raise blame(name, found) from found
+            for entry in _entries(name, found or ()):
+                is_directory = entry["type"] == "directory"
+                if is_directory:
+                    below.append(entry["name"])
+                if withdirs or not is_directory:
+                    out[entry["name"]] = entry
+            if depth == 0 and key and found is None:
+                with contextlib.suppress(FileNotFoundError):
+                    own = await info(session, key, known)
+                    out |= {} if own.get("empty") else {key: own}
+            elif depth == 0 and key and withdirs:
+                out[key] = {"name": key, "size": 0, "type": "directory"}
+        level, depth = below, depth + 1
+    return {name: out[name] for name in sorted(out)}
+
+
+async def _measure(session: Source, key: str, entry: Entry) -> int | None:
+    """Return the size that only the target knows; None if an optional object is absent."""
+    if not isinstance(entry, Span):
+        return len(await session.read(Request(key)))
+    facts = await session.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
+    if facts is None:
+        if entry.optional:
+            return None
+        raise ReferenceNotReachable(key, entry.url, "there is no such object")
+    size = None if facts.size is None else entry.resized(facts.size).size
+    return len(await session.read(Request(key))) if size is None else size
+
+
+def _facts(need: Stat) -> Steps[Facts | None]:
+    facts: Facts | None = yield need
+    return facts
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which version of its bytes a key shows, as fsspec asks for it.
+
+
+async def ukey(session: Source, key: str) -> str:
+    """Return a hash of where the bytes of ``key`` lie and of what their targets say of their version now."""
+    entry = await _entry(session, key)
+    said: object = await info(session, key) if entry is None else (entry, await _versions(session, key, entry))
+    return sha256(repr(said).encode()).hexdigest()
+
+
+async def modified(session: Source, key: str) -> datetime:
+    """Return when the bytes of ``key`` were last changed; NotImplementedError where no target tells."""
+    entry = await _entry(session, key)
+    if entry is None:
+        known = await info(session, key)
+        raise NotImplementedError(f"{key!r} is a {known['type']}, of which nobody tells when it changed")
+    source = session.options.source
+    if isinstance(entry, Inline) and isinstance(source, str):
+        entry = Span(source, 0, None)
+    versions = await _versions(session, key, entry)
+    times = [seconds(facts.last_modified) for facts in versions if isinstance(facts, Facts) and facts.last_modified]
+    latest = max((when for when in times if when is not None), default=None)
+    if latest is None:
+        raise NotImplementedError(f"nobody tells when the bytes of {key!r} were changed")
+    return datetime.fromtimestamp(latest, UTC)
+
+
+async def _entry(session: Source, key: str) -> Entry | None:
+    if not key:
+        return None
+    keyspace = await session.keyspace()
+    return await session.engine().run_for(key, keyspace.lookup(key))
+
+
+async def _versions(session: Source, key: str, entry: Entry) -> list[Facts | str | None]:
+    """Return what each target of ``entry`` says of its version, or how that differs from what was read before."""
+    found: list[Facts | str | None] = []
+    spans = entry.spans
+    for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
+        try:
+            found.append(await session.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))
+        except TargetChanged as e:
+            found.append(e.reason)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# A key as a file that is read, or written; and all keys as a mutable mapping.
+
+
+class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
+    """A key as a read-only file; ranges come through the engine like all other reads."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = self.fs.cat_file(self.path, start, end)
+        return data
+
+
+class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec is untyped
+    """A key as a read-only file of coroutines, for callers within an event loop."""
+
+    async def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = await self.fs._cat_file(self.path, start, end)
+        return data
+
+
+class WrittenFile(io.BytesIO):
+    """A file that becomes a key when it is closed, and not if its ``with`` block ends in an exception."""
+
+    def __init__(self, fs: AsyncFileSystem, key: str, before: bytes, *, at_end: bool) -> None:
+        super().__init__(before)
+        self._fs: AsyncFileSystem | None = fs
+        self.path = key
+        if at_end:
+            self.seek(0, io.SEEK_END)
+
+    def close(self) -> None:
+        fs, self._fs = self._fs, None
+        if fs is not None:
+            fs.pipe_file(self.path, self.getvalue())
+        super().close()
+
+    def commit(self) -> None:
+        """Be written by the transaction, which does that for all at once."""
+
+    def discard(self) -> None:
+        """Leave the key as it was."""
+        self._fs = None
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is not None:
+            self._fs = None
+        super().__exit__(kind, *rest)
+
+    def __del__(self) -> None:
+        fs, self._fs = self._fs, None  # never closed: not known to be whole
+        if fs is not None:
+            what = f"the file {told(self.path)!r} was opened for writing and never closed: what was written is lost"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
+
+
+class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
+    """Keys as a mutable mapping, as fsspec's, but safe under zarr 2, and a key is never a pattern.
+
+    That version takes every OSError for a missing chunk; here a failed read leaves as
+    `ReferenceNotReachable`, which is none, and is never merely returned among results.
+    """
+
+    def __getitem__(self, key: str, default: Any = None) -> Any:
+        try:
+            return self.fs.cat_file(self._key_to_str(key))
+        except self.missing_exceptions as e:
+            if default is not None:
+                return default
+            raise KeyError(key) from e
+        except OSError as e:
+            raise _not_missing(key, e) from e
+
+    def getitems(self, keys: Iterable[str], on_error: str = "raise") -> dict[str, Any]:
+        keys = list(keys)
+        out: dict[str, Any] = {}
+        found = self.fs.cat_ranges([self._key_to_str(key) for key in keys], None, None, on_error="return")
+        for key, value in zip(keys, found, strict=True):
+            if isinstance(value, self.missing_exceptions):
+                if on_error == "raise":
+                    raise KeyError(key)
+                if on_error == "return":
+                    out[key] = KeyError(key)
+            elif isinstance(value, OSError):
+                raise _not_missing(key, value) from value
+            elif isinstance(value, BaseException):
+                raise value
+            else:
+                out[key] = value
+        return out
+
+    def __delitem__(self, key: str) -> None:
+        try:
+            self.fs.rm_file(self._key_to_str(key))
+        except Exception as e:
+            raise KeyError(key) from e
+
+    def delitems(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.fs.rm_file(self._key_to_str(key))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RefShardMap, (self.root, self.fs, False, False, self.missing_exceptions)
+
+
+def _not_missing(key: str, error: OSError) -> ReferenceNotReachable:
+    return ReferenceNotReachable(key, str(getattr(error, "filename", None) or "its target"), str(error))

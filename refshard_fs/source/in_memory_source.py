@@ -1,0 +1,184 @@
+"""Sources that the caller holds in memory: parsed once, compared by content, cheap to hash and to pickle."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, BinaryIO
+
+import msgspec
+from fsspec.implementations.reference import LazyReferenceMapper
+
+from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.cubes.document import with_marker_first
+from refshard_fs.errors import ManifestError
+from refshard_fs.references import binary as pickled
+from refshard_fs.references.reference_set import References, ReferenceSet
+
+_MARK = "refshard-held"  # the one key of such a source's JSON form that no reference set has beside a "json"
+_SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
+
+
+class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """A reference set or the bytes of a document, and a digest of its content."""
+
+    content: ReferenceSet | bytes
+    digest: str
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Return the arguments by which a filesystem opens its targets, unless it is given such arguments itself."""
+        return {}
+
+    def spelled(self) -> dict[str, str]:
+        """Return a JSON value of it, for `source_of`: in this process its name, elsewhere its content if small."""
+        _known[self.digest] = self
+        out = {_MARK: self.digest}
+        size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
+        if size <= _SPELLED:
+            data = self.content if isinstance(self.content, bytes) else References(self.content).to_json()
+            out["base64"] = base64.b64encode(data).decode()
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = _packed.get(self)
+        if packed is None:
+            content = self.content
+            packed = pickled.shrink_bytes(content) if isinstance(content, bytes) else pickled.shrink(content)
+            _packed[self] = packed
+        return _unpickled, (self.digest, packed)
+
+    def __repr__(self) -> str:  # fsspec tells instances apart by this, hence the digest
+        if isinstance(self.content, bytes):
+            what = f"a document of {bytes_text(len(self.content))}"
+        else:
+            what = f"references to {count_text(len(self.content.urls), 'target')}"
+        return f"<{what}, in memory: {self.digest[:32]}>"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InMemorySource) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+_known: weakref.WeakValueDictionary[str, InMemorySource] = weakref.WeakValueDictionary()
+
+# What was pickled is pickled again: dask does it twice to name an array, and once more for each graph.
+_packed: weakref.WeakKeyDictionary[InMemorySource, bytes | list[bytes]] = weakref.WeakKeyDictionary()
+
+
+def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
+    """Return what this process has under ``digest``; only where it has nothing is the content unpacked."""
+    found = _known.get(digest)
+    if found is None:
+        unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
+        found = _known[digest] = InMemorySource(unpacked, digest)
+    return found
+
+
+def _remembered(content: ReferenceSet | bytes) -> InMemorySource:
+    digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else digest_of(content)
+    return _known.setdefault(digest, InMemorySource(content, digest))
+
+
+def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
+    found = _known.get(spelled[_MARK])
+    if found is not None:
+        return found
+    if "base64" not in spelled:
+        raise ManifestError(
+            "this JSON only names its references: another process holds them in memory, or nobody any longer, and they "
+            "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
+            "them once, fs.save('refs.parquet'), and open that path"
+        )
+    return _remembered(base64.b64decode(spelled["base64"]))
+
+
+# What a filesystem can be opened on.
+Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | InMemorySource
+
+
+def source_of(
+    fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool
+) -> str | InMemorySource:
+    """Return what ``fo`` says as an absolute URL, or in memory: a value that means the same in every process."""
+    match fo:
+        case InMemorySource():
+            return fo
+        case str() | PurePath():
+            return _absolute(str(fo), target_protocol)
+        case bytes() | bytearray() | memoryview():
+            return _remembered(bytes(fo))
+        case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
+            return _recall(fo)
+        case {"refshard": str()}:
+            return source_of(with_marker_first(fo), target_protocol, overrides, simple)
+        case Mapping():
+            from refshard_fs.formats.kerchunk_json import source as kerchunk_json
+
+            if isinstance(fo, LazyReferenceMapper):
+                fo = _read_through(fo)
+            refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
+            return _remembered(refs)
+        case _ if hasattr(fo, "read"):
+            data = _content(fo)
+            if not isinstance(data, bytes):
+                raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
+            return _remembered(data)
+        case _:
+            raise TypeError(
+                f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"
+            )
+
+
+def _content(file: Any) -> Any:
+    """Return all that a file object holds, wherever it stands, and leave it there; of a pipe, what is still to come."""
+    if not (hasattr(file, "seekable") and file.seekable()):
+        return file.read()
+    position = file.tell()
+    try:
+        file.seek(0)
+        return file.read()
+    finally:
+        file.seek(position)
+
+
+def _read_through(mapper: LazyReferenceMapper) -> dict[str, Any]:
+    """Return all references of a set that fsspec reads. Its ``items`` are not those of its keys."""
+    found = {key: mapper[key] for key in mapper}
+    # Rows of a file that hold no reference have "not a number" where others have a URL.
+    return {key: value for key, value in found.items() if isinstance(value, bytes | str) or value[0] == value[0]}
+
+
+def _absolute(url: str, protocol: str | None) -> str:
+    if "://" in url or "::" in url:
+        return url
+    if protocol not in (None, "", "file", "local"):
+        return f"{protocol}://{url}"
+    ends = "/" if url.endswith("/") else ""
+    return os.path.abspath(os.path.expanduser(url)) + ends
+
+
+def digest_of(refs: ReferenceSet) -> str:
+    """Return a digest of the content of a set."""
+    keys, pins, tables = refs.keys, refs.pins, refs.chunks
+    texts = [refs.urls] if pins is None else [refs.urls, pins.etags, pins.times]
+    columns: list[Any] = [keys.spelled, *keys.ranges, keys.data]
+    columns += [column for text in texts for column in (text.data, text.ends)]
+    columns += [] if pins is None else [pins.sizes]
+    columns += [column for table in tables.values() for column in (*table.ranges, table.numbers) if column is not None]
+    grids, lengths = [(path, table.grid) for path, table in tables.items()], list(map(len, columns))
+    state = hashlib.sha256(repr((grids, lengths, refs.origins.by_prefix or None)).encode("utf-8", "surrogatepass"))
+    try:
+        state.update(msgspec.msgpack.encode(keys.objects))
+    except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
+        state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
+    for column in columns:
+        state.update(memoryview(column))
+    return state.hexdigest()

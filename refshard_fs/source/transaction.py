@@ -1,0 +1,462 @@
+"""A transaction: the uncommitted writes to one source, its *overlay*.
+
+Several filesystems of this process may share it: a commit, or a discard, concerns all of them. The end of this module
+says which do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import threading
+import uuid
+import warnings
+import weakref
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from refshard_fs.core.edits import REMOVED, Edit, Edits, Spool
+from refshard_fs.core.forks import fork_safe, in_child
+from refshard_fs.core.keys import is_within
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.lru import LRU
+from refshard_fs.core.model import ABSENT, Facts, Inline, Span, Version
+from refshard_fs.errors import CostlyPattern, told
+
+
+class Reading(Protocol):
+    """A session that has opened the source."""
+
+    def latest(self, url: str) -> Version | None: ...
+    def forget(self, below: str | None = None) -> None: ...
+
+
+# ------------------------------------------------------------------ an overlay on its way to another process
+
+
+class OverlayCopy(msgspec.Struct, frozen=True):
+    """The overlay ``id`` after ``number`` changes and ``commits`` commits, as it is sent to another process.
+
+    Its edits are packed once: dask pickles a filesystem several times for each graph.
+    """
+
+    id: str
+    number: int
+    commits: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, overlay: Transaction) -> OverlayCopy:
+        edits = overlay.edits.loaded()
+        changes = [(key, _portable(edit)) for key, edit in edits.changes().items()]
+        packed = zlib.compress(msgspec.msgpack.encode((list(edits.prefixes()), changes)), 1)
+        return cls(overlay.id, edits.number, overlay.commits, packed)
+
+    def edits(self) -> Edits:
+        prefixes, changes = msgspec.msgpack.decode(zlib.decompress(self.packed), type=_Packed)
+        edits = Edits()
+        edits.add(prefixes, {key: Inline(it) if isinstance(it, bytes) else it or REMOVED for key, it in changes})
+        return edits
+
+    def __repr__(self) -> str:  # fsspec tells instances apart by this
+        return f"<overlay {self.id}>"
+
+    __str__ = __repr__
+
+
+# What `OverlayCopy.packed` has: prefixes that were removed, and edits by key; None for a key that was removed.
+_Packed = tuple[list[str], list[tuple[str, bytes | Span | None]]]
+
+
+def _portable(edit: Edit) -> Any:
+    return None if edit is REMOVED else edit.data if isinstance(edit, Inline) else edit
+
+
+class Worker:
+    """The state of an overlay whose edits another one commits: the name of this process, and what it staged.
+
+    The name begins with that of the ``fork``, if a user made one.
+    """
+
+    def __init__(self, seen: int, commits: int, fork: str = "") -> None:
+        self.name = fork + uuid.uuid4().hex
+        self.seen = seen
+        self.commits = commits
+        self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
+        self.numbers = itertools.count(1)  # of writes
+
+
+# ------------------------------------------------------------------ the overlay
+
+
+class Base(NamedTuple):
+    """The source as it was opened, without edits. All filesystems that share the overlay read it."""
+
+    keyspace: KeySpace
+    urls: Iterable[str | None]
+    facts: Facts | None  # of the document that a commit replaces; None if there is none yet
+    url: str = ""  # of that document
+
+
+_FORK: Final = re.compile(r"~([0-9a-f]{32})\Z")  # at the end of the name of a fork
+
+
+def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
+    if uncommitted[0] and pid == os.getpid():
+        warnings.warn(
+            f"{uncommitted[0]} writes to {told(source)} were never committed, and are lost: "
+            "call commit(), or discard(), or write within `with fs.transaction:`",
+            RuntimeWarning,  # shown by default: data is lost
+            stacklevel=2,
+        )
+
+
+REMEMBERED: Final = 1 << 16  # versions that commits of an overlay put
+
+OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
+
+
+class CostlyWrites:
+    """Counts how often shards are rewritten, to warn of costly patterns: once for each array and kind."""
+
+    def __init__(self) -> None:
+        self._rewritten: dict[str, int] = {}
+        self._texts: dict[tuple[str, str], str] = {}  # by array and kind; empty after the warning
+
+    def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
+        """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
+        times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
+        if times >= OFTEN:
+            remedy = "write what belongs together within one `with fs.transaction:`"
+            text = f"shard {shard!r} was written {times} times, once for each commit: {remedy}"
+            self._texts.setdefault((array, "often"), text)
+        if read:
+            remedy = "writing whole shards in one commit takes no reads"
+            text = f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: {remedy}"
+            self._texts.setdefault((array, "read"), text)
+
+    def tell(self) -> None:
+        """Warn of costly patterns. Called after the commit: where warnings are errors, it is made all the same."""
+        for about, text in list(self._texts.items()):
+            self._texts[about] = ""
+            if text:
+                warnings.warn(told(f"array {about[0]!r}: {text}"), CostlyPattern, stacklevel=4)
+
+
+class Transaction:
+    """The edits of one source. Any thread may use it; a commit holds ``lock``."""
+
+    def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
+        self.id = identity
+        is_fork = _FORK.search(identity)
+        self.origin = identity[: is_fork.start()] if is_fork else identity  # the overlay that is committed
+        self.fork = is_fork.group(1) if is_fork else ""  # the name of this fork of it
+        self.edits = Edits()
+        self.worker: Worker | None = None  # where another process commits
+        self.is_shared = False  # whether another process may have it
+        self.commits = 0
+        self.merged: set[str] = set()  # names of staged objects that are among the edits
+        self.taken: dict[str, tuple[str, Edit]] = {}  # by key: the edits that were merged, and their writers
+        self.sent: set[bytes] = set()  # checksums of what failed commits put without an answer
+        self.names: set[str] = set()  # of known objects that are named by their content
+        self.lock = fork_safe(threading.RLock())
+        self.base: Base | None = None
+        self.spool = Spool()  # of values that wait for the commit
+        self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
+        self.begun = False  # whether mode "w" has removed what the source held
+        self.openings = 0  # how often the source had to be opened again
+        self.mirror: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
+        self.costs = CostlyWrites()
+        self._copy: OverlayCopy | None = None  # the latest, for other processes
+        self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
+        self._settled = 0  # number of the last edit that was committed or dropped
+        self.written: LRU[str, Version] = LRU(REMEMBERED)  # the versions that commits of these edits put last, by URL
+        self._versions: dict[str, Version] = {}  # by URL: what the edits were made on
+        self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
+        self._sessions: weakref.WeakSet[Reading] = weakref.WeakSet()  # which have opened the source
+        self._guard = fork_safe(threading.Lock())
+        self._uncommitted = [0]  # how many writes
+        if is_durable:  # nothing is lost of a source in memory that is not lost with it
+            weakref.finalize(self, _warn_of_lost_writes, source, self._uncommitted, os.getpid())
+
+    # ------------------------------------------------------------------ edits
+
+    def put(self, key: str, edit: Edit, made: str | None = None) -> None:
+        """Set or remove ``key``; ``made`` is the URL of an object that was put for it."""
+        with self._guard:
+            if made is not None:  # together with the edit: a commit in between would remove the object as unused
+                self._objects[made] = None
+            self._remember_version(key)
+            self.edits.put(key, edit)
+            self._uncommitted[0] += self.worker is None
+            if self.mirror is not None:
+                _follow(self.mirror, key, edit)
+
+    def remove_below(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        with self._guard:
+            self.edits.remove_below(prefix)
+            self._uncommitted[0] += self.worker is None
+            for key in [key for key in self.mirror or () if is_within(key, prefix)]:
+                _follow(self.mirror, key, REMOVED)
+
+    def made(self, url: str) -> None:
+        """Remember an object that was put for an edit."""
+        with self._guard:
+            self._objects[url] = None
+
+    def entrust(self) -> None:
+        """Keep all objects from now on: other sets may refer to them."""
+        with self._guard:
+            self._objects.clear()
+
+    def objects(self) -> list[str]:
+        """Return the URLs of the objects that were put for edits."""
+        with self._guard:
+            return list(self._objects)
+
+    # ------------------------------------------------------------------ the source below
+
+    def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
+        """Let sessions read ``base``, or the one that another opened before; ``adopt`` is given that, and the edits.
+
+        Does nothing if the source has to be opened again since ``openings`` was ``opening``.
+        """
+        with self._guard:
+            if opening == self.openings:
+                if self.base is None:
+                    before = self._edited_base
+                    self.base = base if before is None else base._replace(facts=before.facts)
+                adopt(self.base, self.edits)
+
+    def join(self, session: Reading) -> None:
+        """Have ``session`` open the source again whenever that changes."""
+        self._sessions.add(session)
+
+    def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
+        """Open the source again, and keep the edits; with ``below``, only objects below that URL have changed.
+
+        A commit still compares the objects that it replaces with the versions that were read before, ``but`` for some.
+        """
+        with self._changing(below):
+            self._keep_versions(self.edits, but)
+            if self._edited_base is None and len(self.edits):
+                self._edited_base = self.base
+            self.base = None
+
+    def seen(self, url: str) -> Version | None:
+        """Return the version of the object at ``url`` that the edits were made on; None if it was not read."""
+        known = self._versions.get(url)
+        return self._latest(url) if known is None else known
+
+    def expect_new(self, urls: Iterable[str]) -> None:
+        """Take the objects at ``urls``, which are to be new, for absent when they were edited."""
+        with self._guard:
+            for url in urls:
+                self._versions.setdefault(url, ABSENT)
+
+    def _latest(self, url: str) -> Version | None:
+        found = (session.latest(url) for session in list(self._sessions))
+        return next((version for version in found if version is not None), None)
+
+    def _object_of(self, key: str) -> str | None:
+        """Return the URL of the object that holds ``key``; None where keys have none, or the source is not open."""
+        keyspace = None if self.base is None else self.base.keyspace
+        return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.object_of(key))
+
+    def _remember_version(self, key: str) -> None:
+        """Remember which version of its object an edit of ``key`` is made on: that of the first edit counts."""
+        url = self._object_of(key)
+        if url is not None and url not in self._versions:
+            latest = self._latest(url)
+            if latest is not None:
+                self._versions[url] = latest
+
+    def _keep_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
+        """Forget the versions of objects that ``edits`` do not concern, and of those at the URLs ``but``."""
+        if not len(edits):
+            self._versions.clear()
+            return
+        kept = {self._object_of(key) for key in edits.changes()}
+        is_known = None not in kept
+        self._versions = {
+            url: version for url, version in self._versions.items() if url not in but and (url in kept or not is_known)
+        }
+
+    @contextlib.contextmanager
+    def _changing(self, below: str | None = None) -> Iterator[None]:
+        """Replace the edits, and perhaps the base; afterwards all sessions open the source anew."""
+        with self._guard:
+            yield
+            self.openings += 1
+        for session in list(self._sessions):
+            session.forget(below)
+
+    # ------------------------------------------------------------------ other processes
+
+    def copy(self) -> OverlayCopy:
+        """Return what another process needs to write to this overlay."""
+        self.is_shared = True
+        known = self._copy
+        if known is None or (known.number, known.commits) != (self.edits.number, self.commits):
+            known = self._copy = OverlayCopy.of(self)
+        return known
+
+    def forked(self) -> OverlayCopy:
+        """Return a fork: an overlay that begins with these edits, and whose own are merged only when a user says so."""
+        return msgspec.structs.replace(self.copy(), id=f"{self.id}~{uuid.uuid4().hex}")
+
+    def become(self, given: OverlayCopy) -> None:
+        """Take the edits of another process's overlay, unless newer ones were taken; keep what was added here."""
+        worker = self.worker
+        if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
+            return
+        with self._changing():
+            edits = given.edits()
+            edits.number = max(given.number, edits.number)
+            if worker is None:
+                self.worker = Worker(given.number, given.commits, self.fork)
+            else:
+                if given.commits == worker.commits:
+                    own = self.edits.since(worker.seen)
+                    edits.add(own.prefixes(), own.changes())
+                worker.seen, worker.commits = given.number, given.commits
+            self.edits = edits
+            self._uncommitted[0] = 0
+            self.base = None
+
+    def after_fork(self) -> None:
+        """Become a worker's overlay: the parent commits what is written here."""
+        seen, commits = self.edits.number, self.commits
+        if self.worker is not None:
+            seen, commits = self.worker.seen, self.worker.commits
+        self.worker = Worker(seen, commits, self.fork)
+
+    # ------------------------------------------------------------------ states
+
+    def savepoint(self) -> Edits:
+        """Return a copy of the edits, to roll back to."""
+        return self.edits.copy()
+
+    def roll_back(self, edits: Edits) -> list[str]:
+        """Return to ``edits``, a savepoint; return the URLs of objects that are not needed any more.
+
+        Edits that were committed or dropped since the savepoint do not come back.
+        """
+        with self._changing():
+            kept = edits.since(self._settled)
+            self._keep_versions(kept)
+            left = self._replace(kept)
+            if self.worker is not None:
+                left += [url for before, url in self.worker.staged if before >= edits.number]
+                self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
+        return left
+
+    def drop(self) -> list[str]:
+        """Drop all edits; return the URLs of objects that are not needed any more."""
+        with self._changing():
+            self._settled = self.edits.number
+            left = self._replace(Edits())
+            self._versions.clear()
+            self.base = self._edited_base = None
+        return left
+
+    def settle(self, committed: Edits, stored: Edits) -> list[str]:
+        """Drop the edits of ``committed``, a savepoint that is in the source as ``stored``; return unneeded URLs."""
+        with self._changing():
+            needed = {span.url for span in stored.spans()}
+            self._objects = {url: None for url in self._objects if url not in needed}
+            self._settled = committed.number
+            left = self._replace(self.edits.since(committed.number))
+            self._keep_versions(self.edits)
+            self.sent.clear()
+            self.commits += 1
+            self.base = self._edited_base = None
+        return left
+
+    def _replace(self, edits: Edits) -> list[str]:
+        """Replace the edits; return, and forget, the URLs of objects that none of them refers to."""
+        edits.number = self.edits.number  # numbers are never used again: other processes know them
+        self.edits = edits
+        self._copy = None
+        self._uncommitted[0] = len(edits)
+        self.taken.clear()
+        if not len(edits):
+            self.spool.clear()
+            self.written.clear()
+        needed = {span.url for span in edits.spans()}
+        left = [url for url in self._objects if url not in needed]
+        for url in left:
+            del self._objects[url]
+        return left
+
+
+def _follow(mirror: Any, key: str, edit: Edit) -> None:
+    """Set or remove ``key`` in ``mirror``, in the form that fsspec's filesystem has it."""
+    match edit:
+        case Inline(data):
+            mirror[key] = data
+        case Span(url, 0, None):
+            mirror[key] = [url]
+        case Span(url, start, int(stop)):
+            mirror[key] = [url, start, stop - start]
+        case _ if key in mirror:
+            del mirror[key]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which filesystems share an overlay: those made from one another, and those that are given its name.
+#
+# zarr makes a filesystem anew, from its arguments, for another event loop: it finds the overlay by the name among them.
+
+
+# What fsspec's base classes take.
+_LISTINGS = ("use_listings_cache", "listings_expiry_time", "max_paths")
+FSSPEC_ARGUMENTS: Final = frozenset([*_LISTINGS, "asynchronous", "batch_size", "loop", "skip_instance_cache"])
+WORKERS: Final = 16  # overlays of other processes that are kept, so that this one has one name from task to task
+
+_known: weakref.WeakValueDictionary[str, Transaction] = weakref.WeakValueDictionary()
+_workers: OrderedDict[str, Transaction] = OrderedDict()
+_registry = fork_safe(threading.Lock())
+
+
+def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Transaction:
+    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process.
+
+    ``is_durable`` tells whether there is something to commit to.
+    """
+    name = identity.id if isinstance(identity, OverlayCopy) else identity
+    with _registry:
+        known = None if name is None else _known.get(name)
+        is_new = known is None
+        if known is None:
+            known = Transaction(name or uuid.uuid4().hex, source, is_durable=is_durable)
+            _known[known.id] = known
+        if isinstance(identity, OverlayCopy) and (is_new or known.worker is not None):
+            known.become(identity)
+            _workers[known.id] = known
+            while len(_workers) > WORKERS:
+                _workers.popitem(last=False)
+        return known
+
+
+def _before_fork() -> None:
+    for overlay in list(_known.values()):
+        overlay.is_shared = True
+
+
+def _after_fork() -> None:
+    for overlay in list(_known.values()):
+        overlay.after_fork()
+        _workers[overlay.id] = overlay
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
+in_child(_after_fork)

@@ -1,0 +1,34 @@
+"""Pickles that were made while the room of sources was called ``session`` can be opened."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+
+from refshard_fs import RefShardFileSystem
+
+# RefShardFileSystem("memory://old-pickle.json", mode="a", data_url="memory://old-pickle.data"), with "b/0" written
+WRITING = (
+    "gASVTAEAAAAAAACMC2Zzc3BlYy5zcGVjlIwNbWFrZV9pbnN0YW5jZZSTlIwOcmVmc2hhcmRfZnMuZnOUjBJSZWZTaGFyZEZpbGVT"
+    "eXN0ZW2Uk5SMGG1lbW9yeTovL29sZC1waWNrbGUuanNvbpSFlH2UKIwEbW9kZZSMAWGUjAhkYXRhX3VybJSMGG1lbW9yeTovL29s"
+    "ZC1waWNrbGUuZGF0YZSMB292ZXJsYXmUjBtyZWZzaGFyZF9mcy5zZXNzaW9uLm92ZXJsYXmUjAtPdmVybGF5Q29weZSTlCiMIGVi"
+    "OTZjMWNkMGQ4YjRkYjE4ZWFhMDNkZGNlNGEyMGZjlEsBSwBDGXgBmzRh4qTFSfoGR9jLizJLSlLzAEd8B4KUdJRSlIwHc2Vzc2lv"
+    "bpSMIDEzMmY5ZjAzMWQ3YzQ2MmM4NTgzMWMzYWQ0MjcxNzFllHWHlFKULg=="
+)
+
+
+def test_filesystem_that_was_written_to_before_the_move() -> None:
+    fs = pickle.loads(base64.b64decode(WRITING))
+    assert isinstance(fs, RefShardFileSystem)
+    assert (fs.fo, fs.mode) == ("memory://old-pickle.json", "a")
+    assert fs.cat_file("b/0") == b"written"
+    assert fs.find("") == ["b/0"]
+
+
+def test_names_in_pickles_lead_to_what_there_is_now() -> None:
+    """Classes in pickles of mappers, and of sources in memory, by the names that they had."""
+    fs = RefShardFileSystem({"a/0": "x"})
+    for now, before in ((b"source.files", b"session.files"), (b"source.in_memory_source", b"session.in_memory_source")):
+        data = pickle.dumps(fs.get_mapper("a"), protocol=0)
+        assert now in data
+        assert pickle.loads(data.replace(b"refshard_fs." + now, b"refshard_fs." + before))["0"] == b"x"
