@@ -30,6 +30,11 @@ _FORMATS = "parquet json chunk-manifest icechunk"
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _OVERWRITE = argument("--overwrite", "replace a parquet set or a hierarchy that is there")
 _MANY: Any = {"action": "append", "default": []}
+_PART = (
+    argument("--keep", "this variable or group alone, with its coordinates; may be given again", "NAME", **_MANY),
+    argument("--drop", "all but this variable or group; may be given again", "NAME", **_MANY),
+    argument("--rename", "another name of a variable, group or dimension", "OLD=NEW", type=renaming, **_MANY),
+)
 
 
 @command(
@@ -39,19 +44,15 @@ _MANY: Any = {"action": "append", "default": []}
     argument("--record-size", "references per parquet file (%(default)s)", "N", type=positive, default=10_000),
     _OVERWRITE,
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
-    argument(
-        "--keep", "write this variable or group, with its coordinates, and those of other --keep alone", "NAME", **_MANY
-    ),
-    argument("--drop", "leave out this variable or group", "NAME", **_MANY),
-    argument("--rename", "another name of a variable, group or dimension", "OLD=NEW", type=renaming, **_MANY),
+    *_PART,
     argument("--isel", "write these elements along a dimension alone", "NAME=START:STOP", type=extent, **_MANY),
 )
 def _convert(arguments: Namespace) -> None:
     """Write references as parquet, JSON or manifests."""
     source = open_source(arguments, index_cache=False)  # read once, to be replaced
-    words = {name: dict(getattr(arguments, name)) for name in ("rename", "isel")}
-    if arguments.keep or arguments.drop or any(words.values()):
-        source = source.select(keep=arguments.keep or None, drop=arguments.drop, **words)
+    words = _part(arguments)
+    if words or arguments.isel:
+        source = source.select(**words, isel=dict(arguments.isel))
     remark = source.save(
         arguments.destination,
         arguments.format,
@@ -81,6 +82,12 @@ def _rebase(arguments: Namespace) -> None:
     _save(arguments, made, arguments.destination)
 
 
+def _part(arguments: Namespace) -> dict[str, Any]:
+    """Return the words of `_PART` that are given, as `RefShardFileSystem.select` takes them."""
+    words = {"keep": arguments.keep, "drop": arguments.drop, "rename": dict(arguments.rename)}
+    return {name: value for name, value in words.items() if value}
+
+
 def _save(
     arguments: Namespace, made: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
 ) -> None:
@@ -99,6 +106,7 @@ def _save(
     argument("--dims", "dimensions of a grid of sets, the last one varying fastest", "NAME,NAME...", group="along"),
     argument("--counts", "with --dims: how many sets there are along each", "N,N..."),
     argument("--same", "a variable of the first set", "PATH", **_MANY),
+    *_PART,
     argument("--lazy", "write a document that names the sets, a line for each"),
     argument("--sort", "order the sets by their first value along the dimension"),
     argument("--overlap", "whose values are taken that several sets have (%(default)s)", choices="error first last"),
@@ -119,6 +127,7 @@ def _save(
 def _concat(arguments: Namespace) -> None:
     """Write several reference sets as one, joined along a dimension."""
     options = opening_options(arguments, index_cache=False) | _given(arguments, "same", "join", "freq", "grid", "lazy")
+    options |= _part(arguments)
     options |= {"subchunks": dict(arguments.subchunks) or None, "chunks": dict(arguments.chunks) or None}
     if arguments.resume is not None:
         options["resume"] = arguments.resume

@@ -20,8 +20,10 @@ from refshard_fs.core.dtypes import is_big_endian, plain
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.cf_times import is_time
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument, Part, recoding_of
 from refshard_fs.errors import ManifestError
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
 from refshard_fs.session.collect import Unread
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
@@ -201,6 +203,10 @@ def concat(
     *,
     dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
+    keep: Iterable[str] | str | None = None,
+    drop: Iterable[str] | str = (),
+    rename: Mapping[str, str] | None = None,
+    attrs: Mapping[str, Mapping[str, Any]] | None = None,
     lazy: Literal[False] = False,
     sort: bool = False,
     overlap: Overlap = "error",
@@ -240,6 +246,10 @@ def concat(
     *,
     dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
+    keep: Iterable[str] | str | None = None,
+    drop: Iterable[str] | str = (),
+    rename: Mapping[str, str] | None = None,
+    attrs: Mapping[str, Mapping[str, Any]] | None = None,
     lazy: bool = False,
     sort: bool = False,
     overlap: Overlap = "error",
@@ -273,6 +283,9 @@ def concat(
     Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
     but for CF times of one calendar: these, and the bounds of such a coordinate, become numbers of the first set's
     units, or of finer ones where these do not hold all; no instant changes.
+
+    With ``keep``, ``drop``, ``rename`` and ``attrs``, as `RefShardFileSystem.select` takes them, that part of each set
+    is joined. What is left out need not fit. Sets are then opened one by one.
 
     With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
@@ -316,6 +329,14 @@ def concat(
     ['memory://two', 0, 2]
     """
     options = for_sources(options, _urls_in(sets), concat)
+    choice = Choice.of(drop, keep, rename, attrs).spelled()
+    if choice:
+        options = {**options, "select": [*(options.get("select") or ()), choice]}
+    if lazy and options.get("select"):
+        raise TypeError(
+            "lazy=True names its parts, which are whole: leave keep=, drop=, rename= and attrs= out, and select from "
+            "the filesystem of what it returns"
+        )
     order = tuple(dims) if dims is not None else (dim,)
     same = frozenset(same)
     if dims is not None and dim is not None:
@@ -343,6 +364,11 @@ def concat(
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
         sources = tuple(url_of_set(fo, options, "lazy=True") for fo in sources)
+    if choice:
+        sources = tuple(
+            fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if isinstance(fo, RefShardFileSystem) else fo
+            for fo in sources
+        )
     failed: dict[int, Exception] = {}
     with progress("concat", callback) as shown:
         shown.set_size(len(sources))

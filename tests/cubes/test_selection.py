@@ -13,6 +13,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
+from refshard_fs.cli.program import main
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
@@ -190,6 +191,35 @@ def test_joined_selections_are_the_whole(source: RefShardFileSystem) -> None:
     parts = [source.select(keep="air", isel={"time": part}) for part in (slice(0, 10), slice(10, 20))]
     joined = RefShardFileSystem(refshard_fs.concat(parts, "time"))
     xr.testing.assert_identical(read(joined), read(source)[["air"]])
+
+
+def test_concat_takes_the_part_of_each_set_that_it_names(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"{number}.nc") for number in (0, 1)]
+    for number, name in enumerate(names):  # whose variables of the name "other" do not fit each other
+        ds = dataset()[["rain"]].isel(time=slice(number * 10, number * 10 + 10)).drop_encoding()
+        ds["other"] = ("y", np.zeros(number + 1))
+        ds.to_netcdf(name, engine="h5netcdf")
+    words: dict[str, Any] = {"keep": "rain", "rename": {"rain": "pr", "time": "t"}, "attrs": {"": {"title": None}}}
+    expected = dataset()[["rain"]].rename(rain="pr", time="t")
+    expected.attrs = {}
+    for sets in (names, [RefShardFileSystem(name) for name in names]):
+        joined = refshard_fs.concat(sets, "t", **words)
+        xr.testing.assert_identical(read(RefShardFileSystem(joined)), expected)
+    with pytest.raises(TypeError, match="lazy=True names its parts"):
+        refshard_fs.concat(names, "t", lazy=True, **words)  # type: ignore[call-overload]
+
+
+def test_commands_take_the_words_of_a_selection(tmp_path: Path) -> None:
+    dataset().drop_encoding().to_netcdf(tmp_path / "all.nc", engine="h5netcdf")
+    source, target = str(tmp_path / "all.nc"), str(tmp_path / "part.json")
+    words = ["--keep", "rain", "--keep", "area", "--drop", "lat2d", "--rename", "rain=pr", "--isel", "time=5:-5"]
+    assert main(["convert", source, target, *words]) == 0
+    expected = dataset()[["rain", "area"]].drop_vars("lat2d").rename(rain="pr").isel(time=slice(5, -5))
+    xr.testing.assert_identical(read(RefShardFileSystem(target)), expected)
+    assert main(["concat", target, "-o", str(tmp_path / "both.json"), "--dim", "time", "--drop", "area"]) == 0
+    found = read(RefShardFileSystem(str(tmp_path / "both.json")))
+    xr.testing.assert_identical(found, expected.drop_vars("area"))
+    assert main(["convert", source, target, "--drop", "nope"]) == 2
 
 
 # ----------------------------------------------------------------------------------------------------
