@@ -37,7 +37,8 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
     In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
-    ``places`` are those of its elements along other dimensions of which it has only some.
+    ``places`` are those of its elements along other dimensions of which it has only some. ``take``: the elements that
+    are joined begin at this one of the set, which has so many in all; None if all are.
     """
 
     url: str
@@ -45,6 +46,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     values: bytes | None = None
     document: ConcatDocument | None = None
     places: dict[str, Placement] = {}
+    take: tuple[int, int] | None = None
 
     @property
     def is_gap(self) -> bool:
@@ -55,11 +57,18 @@ class Part(msgspec.Struct, frozen=True, gc=False):
         """What it is called in errors."""
         return self.url if self.document is None else f"{self.document.parts[0].name} and others"
 
+    @property
+    def total(self) -> int:
+        """The length of the whole set along the dimension."""
+        return self.length if self.take is None else self.take[1]
+
     def cut(self, start: int, stop: int) -> Part:
-        """Return elements ``[start, stop)`` of a gap."""
+        """Return elements ``[start, stop)`` of those that are joined."""
         size = len(self.values or b"") // self.length
         values = None if self.values is None else self.values[start * size : stop * size]
-        return msgspec.structs.replace(self, length=stop - start, values=values)
+        begin = start if self.take is None else start + self.take[0]
+        take = None if self.is_gap or (begin, stop - start) == (0, self.total) else (begin, self.total)
+        return msgspec.structs.replace(self, length=stop - start, values=values, take=take)
 
 
 _Axis = Annotated[int, msgspec.Meta(ge=0)]
@@ -93,6 +102,7 @@ class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     length: int | None = None
     values: str | None = None
     places: dict[str, tuple[tuple[int, int], ...]] = {}
+    take: tuple[_Axis, int] | None = None
 
 
 class ConcatDocument(_Head, frozen=True, kw_only=True):
@@ -193,8 +203,10 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
             line[0] = {**within._head(), "sets": [within._line(each, respell) for each in within.parts]}
         if self.coordinate is not None and part.values is not None:
             line.append(_base64(part.values))
-        if part.places:
+        if part.places or part.take is not None:
             line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in part.places.items()}]
+        if part.take is not None:
+            line.append(part.take)
         return line
 
 
@@ -212,20 +224,25 @@ def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
         line = msgspec.convert(entry if isinstance(entry, list) else [entry], _Line)
     except msgspec.ValidationError as e:
         raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]: {e}") from e
-    if line.of is None and (line.length is None or line.places):
+    if line.of is None and (line.length is None or line.places or line.take):
         raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
     document = ConcatDocument.of(line.of, where, depth + 1) if isinstance(line.of, dict) else None
     url = line.of if isinstance(line.of, str) else ""
     length = given.length if line.length is None else line.length
     if length is None or length < 1:
         raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
+    if line.take is not None and (line.take[0] + length > line.take[1] or given.stacked):
+        raise ValueError(
+            f"the set {url!r} has {line.take[1]} elements, of which {length} from {line.take[0]} on cannot be taken"
+        )
     if given.coordinate is not None and line.values is None:
         raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
     try:
         values = None if line.values is None else from_base64(line.values)
     except ValueError as e:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
-    return Part(url, length, values, document, {dim: Placement(runs) for dim, runs in line.places.items()})
+    places = {dim: Placement(runs) for dim, runs in line.places.items()}
+    return Part(url, length, values, document, places, line.take)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from refshard_fs.cubes.document import (
     recoding_of,
     stacked,
 )
-from refshard_fs.cubes.moving import consecutive, moved, shifted
+from refshard_fs.cubes.moving import Move, consecutive, moved, shifted
 from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.cubes.recutting import (
     PIECES,
@@ -99,7 +99,8 @@ class ConcatArray(msgspec.Struct, frozen=True):
         """Return the same grid with all dimensions; chunks have the same numbers in both."""
         assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
-        counts[self.axis] = self.starts[number + 1] - self.starts[number]
+        if self.axis not in places:
+            counts[self.axis] = self.starts[number + 1] - self.starts[number]
         return msgspec.structs.replace(self.grid, counts=tuple(counts))
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
@@ -407,7 +408,7 @@ class ConcatKeySpace(KeySpace):
         attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         coordinate = self.document.bounds.get(path)  # whose units it has
         units = {} if coordinate is None else (yield from self._units(part, coordinate, first.zarr_format, where))
-        compared = line.length, data, attributes, units, line.places
+        compared = line.length, data, attributes, units, line.places, line.take
         plain, spelling = self._plain.get(path, (None, None))
         if data is not None and plain == compared:
             return _Fit(places=places, encoding=spelling)
@@ -461,6 +462,9 @@ class ConcatKeySpace(KeySpace):
             except ValueError as e:
                 raise ManifestError(f"{path!r} of {where}: {e}") from e
             found[axis] = placement
+        line, axis = self.document.parts[number], self.document.axes[path]
+        if line.take is not None:
+            found[axis] = Placement.of_slice(line.take[0], line.length, line.take[1])
         return found
 
     def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
@@ -656,8 +660,9 @@ class ConcatKeySpace(KeySpace):
             known = (yield from part.contents(path)).arrays.get(path)
             chunks = (yield from KeySpace.contents(part, path)).arrays[path] if known is None else known
         self._check_count(path, chunks.count)
-        along = {axis: placement.places for axis, placement in fit.places.items()}
-        numbers, is_inside = moved(chunks.column, own, array.grid, along | {array.axis: shifted(array.starts[number])})
+        along: dict[int, Move] = {axis: placement.places for axis, placement in fit.places.items()}
+        along[array.axis] = shown_from(array.starts[number], fit.places.get(array.axis))
+        numbers, is_inside = moved(chunks.column, own, array.grid, along)
         # The sizes of chunks that are recoded are not known before.
         is_sized = chunks.sizes is not None and fit.recoding is None
         sizes = chunks.sizes if is_sized else np.full(len(numbers), WHOLE, np.uint64)
@@ -689,9 +694,10 @@ class ConcatKeySpace(KeySpace):
         part, fit = yield from self._part(number, path, array)
         if fit.is_absent:
             return np.zeros(0, np.int64), part.resolve, ChunksBuilder(0).finish()
-        along = {axis: placement.elements for axis, placement in fit.places.items()}
+        along: dict[int, Move] = {axis: placement.elements for axis, placement in fit.places.items()}
+        along[array.axis] = stored_from(array.starts[number], fit.places.get(array.axis))
         own = array.shown_grid_of_part(number, fit.places)
-        stored, is_inside = moved(numbers, array.grid, own, along | {array.axis: shifted(-array.starts[number])})
+        stored, is_inside = moved(numbers, array.grid, own, along)
         stored, places = stored[is_inside], np.flatnonzero(is_inside)
         own = array.grid_of_part(number, fit.places)
         own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
@@ -702,6 +708,25 @@ class ConcatKeySpace(KeySpace):
         for row, entry in enumerate((yield from part.entries([join(path, tail) for tail in tails(own, stored)]))):
             builder.put_entry(row, entry if fit.recoding is None else fit.recoding.entry(entry))
         return places, part.resolve, builder.finish()
+
+
+def shown_from(start: int, placement: Placement | None) -> Move:
+    """Return where a part's chunks are shown that begins at ``start``; -1 for those that are not."""
+    if placement is None:
+        return shifted(start)
+    places = placement.places
+
+    def move(coords: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        found = places(coords)
+        return np.where(found < 0, found, found + start)
+
+    return move
+
+
+def stored_from(start: int, placement: Placement | None) -> Move:
+    """Return where chunks that are shown lie in a part that begins at ``start``."""
+    elements = None if placement is None else placement.elements
+    return shifted(-start) if elements is None else lambda coords: elements(coords - start)
 
 
 def _note(errors: dict[str, Exception] | None, key: str, error: Exception) -> None:

@@ -101,10 +101,17 @@ class Recut(NamedTuple):
 class Placement(msgspec.Struct, frozen=True, dict=True):
     """The places of a part's elements along a dimension of which it has only some: runs, in the part's order.
 
-    A run is the place of its first element, and its length.
+    A run is the place of its first element, and its length. Elements outside of the first ``shown`` places, if that is
+    given, are not shown.
     """
 
     runs: tuple[tuple[int, int], ...]
+    shown: int | None = None
+
+    @classmethod
+    def of_slice(cls, start: int, length: int, total: int) -> Placement:
+        """Return the places of a part's elements, ``total`` in all, of which ``[start, start + length)`` are shown."""
+        return cls(((-start, total),), length)
 
     @classmethod
     def of(cls, places: npt.NDArray[np.int64]) -> Placement:
@@ -128,6 +135,8 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     def within(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield the runs in the places ``[begin, stop)``, cut to these: place, first element and length."""
+        if self.shown is not None:
+            begin, stop = max(begin, 0), min(stop, self.shown)
         first = max(bisect_right(self._ascending, (begin, stop, 0)) - 1, 0)
         for number in range(first, len(self._ascending)):
             at, start, length = self._ascending[number]
@@ -142,14 +151,16 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return next((start for _, start, _ in self.within(place, place + 1)), None)
 
     def place(self, element: int) -> int | None:
-        """Return the place of an element; None if the part has not so many."""
+        """Return the place of an element; None if the part has not so many, or does not show it."""
         run = bisect_right(self.starts, element) - 1
-        return self.runs[run][0] + element - self.starts[run] if element < self.length else None
+        at = self.runs[run][0] + element - self.starts[run] if element < self.length else -1
+        return at if at >= 0 and (self.shown is None or at < self.shown) else None
 
     def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the places of elements, all of which the part has."""
+        """Return the places of elements, all of which the part has; -1 where it does not show them."""
         run = np.searchsorted(self.starts, elements, side="right") - 1
-        return np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
+        at = np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
+        return at if self.shown is None else np.where(at < self.shown, np.maximum(at, -1), -1)
 
     def elements(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers of the elements at ``places``; -1 where the part has none."""
@@ -161,6 +172,10 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     def in_chunks(self, size: int, total: int) -> Placement | None:
         """Return the places of chunks of ``size`` in an array of length ``total``; None where a chunk is divided."""
+        if self.shown is not None:  # only the last part may end within a chunk, which readers cut
+            ((at, length),) = self.runs
+            is_divided = size < 1 or at % size
+            return None if is_divided else Placement(((at // size, -(-length // size)),), -(-self.shown // size))
         runs: list[tuple[int, int]] = []
         for (at, length), start in zip(self.runs, self.starts, strict=False):
             is_end = at + length == total and start + length == self.length

@@ -304,9 +304,9 @@ def _append_line(
         for part in read_sets(urls, options, _ignore, unread=Unread(frozenset([dim]), rules.same))
     ]
     shown = with_metadata(first, document.metadata)
-    if first.length(dim) != lead.length:
+    if first.length(dim) != lead.total:
         raise ManifestError(
-            f"{lead.url!r} of {base.url} has the length {first.length(dim)} now, not {lead.length}: make the document "
+            f"{lead.url!r} of {base.url} has the length {first.length(dim)} now, not {lead.total}: make the document "
             "anew"
         )
     if not new.length(dim):
@@ -332,7 +332,10 @@ def _append_line(
             kept = _kept(extent, new, rules)
             if kept is None:
                 return 0
-            document = _whole(document, kept, new, base.url)
+            if not kept.old:
+                raise ManifestError(f"{new.name} replaces the beginning of {base.url}: make the document anew")
+            document = _cut(document, kept.old)
+            new = trimmed(new, dim, kept.start, kept.stop, lazy=True)
             extent = only_coordinate(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
     first, new = with_digests([first, new], [dim], rules.same)
     # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
@@ -416,15 +419,14 @@ def _filled(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
     return msgspec.structs.replace(document, parts=tuple(parts))
 
 
-def _whole(document: ConcatDocument, kept: _Kept, new: NamedSet, name: str) -> ConcatDocument:
-    """Return a document with those of its sets that are kept; ManifestError where one would be taken in part."""
-    if (kept.start, kept.stop) != (0, new.length(document.dim)):
-        raise ManifestError(f"{name} has some values of {new.name} already, and joins whole sets: it takes all or none")
-    if kept.old not in document.starts[1:]:
-        raise ManifestError(
-            f"{name} names whole sets, and {new.name} replaces a part of one, or the first: make the document anew"
-        )
-    return msgspec.structs.replace(document, parts=document.parts[: document.starts.index(kept.old)])
+def _cut(document: ConcatDocument, stop: int) -> ConcatDocument:
+    """Return a document that ends before the element ``stop``."""
+    parts = [
+        part.cut(0, min(part.length, stop - start))
+        for part, start in zip(document.parts, document.starts, strict=False)
+        if start < stop
+    ]
+    return msgspec.structs.replace(document, parts=tuple(parts))
 
 
 def _values_of(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:

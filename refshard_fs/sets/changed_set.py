@@ -179,8 +179,13 @@ def gap(
 # A part of a set along a dimension.
 
 
-def trimmed(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
-    """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks."""
+def trimmed(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
+    """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks.
+
+    If ``lazy``, only the metadata and the coordinate change: any elements can be taken when chunks are read.
+    """
+    if lazy and part.along(dim) and (start, stop) != (0, part.length(dim)):
+        return _slice(part, dim, start, stop)
     changed = ChangedSet(part)
     is_changed = False
     for path, axis in part.along(dim).items():
@@ -202,6 +207,21 @@ def trimmed(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
         shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
         changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: shifted(-(start // size))}, None)])
     return changed.result() if is_changed else part
+
+
+def _slice(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
+    begin, total = part.take or (0, part.length(dim))
+    changed, coordinate = ChangedSet(part), part.coordinate(dim)
+    for path, axis in part.along(dim).items():
+        variable = part.variables[path]
+        values = part.values(path) if variable is coordinate else None
+        if values is not None:
+            changed.put_values(variable, values[start:stop])
+            continue
+        shape = list(variable.meta.shape)
+        shape[axis] = stop - start
+        changed.put(variable, {**variable.meta.raw, "shape": shape})
+    return msgspec.structs.replace(changed.result(), take=(begin + start, total))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -121,9 +121,9 @@ class SetRow(msgspec.Struct, frozen=True):
         if telling.meta.zarr_format == 3 or is_big_endian(telling.meta):  # and that of times: 2 keeps their byte order
             metadata.setdefault(telling.key, dict(telling.meta.raw))
         lines = []
-        for source, length, data, own_places in zip(self.sources, lengths, values, places, strict=True):
+        for source, part, length, data, own_places in zip(self.sources, parts, lengths, values, places, strict=True):
             url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)
-            lines.append(Part(url, length, data, within, own_places))
+            lines.append(Part(url, length, data, within, own_places, part.take if source else None))
         held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
         metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
         document = ConcatDocument(
@@ -404,14 +404,9 @@ def concat(
             filled = [each for each in every if each.stop]
             kept = filled if 0 < len(filled) < len(every) else None
         if kept is not None:
-            chosen = [trimmed(read[number], dim, start, stop) for number, start, stop in kept]
-            cut = [part.name for part, k in zip(chosen, kept, strict=True) if part is not read[k.number]]
-            if lazy and cut:
-                raise ManifestError(
-                    f"lazy=True joins whole sets, and of {cut[0]} a part is taken along {dim!r} (overlap=): leave "
-                    "lazy=True out"
-                )
-            read, stored = chosen, [stored[number] for number, _, _ in kept]
+            read = [trimmed(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
+            if lazy:
+                stored = [trimmed(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
             sources = tuple(sources[number] for number, _, _ in kept)
             places, file_grid = tuple((place,) for place in range(len(kept))), None
     rules = Rules(
@@ -538,13 +533,7 @@ class _Cube(msgspec.Struct, frozen=True):
         self, sources: Sequence[Any], parts: Sequence[NamedSet], dim: str
     ) -> tuple[list[Any], list[NamedSet]]:
         """Return sources and sets with gaps between them, where values of a regular coordinate are missing."""
-        pieces = with_gaps(parts, dim, self.rules.regular[dim])
-        numbers = [piece.number for piece in pieces if piece.number is not None]
-        if self.rules.lazy and numbers != list(range(len(parts))):
-            twice = next(number for number in numbers if numbers.count(number) > 1)
-            raise ManifestError(
-                f"{parts[twice].name} has a gap along {dim!r}, and lazy=True joins whole sets: leave lazy=True out"
-            )
+        pieces = with_gaps(parts, dim, self.rules.regular[dim], lazy=self.rules.lazy)
         return ["" if p.number is None else sources[p.number] for p in pieces], [piece.part for piece in pieces]
 
 

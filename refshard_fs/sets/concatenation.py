@@ -315,7 +315,9 @@ def recut_shapes(
             return tuple(min(size, subchunks.get(name or "", size)) for name, size in zip(dims, most, strict=True))
 
         whole = wanted(shapes[0][0])
+        begins = [part.take[0] for part in sets if part.take is not None and path in part.variables]
         meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
+        meet = meet and all(begin % whole[axis] == 0 for begin in begins)
         for name, placement in placements:
             if name in first.dims:
                 k = first.dims.index(name)

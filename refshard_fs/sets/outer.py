@@ -316,7 +316,7 @@ class Piece(NamedTuple):
     part: NamedSet
 
 
-def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float) -> list[Piece]:
+def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: bool = False) -> list[Piece]:
     """Return ``parts`` with gaps where values of the coordinate ``dim`` are missing, one every ``freq``.
 
     ManifestError where a value is no whole number of steps from the first one.
@@ -357,7 +357,7 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float) -> list[Pi
             if place > expected:
                 missing = steps.values(np.arange(expected, place))
                 pieces.append(Piece(None, only_coordinate(first, missing, parts[0], f"the gap before {part.name}")))
-            pieces.append(Piece(number, trimmed(part, dim, start, stop)))
+            pieces.append(Piece(number, trimmed(part, dim, start, stop, lazy=lazy)))
             expected = place + stop - start
     return pieces
 

@@ -76,6 +76,8 @@ class NamedSet(msgspec.Struct, frozen=True, dict=True):
     # What reads its chunks: `RefShardFileSystem(fo, **options)`, or ``fo`` itself if it is a filesystem.
     fo: Any = None
     options: Mapping[str, Any] = {}
+    # Of a part of a set in a document: its first element along the dimension, and how many the set has; see `Part`.
+    take: tuple[int, int] | None = None
 
     def along(self, dim: str | None) -> dict[str, int]:
         """Return which axis of which array is the dimension, by path."""

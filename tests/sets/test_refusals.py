@@ -84,18 +84,13 @@ CASES: dict[str, tuple[Change, dict[str, Any], list[str]]] = {
     "another mask": (lambda file: file["mask"].__setitem__(2, 9), {}, ["'mask'", "same="]),
     "another mask, lazily": (lambda file: file["mask"].__setitem__(2, 9), {"lazy": True}, ["'mask'", "same="]),
     "a time twice": (lambda file: file["time"].__setitem__(0, 1), {}, ["time = 1"]),
-    "part of a file, lazily": (
-        lambda file: file["time"].__setitem__(0, 1),
-        {"lazy": True, "overlap": "first"},
-        ["'time'"],
-    ),
     "no coordinate to sort by": (without("time"), {"sort": True}, ["'time'"]),
     "no coordinate to fill in": (without("time"), {"freq": "1D"}, ["'time'"]),
     "other dimensions": (anew("v", data=np.zeros((3, 2), "<f4"), scales=False), {}, ["'v'"]),
 }
 
 
-LATER = ("a time twice", "part of a file, lazily")  # what is wrong with a file that follows another one
+LATER = ("a time twice",)  # what is wrong with a file that follows another one
 
 
 @pytest.mark.parametrize(("name", "odd"), [(name, odd) for name in CASES for odd in (1, 0) if odd or name not in LATER])

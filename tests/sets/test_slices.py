@@ -1,0 +1,142 @@
+"""Lazy cubes that take a part of a set: where sets overlap, where one has a gap, and where one is appended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cubes.document import ConcatDocument
+from tests.sets.test_concatenating import VERSIONS, chunked
+from tests.sets.test_whole_cubes import check
+
+zarr = pytest.importorskip("zarr")
+
+
+def days(values: list[int], version: int = 2, chunk: int = 1, add: int = 0) -> dict[str, Any]:
+    """Return a set with a value for each day, and the time in a chunk of its own."""
+    times = np.array(values, "<i4")
+    out: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'} if version == 2 else {}
+    if version == 3:
+        out["zarr.json"] = '{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+    out |= chunked("time", times, (len(values),), ["time"], version=version, inline=True)
+    t = np.repeat(times[:, None] * 10 + add, 3, axis=1).astype("<f4")
+    fill: Any = "NaN"
+    return out | chunked("t", t, (chunk, 2), ["time", "x"], version=version, fill_value=fill)
+
+
+def written(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
+    paths = [str(folder / f"part{number}.json") for number in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        RefShardFileSystem(part, skip_instance_cache=True).save(path, "json")
+    return paths
+
+
+def read(fo: Any) -> tuple[list[int], list[float]]:
+    store: Any
+    if zarr.__version__.startswith("2"):
+        store = RefShardFileSystem(fo, skip_instance_cache=True).get_mapper()
+    else:
+        fs = RefShardFileSystem(fo, asynchronous=True, skip_instance_cache=True)
+        store = zarr.storage.FsspecStore(fs, read_only=True, path="")
+    group = zarr.open_group(store, mode="r")
+    assert (np.asarray(group["t"])[:, :1] == np.asarray(group["t"]))[~np.isnan(np.asarray(group["t"]))].all()
+    return np.asarray(group["time"]).tolist(), np.asarray(group["t"])[:, 2].tolist()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("overlap", ["first", "last"])
+def test_overlapping_sets_are_those_of_the_eager_cube(tmp_path: Path, version: int, overlap: Any) -> None:
+    parts = [days([0, 1, 2, 3], version), days([2, 3, 4], version, add=1), days([4, 5], version, add=2)]
+    names = written(tmp_path, parts)
+    lazy = refshard_fs.concat(names, "time", lazy=True, overlap=overlap, zarr_format=version)
+    eager = refshard_fs.concat(names, "time", overlap=overlap, zarr_format=version)
+    assert read(lazy) == read(eager)
+    lazy.save(str(tmp_path / "all.refshard"))
+    assert read(str(tmp_path / "all.refshard")) == read(eager)
+    fs = RefShardFileSystem(lazy, skip_instance_cache=True)
+    check(fs)
+    assert sorted(fs.find("t")) == sorted(RefShardFileSystem(eager, skip_instance_cache=True).find("t"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("overlap", "expected"), [("first", [0, 10, 20, 31, 41, 51]), ("last", [0, 11, 21, 31, 41, 51])]
+)
+def test_chunks_are_divided_where_sets_overlap(tmp_path: Path, version: int, overlap: Any, expected: Any) -> None:
+    parts = [days([0, 1, 2], version, chunk=2), days([1, 2, 3, 4, 5], version, chunk=3, add=1)]
+    lazy = refshard_fs.concat(written(tmp_path, parts), "time", lazy=True, overlap=overlap, zarr_format=version)
+    assert lazy.document.chunks
+    assert read(lazy) == ([0, 1, 2, 3, 4, 5], expected)
+    check(RefShardFileSystem(lazy, skip_instance_cache=True))
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
+    names = written(tmp_path, [days([0, 1, 2, 5], chunk=chunk), days([6, 9], chunk=chunk)])
+    lazy = refshard_fs.concat(names, "time", lazy=True, freq=1)
+    times, values = read(lazy)
+    assert times == list(range(10))
+    np.testing.assert_array_equal(values, [0, 10, 20, np.nan, np.nan, 50, 60, np.nan, np.nan, 90])
+    check(RefShardFileSystem(lazy, skip_instance_cache=True))
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_what_is_new_of_a_set_is_appended(tmp_path: Path, chunk: int) -> None:
+    names = written(tmp_path, [days([0, 1], chunk=chunk), days([1, 2, 3], chunk=chunk, add=1), days([2, 3, 4], add=2)])
+    url = str(tmp_path / "all.refshard")
+    refshard_fs.concat(names[:1], "time", lazy=True).save(url)
+    assert refshard_fs.append(url, names[1], "time", on_duplicate="skip") == 2
+    assert read(url) == ([0, 1, 2, 3], [0, 10, 21, 31])
+    assert refshard_fs.append(url, names[2], "time", on_duplicate="replace") == 1
+    assert read(url) == ([0, 1, 2, 3, 4], [0, 10, 22, 32, 42])
+
+
+def test_a_line_says_which_elements_are_taken(tmp_path: Path) -> None:
+    names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
+    document = refshard_fs.concat(names, "time", lazy=True, overlap="last").document
+    assert [part.take for part in document.parts] == [(0, 3), None]
+    assert ConcatDocument.read(document.dumps(), "it") == document
+
+
+@pytest.mark.parametrize("take", [[0, 1], [2, 3], [-1, 9]])
+def test_elements_that_a_set_lacks_are_not_taken(take: list[int]) -> None:
+    line = ["a.json", 2, None, {}, take]
+    document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [line]}
+    with pytest.raises(ManifestError, match=r"a\.json"):
+        ConcatDocument.read(json.dumps(document).encode(), "it")
+
+
+def test_a_set_that_became_longer_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
+    lazy = refshard_fs.concat(names, "time", lazy=True, overlap="last")
+    RefShardFileSystem(days([0, 1, 2, 3]), skip_instance_cache=True).save(names[0], "json")
+    with pytest.raises(ManifestError, match="shape"):
+        read(lazy)
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_overlapping_files_with_bounds_in_other_units(tmp_path: Path, chunk: int) -> None:
+    xr = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    paths, each = [], []
+    for number, (start, units) in enumerate([(0, "days since 2024-01-01"), (2, "hours since 2024-01-02")]):
+        times = np.datetime64("2024-01-01", "ns") + np.arange(start, start + 4) * np.timedelta64(1, "D")
+        ds = xr.Dataset({"t": (("time", "x"), np.arange(8.0).reshape(4, 2) + 100 * number)}, {"time": times})
+        ds["time"].attrs["bounds"] = "time_bnds"
+        ds["time_bnds"] = ("time", "bnds"), np.stack([times, times + np.timedelta64(1, "D")], 1)
+        ds["time"].encoding |= {"units": units, "dtype": "i4"}
+        chunks = {"t": {"chunksizes": (chunk, 2), "zlib": number == 1}, "time_bnds": {"chunksizes": (chunk, 2)}}
+        ds["time_bnds"].encoding |= {"units": units, "dtype": "i4"}
+        paths.append(str(tmp_path / f"{number}.nc"))
+        ds.to_netcdf(paths[-1], encoding=chunks, engine="netcdf4")
+        each.append(xr.load_dataset(paths[-1]))
+    for overlap, pieces in (("first", (slice(4), slice(2, 4))), ("last", (slice(2), slice(4)))):
+        expected = xr.concat([ds.isel(time=some) for ds, some in zip(each, pieces, strict=True)], "time")
+        lazy = refshard_fs.concat(paths, "time", lazy=True, overlap=overlap)  # type: ignore[call-overload]
+        xr.testing.assert_equal(xr.open_dataset(lazy, engine="refshard").load(), expected)
