@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, Spooled
@@ -148,7 +148,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
         return edit
 
     changes = edits.changes()
-    view = keyspace if isinstance(keyspace, ShardView) else None
+    view = cast(ShardView, keyspace) if keyspace.whole_shards is not keyspace else None
     documents: dict[str, bytes] = {}
     layouts: dict[str, ShardLayout | None] = {}
     grown: dict[str, Growth] = {}
@@ -301,14 +301,14 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     Raises ManifestError where the shards of an array cannot hold it as it was written, DamagedIndex for an old shard
     that is damaged.
     """
-    assert isinstance(view, ShardView), "inner chunks are shown by a view of shards"
+    stored = view.whole_shards
     run, overlay = writer.session.run, writer.overlay
     plan: Plan = run("", partial(plan_commit, view, edits, overlay.spool, loads_all=False))
     made = Edits()
     for prefix in plan.prefixes:
         made.remove_below(prefix)
     for path in plan.replaced:
-        for key in run(path, partial(keys_of, view.base, path)):
+        for key in run(path, partial(keys_of, stored, path)):
             if not is_metadata(key):
                 made.put(key, REMOVED)
     for key in plan.removed:
@@ -318,7 +318,7 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     for key, edit in plan.data.items():
         made.put(key, edit if isinstance(edit, Span) else writer.stored_value([edit.data]))
     for shard in plan.shards:
-        url, old = run(shard.key, partial(_old, view, shard.key)) if shard.old else ("", None)
+        url, old = run(shard.key, partial(_old, stored, shard.key)) if shard.old else ("", None)
         parts = None if shard.is_removed else pack_shard(shard, old, url)
         made.put(shard.key, REMOVED if parts is None else writer.stored_value(parts))
         if not shard.is_removed:
@@ -326,9 +326,9 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     return made
 
 
-def _old(view: ShardView, key: str) -> Steps[tuple[str, Buffer | None]]:
+def _old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
     """Return the URL and the bytes of the stored shard ``key``; None if there is none."""
-    entry = yield from view.base.lookup(key)
+    entry = yield from stored.lookup(key)
     match entry:
         case None:
             return "", None
@@ -347,8 +347,8 @@ def stored_keys(writer: Writer) -> KeySpace:
     keyspace = writer.session.open()
     if writer.session.transaction is None:
         return keyspace
-    match keyspace:
-        case EditedKeySpace(base=ShardView() as view, edits=edits) if len(edits):
-            keyspace = EditedKeySpace(view.base, shard_edits(writer, view, edits))
+    view, edits = keyspace.base, keyspace.edits
+    if view is not None and edits is not None and len(edits) and view.whole_shards is not view:
+        keyspace = EditedKeySpace(view.whole_shards, shard_edits(writer, view, edits))
     writer.overlay.entrust()
     return keyspace
