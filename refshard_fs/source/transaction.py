@@ -340,6 +340,15 @@ class Transaction:
 
     # ------------------------------------------------------------------ states
 
+    def begin(self) -> Edits:
+        """Return a savepoint that tells what workers write from now on from what they wrote before.
+
+        Copies that are sent to other processes from now on have seen a later change.
+        """
+        with self._guard:
+            self.edits.number += 1
+            return self.edits.copy()
+
     def savepoint(self) -> Edits:
         """Return a copy of the edits, to roll back to."""
         return self.edits.copy()

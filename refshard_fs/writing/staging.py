@@ -123,9 +123,10 @@ def _loaded(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
     return edit if data is None else overlay.spool.keep(data)
 
 
-def clear(overlay: Transaction, store: Objects) -> None:
-    """Remove the objects that other processes staged and no commit has merged."""
-    left = [staged.name for staged in _listed(overlay, store) if staged.name not in overlay.merged]
+def clear(overlay: Transaction, store: Objects, since: int = 0) -> None:
+    """Remove the objects that no commit has merged, of processes and forks that began after the change ``since``."""
+    listed = (staged for staged in _listed(overlay, store) if staged.seen >= since)
+    left = [staged.name for staged in listed if staged.name not in overlay.merged]
     store.remove_all(left)
 
 

@@ -24,7 +24,7 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         self._begin()
 
     def _begin(self) -> None:
-        self._savepoint = self.fs._writing("begin a transaction").overlay.savepoint()
+        self._savepoint = self.fs._writing("begin a transaction").overlay.begin()
 
     def complete(self, commit: bool = True) -> None:
         fs, self.fs = self.fs, None

@@ -203,8 +203,10 @@ class Writer:
         self.remove_objects(left)
 
     def roll_back(self, savepoint: Edits) -> None:
-        """Drop the edits since ``savepoint``, one of the overlay."""
+        """Drop the edits since ``savepoint``, one of the overlay, and what workers that began after it have staged."""
         with self.overlay.lock:
+            if self.overlay.is_shared and self.overlay.worker is None and self.store is not None:
+                clear(self.overlay, self.store, savepoint.number)
             left = self.overlay.roll_back(savepoint)
         self.remove_objects(left)
 

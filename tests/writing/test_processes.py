@@ -149,6 +149,21 @@ def test_a_worker_cannot_commit_and_takes_a_failed_transaction_back(fs: RefShard
     assert fs.find("a/c") == ["a/c/1"]
 
 
+def test_a_failed_transaction_takes_back_what_its_workers_wrote(fs: RefShardFileSystem) -> None:
+    elsewhere(fs, "fs.pipe_file('a/c/1', b'before' * 10)")
+
+    def fail() -> None:
+        with fs.transaction:
+            elsewhere(fs, "fs.pipe({'a/c/2': b'within' * 10, 'a/c/3': b'small'})")
+            fs.fork().pipe_file("a/c/4", LARGE)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    fs.commit()
+    assert fs.find("a/c") == ["a/c/1"]
+
+
 def test_a_worker_of_mode_w_does_not_begin_anew(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.json", "json", mode="w")
     fs.pipe_file("a", b"here")
