@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from operator import index
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.consolidated import reconsolidated, repeats
-from refshard_fs.core.keys import is_within, join, parent
+from refshard_fs.core.keys import is_within, join, nearest, parent
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 
@@ -115,12 +116,14 @@ class Node:
 
     @property
     def shape(self) -> list[int]:
-        return list(self.array.get("shape") or ()) if self.is_array else []
+        """The shape of an array; empty for a group, and where metadata are damaged."""
+        shape = self.array.get("shape") if self.is_array else None
+        return list(shape) if isinstance(shape, list) and all(type(length) is int for length in shape) else []
 
     @property
     def attributes(self) -> Attributes:
         if "zarr.json" in self.documents:
-            return self.documents["zarr.json"].get("attributes") or {}
+            return _object(self.documents["zarr.json"].get("attributes"))
         return self.documents.get(".zattrs") or {}
 
     @property
@@ -135,7 +138,7 @@ class Node:
         """Replace the attributes, in each version of the metadata, by what ``edit`` returns for them."""
         if "zarr.json" in self.documents:
             document = self.documents["zarr.json"]
-            before = document.get("attributes") or {}
+            before = _object(document.get("attributes"))
             after = edit(before)
             if after != before:
                 document["attributes"] = after
@@ -147,20 +150,65 @@ class Node:
 
     def rename_dimensions(self, names: Mapping[str, str]) -> None:
         """Rename dimensions, wherever the metadata name them."""
-        document = self.documents.get("zarr.json")
-        if document is not None and isinstance(document.get("dimension_names"), list):
-            document["dimension_names"] = [names.get(dim, dim) for dim in document["dimension_names"]]
 
         def renamed(attributes: Attributes) -> Attributes:
             dims = attributes.get(DIMENSIONS)
-            if not isinstance(dims, list):
-                return attributes
-            return {**attributes, DIMENSIONS: [names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]}
+            return {**attributes, DIMENSIONS: changed(dims)} if isinstance(dims, list) else attributes
 
+        def changed(dims: list[Any]) -> list[Any]:
+            return [names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+
+        document = self.documents.get("zarr.json")
+        if document is not None and isinstance(document.get("dimension_names"), list):
+            document["dimension_names"] = changed(document["dimension_names"])
         self.edit_attributes(renamed)
 
 
-Nodes = dict[str, Node]
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+class Nodes(dict[str, Node]):
+    """All arrays and groups of a source, by path."""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, list[str]]:
+        """The paths that end in each name."""
+        found: dict[str, list[str]] = {}
+        for path in filter(None, self):
+            found.setdefault(parent(path)[1], []).append(path)
+        return found
+
+    @cached_property
+    def by_group(self) -> Mapping[str, dict[str, Node]]:
+        """The arrays of each group, by name."""
+        found: dict[str, dict[str, Node]] = {}
+        for path, node in self.items():
+            if path and node.is_array:
+                group, name = parent(path)
+                found.setdefault(group, {})[name] = node
+        return found
+
+    def named(self, name: str) -> list[str]:
+        """Return the paths of the arrays and groups that ``name`` means."""
+        if "/" in name:
+            path = name.strip("/")
+            return [path] if path and path in self else []
+        return list(self.by_name.get(name, ()))
+
+    def matching(self, name: str, word: str) -> list[str]:
+        """Return the same; ManifestError, which begins with the ``word`` that names them, if there are none."""
+        found = self.named(name)
+        if not found:
+            raise self.unknown(f"{word}= names {name!r}, which the source does not have")
+        return found
+
+    def unknown(self, what: str, *, dims: bool = False) -> ManifestError:
+        """Return the error that ends with the names that exist, or those of dimensions."""
+        names: Iterable[str | None] = (dim for node in self.values() for dim in node.dims) if dims else self
+        known = sorted(filter(None, dict.fromkeys(names)))
+        more = "" if len(known) <= _SHOWN else f" and {len(known) - _SHOWN:,} more"
+        return ManifestError(f"{what}: its {'dimensions' if dims else 'names'} are {', '.join(known[:_SHOWN])}{more}")
 
 
 def nodes_of(documents: Mapping[str, Mapping[str, Any]]) -> Nodes:
@@ -173,10 +221,10 @@ def nodes_of(documents: Mapping[str, Mapping[str, Any]]) -> Nodes:
         while path:
             path = parent(path)[0]
             by_path.setdefault(path, {})  # a group that has no document
-    return {path: Node(path, by_path[path]) for path in sorted(by_path)}
+    return Nodes((path, Node(path, by_path[path])) for path in sorted(by_path))
 
 
-def documents_of(nodes: Nodes) -> dict[str, dict[str, Any]]:
+def documents_of(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     """Return the documents of ``nodes``, by key; those that repeat others repeat these."""
     found = {join(path, name): document for path, node in nodes.items() for name, document in node.documents.items()}
     for key in sorted(found, key=lambda key: -key.count("/")):
@@ -190,136 +238,90 @@ def documents_of(nodes: Nodes) -> dict[str, dict[str, Any]]:
 # What each word does.
 
 
-def chosen(nodes: Nodes, choice: Choice) -> Nodes:
-    """Return what ``choice`` takes of ``nodes``, which it may change, by the paths under which that is shown.
+def chosen(nodes: Nodes, choice: Choice) -> dict[str, Node]:
+    """Return what ``choice`` takes of ``nodes``, which it changes, by the paths under which that is shown.
 
     ManifestError, with the names that exist, for a name that the source does not have.
     """
-    kept = nodes
+    kept = set(nodes)
     if choice.keep is not None:
-        kept = _kept(nodes, choice.keep)
-    gone = {path for name in choice.drop for path in _matching(nodes, name, "drop")}
-    kept = {path: node for path, node in kept.items() if not any(is_within(path, one) for one in gone)}
-    _shorten(kept, nodes, choice.isel)
-    targets = [(path, name, values) for name, values in choice.attrs.items() for path in _paths(nodes, name, "attrs")]
-    if len(kept) < len(nodes):
-        _mend_coordinates(kept, nodes)
-    for path, _, values in targets:
-        if path in kept:
-            kept[path].edit_attributes(lambda before, values=values: _changed(before, values))  # type: ignore[misc]
-    return _renamed(kept, nodes, choice.rename) if choice.rename else kept
+        kept = _kept(nodes, {path for name in choice.keep for path in nodes.matching(name, "keep")})
+    dropped = {path for name in choice.drop for path in nodes.matching(name, "drop")}
+    kept = {path for path in kept if not _is_in(path, dropped)}
+    shown = {path: node for path, node in nodes.items() if path in kept}
+    _shorten(shown, nodes, choice.isel)
+    if len(shown) < len(nodes):
+        _mend_coordinates(shown, nodes)
+    for name, values in choice.attrs.items():
+        for path in nodes.matching(name, "attrs") if name.strip("/") else [""]:
+            if path in shown:
+                shown[path].edit_attributes(partial(_changed, values))
+    return _renamed(shown, nodes, choice.rename) if choice.rename else shown
 
 
-def _changed(before: Attributes, values: Attributes) -> Attributes:
+def _changed(values: Attributes, before: Attributes) -> Attributes:
+    """Return the attributes ``before`` with others; those that are None are gone."""
     return {name: value for name, value in {**before, **values}.items() if value is not None}
 
 
-def _paths(nodes: Nodes, name: str, word: str) -> list[str]:
-    return [""] if name.strip("/") == "" else _matching(nodes, name, word)
+def _is_in(path: str, paths: Container[str]) -> bool:
+    """Whether ``path`` is one of ``paths``, or lies below one."""
+    return path in paths or nearest(path, paths) is not None
 
 
-def _matching(nodes: Nodes, name: str, word: str) -> list[str]:
-    """Return the paths of the nodes that ``name`` means; ManifestError if there is none."""
-    found = _named(nodes, name)
-    if not found:
-        raise _unknown(f"{word}= names {name!r}, which the source does not have", nodes)
-    return found
-
-
-def _named(nodes: Nodes, name: str) -> list[str]:
-    if "/" in name:
-        path = name.strip("/")
-        return [path] if path and path in nodes else []
-    return [path for path in nodes if path and parent(path)[1] == name]
-
-
-def _unknown(what: str, nodes: Nodes, dims: bool = False) -> ManifestError:
-    named = [dim for node in nodes.values() for dim in node.dims if dim] if dims else [path for path in nodes if path]
-    names = sorted(dict.fromkeys(named))
-    more = "" if len(names) <= _SHOWN else f" and {len(names) - _SHOWN:,} more"
-    return ManifestError(f"{what}: its {'dimensions' if dims else 'names'} are {', '.join(names[:_SHOWN])}{more}")
-
-
-def _kept(nodes: Nodes, names: Sequence[str]) -> Nodes:
-    """Return the nodes that ``names`` mean, all below them, the groups above them, and their coordinates."""
-    found = {path for name in names for path in _matching(nodes, name, "keep")}
-    kept = {path for path in nodes if any(is_within(path, one) for one in found)}
-    for group, arrays in _arrays_by_group(nodes, kept).items():
-        needed = {dim for path in arrays for dim in nodes[path].dims}
-        named = {word for path in arrays for word in _words(nodes[path].attributes.get(COORDINATES))}
-        above = group
-        while True:
-            own = _coordinates(nodes, above)
-            kept |= {path for path in own if needed.issuperset(nodes[path].dims) or parent(path)[1] in named}
-            if not above:
-                break
-            above = parent(above)[0]
-    for path in list(kept):
-        while path:
-            path = parent(path)[0]
-            kept.add(path)
-    return {path: node for path, node in nodes.items() if path in kept or not path}
-
-
-def _arrays_by_group(nodes: Nodes, paths: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in paths:
+def _kept(nodes: Nodes, paths: set[str]) -> set[str]:
+    """Return ``paths``, all below them, the groups above them, and the coordinates of arrays."""
+    kept = {"", *(path for path in nodes if _is_in(path, paths))}
+    arrays: dict[str, list[Node]] = {}
+    for path in filter(None, list(kept)):
         if nodes[path].is_array:
-            found.setdefault(parent(path)[0] if path else "", []).append(path)
-    return found
+            arrays.setdefault(parent(path)[0], []).append(nodes[path])
+    for group, some in arrays.items():
+        dims = {dim for node in some for dim in node.dims}
+        words = {word for node in some for word in _words(node)}
+        for above in ["", *_steps(group)]:
+            members = nodes.by_group.get(above, {})
+            names = {name for name, node in members.items() if node.dims == [name]} | _named(nodes, above, members)
+            kept |= {join(above, name) for name in names if name in words or dims.issuperset(members[name].dims)}
+    return kept.union(*(map(_steps, kept)))
 
 
-def _words(value: Any) -> list[str]:
+def _words(node: Node) -> list[str]:
+    """Return the names of variables in the attribute ``coordinates``."""
+    value = node.attributes.get(COORDINATES)
     return value.split() if isinstance(value, str) else []
 
 
-def _coordinates(nodes: Nodes, group: str) -> set[str]:
-    """Return the arrays of a group that xarray takes for coordinates: of a dimension, or named as such."""
-    arrays = {parent(path)[1]: node for path, node in nodes.items() if path and parent(path)[0] == group}
-    arrays = {name: node for name, node in arrays.items() if node.is_array}
-    dims = {name for name, node in arrays.items() if node.dims == [name]}
-    return {join(group, name) for name in dims | _named_coordinates(nodes, group, arrays)}
-
-
-def _named_coordinates(nodes: Nodes, group: str, arrays: Mapping[str, Node]) -> set[str]:
+def _named(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
     """Return the names of those ``arrays`` of a group that the attribute ``coordinates`` of any, or its own, names."""
-    nodes_that_name = [*arrays.values(), *([nodes[group]] if group in nodes else [])]
-    return {word for node in nodes_that_name for word in _words(node.attributes.get(COORDINATES)) if word in arrays}
+    return {word for node in [*arrays.values(), nodes[group]] for word in _words(node) if word in arrays}
 
 
-def _mend_coordinates(kept: Nodes, nodes: Nodes) -> None:
+def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
     """Let arrays that are coordinates stay coordinates, and no attribute ``coordinates`` name what is gone."""
-    for group in {parent(path)[0] for path in nodes if path}:
-        if group not in kept:
+    for group, before in nodes.by_group.items():
+        after = {name: node for name, node in before.items() if join(group, name) in shown}
+        if group not in shown or len(after) == len(before):
             continue
-        before = {parent(p)[1]: n for p, n in nodes.items() if p and n.is_array and parent(p)[0] == group}
-        after = {name: node for name, node in before.items() if join(group, name) in kept}
-        named = _named_coordinates(nodes, group, before) & after.keys()
-        gone = before.keys() - after.keys()
-
-        def mended(attributes: Attributes, gone: Iterable[str] = gone) -> Attributes:
-            words = _words(attributes.get(COORDINATES))
-            left = [word for word in words if word not in gone]
-            return attributes if left == words else _changed(attributes, {COORDINATES: " ".join(left) or None})
-
-        for node in [*after.values(), kept[group]]:
-            node.edit_attributes(mended)
-        lost = sorted(named - _named_coordinates(kept, group, after))
-        if lost:
-
-            def told(attributes: Attributes, lost: Sequence[str] = lost) -> Attributes:
-                return {**attributes, COORDINATES: " ".join([*_words(attributes.get(COORDINATES)), *lost])}
-
-            kept[group].edit_attributes(told)
+        named = _named(nodes, group, before) & after.keys()
+        for node in [*after.values(), shown[group]]:
+            words = _words(node)
+            left = [word for word in words if word in after or word not in before]
+            if left != words:
+                node.edit_attributes(partial(_changed, {COORDINATES: " ".join(left) or None}))
+        lost = named - _named(shown, group, after)
+        if lost:  # their names were in attributes of variables that are gone: in those of the group, they tell the same
+            words = [*_words(shown[group]), *sorted(lost)]
+            shown[group].edit_attributes(partial(_changed, {COORDINATES: " ".join(words)}))
 
 
-def _shorten(kept: Nodes, nodes: Nodes, isel: Mapping[str, tuple[int | None, int | None]]) -> None:
+def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[int | None, int | None]]) -> None:
     """Let arrays have the elements that ``isel`` takes alone."""
     known = {dim for node in nodes.values() for dim in node.dims}
     for name in isel:
         if name not in known:
-            raise _unknown(f"isel= names {name!r}, which is not a dimension of the source", nodes, dims=True)
-    for node in kept.values():
+            raise nodes.unknown(f"isel= names {name!r}, which is not a dimension of the source", dims=True)
+    for node in shown.values():
         dims = node.dims
         if not any(dim in isel for dim in dims):
             continue
@@ -339,7 +341,7 @@ def _shorten(kept: Nodes, nodes: Nodes, isel: Mapping[str, tuple[int | None, int
 # Other names.
 
 
-def _renamed(kept: Nodes, nodes: Nodes, rename: Mapping[str, str]) -> Nodes:
+def _renamed(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, str]) -> dict[str, Node]:
     """Return the nodes by their new paths, with the new names of dimensions, and of variables that attributes name."""
     names: dict[str, str] = {}  # new names, by path
     dims: list[tuple[str, str, str]] = []  # the group in which a dimension has a new name, the old name and the new one
@@ -351,14 +353,14 @@ def _renamed(kept: Nodes, nodes: Nodes, rename: Mapping[str, str]) -> Nodes:
         own = parent(own)[1]
         if not zarrmeta.is_node_name(own):
             raise ManifestError(f"rename= gives {old!r} the name {new!r}: expected the name of a variable")
-        found = _named(nodes, old)
+        found = nodes.named(old)
         is_dim = any(bare in node.dims for path, node in nodes.items() if is_within(path, group))
         if not found and not is_dim:
-            raise _unknown(f"rename= names {old!r}, which is no variable, group or dimension of the source", nodes)
+            raise nodes.unknown(f"rename= names {old!r}, which is no variable, group or dimension of the source")
         names |= dict.fromkeys(found, own)
         if is_dim:
             dims.append((group, bare, own))
-    shown: Nodes = {}
+    shown: dict[str, Node] = {}
     for path, node in kept.items():
         own_dims = {old: new for group, old, new in dims if is_within(path, group)}
         if any(dim in own_dims for dim in node.dims):
@@ -366,9 +368,9 @@ def _renamed(kept: Nodes, nodes: Nodes, rename: Mapping[str, str]) -> Nodes:
             if len(set(filter(None, after))) < len(set(filter(None, node.dims))):
                 raise ManifestError(f"rename= gives two dimensions of {path!r} one name: {after}")
             node.rename_dimensions(own_dims)
-        words = _new_words(names, path, node)
-        if words:
-            node.edit_attributes(lambda before, words=words: _reworded(before, words))  # type: ignore[misc]
+        if names:
+            group = parent(path)[0] if node.is_array else path
+            node.edit_attributes(partial(_reworded, partial(_new_name, names, nodes, group)))
         new_path = "/".join(names.get(above, parent(above)[1]) for above in _steps(path))
         if new_path in shown:
             raise ManifestError(f"rename= gives {shown[new_path].source!r} and {path!r} one name, {new_path!r}")
@@ -382,26 +384,27 @@ def _steps(path: str) -> Iterator[str]:
     return ("/".join(parts[: depth + 1]) for depth in range(len(parts)))
 
 
-def _new_words(names: Mapping[str, str], path: str, node: Node) -> dict[str, str]:
-    """Return the new names of variables that a node's attributes may name: of its group, or of one above."""
-    group = parent(path)[0] if node.is_array else path
-    found: dict[str, str] = {}
-    for above in ["", *_steps(group)]:
-        found |= {parent(old)[1]: new for old, new in names.items() if parent(old)[0] == above}
-    return found
+def _new_name(names: Mapping[str, str], nodes: Nodes, group: str, word: str) -> str:
+    """Return the new name of the variable that attributes in ``group`` call ``word``: of it, or of a group above."""
+    for above in [*reversed([*_steps(group)]), ""]:
+        if join(above, word) in nodes:
+            return names.get(join(above, word), word)
+    return word
 
 
-def _reworded(attributes: Attributes, names: Mapping[str, str]) -> Attributes:
+def _reworded(renamed: Callable[[str], str], attributes: Attributes) -> Attributes:
+    """Return attributes in which variables are called what ``renamed`` returns for their names."""
     found = dict(attributes)
     for name in (*_NAMES, *_ROLES):
-        words = _words(attributes.get(name))
-        after = [_reworded_one(word, names, has_roles=name in _ROLES) for word in words]
+        value = attributes.get(name)
+        words = value.split() if isinstance(value, str) else []
+        after = [_reworded_one(word, renamed, has_roles=name in _ROLES) for word in words]
         if after != words:
             found[name] = " ".join(after)
     return found
 
 
-def _reworded_one(word: str, names: Mapping[str, str], *, has_roles: bool) -> str:
+def _reworded_one(word: str, renamed: Callable[[str], str], *, has_roles: bool) -> str:
     if not word.endswith(":"):
-        return names.get(word, word)
-    return word if has_roles else names.get(word[:-1], word[:-1]) + ":"
+        return renamed(word)
+    return word if has_roles else renamed(word[:-1]) + ":"

@@ -86,7 +86,7 @@ class Selection(View):
         if base.url_of is not None:
             self.url_of = lambda key: (base.url_of or str)(self.object_of(key))
         self._arrays = {path: _array_of(base, node) for path, node in nodes.items() if node.is_array}
-        self._documents = {key: zarrmeta.dumps(doc) for key, doc in documents_of(dict(nodes)).items()}
+        self._documents = {key: zarrmeta.dumps(doc) for key, doc in documents_of(nodes).items()}
         self._sources = {node.source: path for path, node in nodes.items()}
         self.grids = {path: array.grid for path, array in self._arrays.items() if array.grid is not None}
         self._tree: dict[str, dict[str, bool]] = {"": {}}
@@ -427,7 +427,7 @@ def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict
     is_version_3 = document.get("zarr_format") == 3
     holder = document.get("consolidated_metadata") if is_version_3 else document
     for name, value in ((holder or {}).get("metadata") or {}).items():
-        member = zarrmeta.object_in(value, repr(name)) if isinstance(value, str) else value
+        member = zarrmeta.object_in(value if isinstance(value, str) else zarrmeta.dumps(value), repr(name))
         yield join(path, join(name, "zarr.json") if is_version_3 else name), member
         if is_version_3:
             yield from _members(join(path, name), member)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import fsspec
 import pytest
 
 import refshard_fs
-from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
+from refshard_fs import ManifestError, ReadOnlyError, RefShardError, RefShardFileSystem
 from refshard_fs.cli.program import main
 
 np = pytest.importorskip("numpy")
@@ -312,6 +313,18 @@ def test_what_cannot_be_selected_is_an_error(words: dict[str, Any], message: str
     fs = RefShardFileSystem(references(a=odd, x=array([3], ["x"])))
     with pytest.raises((ManifestError, ValueError, TypeError), match=message):
         fs.select(**words)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["{}", "[]", '{"zarr_format": 2, "shape": "x", "chunks": 5}', '{"zarr_format": 2, "shape": [-1], "chunks": [0]}'],
+)
+def test_damaged_metadata_are_shown_or_an_error_of_ours(damaged: str) -> None:
+    refs = references(a=array([3], ["x"]), bad=array([3], ["x"]), x=array([3], ["x"])) | {"bad/.zarray": damaged}
+    words: list[dict[str, Any]] = [{"drop": "a"}, {"keep": "bad", "isel": {"x": slice(4, 6)}}, {"rename": {"bad": "b"}}]
+    for each in words:
+        with contextlib.suppress(RefShardError):
+            RefShardFileSystem(refs).select(**each).find("")
 
 
 def test_selections_take_no_writes_and_no_uncommitted_ones() -> None:
