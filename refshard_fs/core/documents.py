@@ -397,7 +397,7 @@ class ArrayView(View, Generic[K]):
         return merged(chunks or (), others)
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
-        if not (self.base.holds_all_metadata or self.base.is_reference_set):
+        if not self.base.holds_all_metadata:
             return (yield from super().contents(prefix, errors))
         found = yield from self.base.contents(prefix, errors)
         own = [path for path in found.arrays if self.remapped(path) is not None]
@@ -417,7 +417,7 @@ class ArrayView(View, Generic[K]):
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         if self.base.is_reference_set and self.remapped(array) is None:
-            return (yield from self.base.chunks(array, numbers, grid))
+            return (yield from self.base.chunks(array, numbers, self.grids[array] if grid is None else grid))
         return (yield from super().chunks(array, numbers, grid))
 
     def is_directory(self, prefix: str) -> Steps[bool]:

@@ -127,7 +127,8 @@ class FlatKeySpace(KeySpace):
         return members, inline
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        yield from ()
+        if array not in self.refs.tables:  # its document is a reference, which a view has read
+            return (yield from super().chunks(array, numbers, grid))
         table = self.refs.tables[array]
         builder = ChunksBuilder(len(numbers))
         if isinstance(numbers, range):

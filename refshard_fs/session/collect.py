@@ -103,6 +103,7 @@ def collected_from(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool =
     collection = Collection(keyspace, contents, with_lengths=with_lengths)
     yield from together([collection.add_array(path) for path in contents.arrays])
     others = list(contents.others.keys() - contents.indexes)
+    others += [key for key, value in contents.members.items() if isinstance(value, list)]
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
     if with_manifests:  # whose directories may hold what earlier commits left
         others = [key for key in others if nearest(key, with_manifests) is None]
@@ -127,6 +128,7 @@ class Collection:
         self._side: dict[str, Value] = {
             key: with_packing_type(value, key, types) if isinstance(value, bytes) else value
             for key, value in contents.members.items()
+            if not isinstance(value, list)  # a range of a target is looked up, for its pin
         }
         self._parts: dict[str, list[Part]] = {path: [] for path in contents.arrays}
         self._checks: dict[str, dict[int, Mapping[str, str]]] = {}

@@ -307,7 +307,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return Listing(ArrayChunks(layout.grid, numbers), dict(others), directories, indexes)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if self.remapped(array) is None:
+        if self.remapped(array) is None or not len(numbers) or not self._layout(array).grid.counts:
             return (yield from super().chunks(array, numbers, grid))
         layout = self._layout(array)
         column = column_of(numbers)

@@ -1,0 +1,250 @@
+"""What a source answers for whole arrays is what it answers for each of its keys."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import random
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents
+from refshard_fs.core.keys import join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.references.values import decode
+from tests.sharding.writers import sparse, write_prototype
+
+GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, **options)
+
+
+def document(version: int, shape: Sequence[int], chunks: Sequence[int], separator: str, **more: Any) -> dict[str, Any]:
+    if version == 2:
+        return {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "order": "C", "fill_value": 0,
+                "filters": None, "compressor": None, "dimension_separator": separator, **more}  # fmt: skip
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+        "attributes": {},
+        **more,
+    }
+
+
+def references(rng: random.Random, folder: Path, *, stray: bool = True, remote: float = 0.0) -> dict[str, Any]:
+    """Return references of every kind; of the documents of arrays, a share ``remote`` are references themselves."""
+    data = folder / "data.bin"
+    data.write_bytes(bytes(range(256)) * 8)
+    version = rng.choice([2, 3])
+    root, name = (".zgroup", ".zarray") if version == 2 else ("zarr.json", "zarr.json")
+    refs: dict[str, Any] = {root: json.dumps(GROUP[version])}
+    for number, path in enumerate(["a", "g/b", "g/ü x"]):
+        ndim, separator = rng.randint(0, 3), rng.choice("./")
+        shape, chunks = [rng.randint(1, 9) for _ in range(ndim)], [rng.randint(1, 4) for _ in range(ndim)]
+        text = json.dumps(document(version, shape, chunks, separator))
+        refs[f"{path}/{name}"] = text
+        if rng.random() < remote:
+            (folder / f"{number}.json").write_text(text)
+            refs[f"{path}/{name}"] = [str(folder / f"{number}.json")]
+        for coords in itertools.product(*(range(-(-s // c)) for s, c in zip(shape, chunks, strict=True))):
+            tail = separator.join([*(["c"] if version == 3 else []), *map(str, coords)]) or "0"
+            value = rng.choice([None, "text", "base64:" + base64.b64encode(b"\xff\0").decode(), [str(data)], [], []])
+            if value is not None:
+                refs[f"{path}/{tail}"] = value or [str(data), rng.randint(0, 999), rng.randint(1, 99)]
+        if stray:
+            refs |= {f"{path}/stray.txt": "hello", f"{path}/99.9.9.9": [str(data), 1, 2]}
+    return refs
+
+
+def hierarchy(rng: random.Random, folder: Path, **shards: Any) -> str:
+    zarr = pytest.importorskip("zarr", minversion="3")
+    group = zarr.open_group(str(folder / "a.zarr"), mode="w", zarr_format=3)
+    for path in ("a", "g/b"):
+        shape, separator = tuple(rng.randint(1, 20) for _ in range(2)), rng.choice("./")
+        encoding = {"name": rng.choice(["default", "v2"]), "separator": separator}
+        made = group.create_array(
+            path, shape=shape, chunks=(2, 3), dtype="i4", fill_value=0, chunk_key_encoding=encoding, **shards
+        )
+        made[...] = sparse(shape)
+        (folder / "a.zarr" / path / "note.txt").write_text("stray")
+    return str(folder / "a.zarr")
+
+
+def zipped(rng: random.Random, folder: Path) -> str:
+    root = Path(hierarchy(rng, folder))
+    with zipfile.ZipFile(folder / "a.zip", "w", rng.choice([zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])) as file:
+        for path in root.rglob("*"):
+            file.write(path, path.relative_to(root))
+    return str(folder / "a.zip")
+
+
+def parquet(rng: random.Random, folder: Path) -> str:
+    pytest.importorskip("pyarrow")
+    there = folder / "refs.parq"
+    opened(references(rng, folder, stray=False)).save(str(there), record_size=rng.choice([1, 3, 1000]))
+    for file in there.rglob("refs.*.parq"):
+        if rng.random() < 0.2:
+            file.unlink()
+    return str(there)
+
+
+def manifests(rng: random.Random, folder: Path) -> str:
+    counts, entries = (5, 4), {}
+    for i, j in itertools.product(*map(range, counts)):
+        some = {"path": "../data.bin", "offset": i, "length": 3, "last_modified": "2026-01-01T00:00:00Z"}
+        kinds: list[Any] = [None, {}, {"data": "XX"}, {"path": "../data.bin"}, some]
+        if (kind := rng.choice(kinds)) is not None:
+            entries[f"{i}.{j}"] = kind
+    (folder / "data.bin").write_bytes(bytes(99))
+    (folder / "pre/c/1").mkdir(parents=True)
+    (folder / "pre/c/1/3").write_bytes(b"mapped")
+    manifest = {"prefix": {"": {"path": f"{folder}/pre/c/", "separator": "/"}}, **entries}
+    declared = [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
+    (folder / "a").mkdir()
+    (folder / "a/zarr.json").write_text(json.dumps(document(3, (9, 8), (2, 2), "/", storage_transformers=declared)))
+    (folder / "a/stray").write_text("stray")
+    return str(folder / "a")
+
+
+def prototype(rng: random.Random, folder: Path) -> str:
+    ndim = rng.randint(0, 2)
+    data = sparse((9, 7)[:ndim]) if ndim else np.array(5, "<i4")
+    write_prototype(folder, data, (2, 3)[:ndim], (2, 2)[:ndim], separator=rng.choice("./"))
+    return str(folder)
+
+
+def remote_shards(rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Return references to shards, where a document says what they are that is a reference itself."""
+    root = Path(hierarchy(rng, folder, shards=(4, 6)))
+    refs: dict[str, Any] = {p.relative_to(root).as_posix(): [str(p)] for p in root.rglob("*") if p.is_file()}
+    return {key: value for key, value in refs.items() if "/" not in key or rng.random() < 0.8 or "zarr" in key}
+
+
+def cube(rng: random.Random, folder: Path) -> Any:
+    xr = pytest.importorskip("xarray")
+    pytest.importorskip("h5netcdf")
+    urls = [str(folder / f"{number}.nc") for number in range(2)]
+    packing = rng.choice([{}, {"dtype": "i2", "_FillValue": -1}])
+    for number, url in enumerate(urls):
+        own = {**packing, "scale_factor": 1.0 + number, "add_offset": 0.0} if packing else {}
+        times = np.arange(4) + 4 * number
+        made = xr.Dataset({"x": (("t", "y"), np.ones((4, 6), "f4"))}, coords={"t": times})
+        made.to_netcdf(url, engine="h5netcdf", encoding={"x": {"chunksizes": (2, 3), **own}})
+    return refshard_fs.concat(urls, "t", lazy=True)
+
+
+SOURCES: dict[str, Callable[[random.Random, Path], Any]] = {
+    "references": references,
+    "documents that are references": partial(references, remote=0.6),
+    "parquet": parquet,
+    "hierarchy": hierarchy,
+    "shards": partial(hierarchy, shards=(4, 6)),
+    "shards of the prototype": prototype,
+    "shards of references": remote_shards,
+    "manifests": manifests,
+    "zip": zipped,
+    "cube": cube,
+}
+
+
+class Answers:
+    """What a source says of its keys: one by one, and for whole arrays."""
+
+    def __init__(self, fs: RefShardFileSystem) -> None:
+        self.run = fs._session.run
+        self.keyspace: KeySpace = fs._session.open()
+
+    def value(self, chunks: Chunks, row: int) -> Any:
+        """Return where the chunk in ``row`` lies, or its bytes, and what is known of it."""
+        value = chunks.packed.get(row, chunks.value(row))
+        if not chunks.packed.get(row) and value is not None and not isinstance(value, bytes):
+            url = self.keyspace.resolve(chunks.urls[value.target])
+            pin = chunks.pins[value.target] if chunks.pins else None
+            return url, value.offset, value.length, pin, dict(chunks.checks.get(row, {}))
+        return value
+
+    def key(self, key: str) -> Any:
+        """Return the answer for a key that is looked up."""
+        builder = ChunksBuilder(1)
+        builder.put_entry(0, self.run(key, partial(self.keyspace.lookup, key)))
+        return self.value(builder.finish(), 0)
+
+    def chunks(self, path: str, array: Any, numbers: Any) -> dict[str, Any]:
+        """Return the answers for the chunks ``numbers``, by key."""
+        chunks = self.run(path, partial(self.keyspace.chunks, path, numbers, array.grid))
+        assert len(chunks) == len(numbers)
+        keys = [join(path, array.grid.tail(int(number))) for number in numbers]
+        return {key: self.value(chunks, row) for row, key in enumerate(keys)}
+
+    def member(self, key: str, value: Any) -> Any:
+        """Return the answer for a key that the contents have."""
+        if isinstance(value, list):
+            return self.key(key)
+        return zarrmeta.dumps(value) if isinstance(value, Mapping) else decode(value)
+
+    def all(self, prefix: str, rng: random.Random) -> dict[str, Any]:
+        """Return the answers for all keys below ``prefix``, as `contents` and `chunks` tell of them."""
+        contents: Contents = self.run(prefix, partial(self.keyspace.contents, prefix))
+        found = {key: self.member(key, value) for key, value in contents.members.items()}
+        found |= {key: self.key(key) for key in contents.others}
+        for path, array in contents.arrays.items():
+            for numbers, _ in array.batches(7):
+                found |= self.chunks(path, array, numbers)
+            size = array.grid.size
+            some = np.array(rng.sample(range(size), rng.randint(0, size)), np.uint64)
+            for numbers in (some, some[:0], range(size // 3, size)):
+                for key, value in self.chunks(path, array, numbers).items():
+                    assert value == self.key(key), key
+        return {key: value for key, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize("is_edited", [False, True], ids=["as it is", "edited"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_arrays_answer_as_their_keys_do(kind: str, is_edited: bool, tmp_path: Path) -> None:
+    for seed in range(2):
+        rng = random.Random(f"{kind} {seed}")
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        fs = opened(SOURCES[kind](rng, folder), mode="a" if is_edited and kind != "cube" else "r")
+        if fs.mode == "a":
+            keys = [key for key in fs.find("") if not zarrmeta.is_metadata(key)]
+            fs.rm_file(keys[0])
+            fs.pipe_file(keys[-1], b"written")
+        answers = Answers(fs)
+        found = answers.all("", rng)  # before documents were read for other reasons
+        paths = ["", *(key.rpartition("/")[0] for key in found if key.endswith(("/.zarray", "/zarr.json")))]
+        for path in paths:
+            expected = {key: answers.key(key) for key in fs.find(path) if key != ".zmetadata"}
+            there = answers.all(path, rng) if path else found
+            assert {key: value for key, value in there.items() if key != ".zmetadata"} == expected
+        if fs.mode == "a":
+            fs.discard()
+
+
+def test_snapshot_of_inner_chunks_keeps_stray_keys(tmp_path: Path) -> None:
+    refs = refshard_fs.snapshot(hierarchy(random.Random(0), tmp_path, shards=(4, 6)), shards="inner")
+    assert opened(refs).cat_file("g/b/note.txt") == b"stray"
+
+
+def test_chunk_of_a_sharded_scalar_is_found(tmp_path: Path) -> None:
+    write_prototype(tmp_path, np.array(5, "<i4"), (), ())
+    answers = Answers(opened(str(tmp_path)))
+    assert answers.all("", random.Random(0))["0"] == answers.key("0")
