@@ -44,19 +44,51 @@ def test_fsspec_and_zarr_read_a_cube(cube: str) -> None:
         check(zarr.open_array("reference://", path="t", storage_options={"fo": cube}, mode="r", zarr_format=2)[...])
 
 
-def test_virtualizarr_reads_a_cube(cube: str) -> None:
+@pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_kerchunks_engine_reads_a_cube(cube: str, form: str) -> None:
+    for needed in ("kerchunk", "fastparquet", "zarr.storage"):
+        pytest.importorskip(needed)
+    xarray = pytest.importorskip("xarray")
+    url = _in_form(cube, form)
+    with xarray.open_dataset(url, engine="kerchunk", storage_options={"remote_protocol": "file"}) as ds:
+        check(ds["t"].values)
+
+
+@pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+@pytest.mark.parametrize("form", ["json", "parquet", "icechunk"])
+def test_virtualizarr_reads_a_cube(cube: str, form: str) -> None:
     virtualizarr = pytest.importorskip("virtualizarr")
+    parsers = pytest.importorskip("virtualizarr.parsers")
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import LocalStore
-    from virtualizarr.parsers import KerchunkJSONParser
 
-    registry = ObjectStoreRegistry({"file://": LocalStore()})
-    parser = KerchunkJSONParser(skip_variables=["time", "x"])  # some of its versions read no data in the set itself
-    with virtualizarr.open_virtual_dataset(f"file://{cube}", registry=registry, parser=parser) as ds:
+    stores = {"file://": LocalStore()}
+    if form == "icechunk":
+        pytest.importorskip("icechunk")
+        if not hasattr(parsers, "IcechunkParser"):
+            pytest.skip("this VirtualiZarr does not read Icechunk")
+        url = _in_form(cube, form)
+        parser = parsers.IcechunkParser()
+        stores[f"file://{url}"] = LocalStore(url)
+    else:
+        url = _in_form(cube, form)
+        kind = parsers.KerchunkJSONParser if form == "json" else parsers.KerchunkParquetParser
+        parser = kind(skip_variables=["time", "x"])  # VirtualiZarr 2.5 does not read data in the set itself
+    with virtualizarr.open_virtual_dataset(f"file://{url}", registry=ObjectStoreRegistry(stores), parser=parser) as ds:
         entries = ds["t"].data.manifest.dict()
     assert [entry["path"].rpartition("/")[2].partition(".")[0] for entry in entries.values()] == [
         f"day{number}" for number in range(COUNT)
     ]
+
+
+def _in_form(cube: str, form: str) -> str:
+    """Save a JSON set in another format beside it, and return its path."""
+    if form == "json":
+        return cube
+    url = str(Path(cube).with_suffix(f".{form}"))
+    refshard_fs.RefShardFileSystem(cube).save(url)
+    return url
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform:UserWarning")
