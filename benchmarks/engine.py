@@ -42,7 +42,7 @@ from zarr.storage import FsspecStore, MemoryStore
 from benchmarks import peers
 from benchmarks.record import Case, keep
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.dispatch import Budget
+from refshard_fs.reading.memory import Budget
 from refshard_fs.reading.plan import Limits, coalesce
 from refshard_fs.xarray_backend import RefShardBackend
 

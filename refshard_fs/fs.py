@@ -117,11 +117,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     readahead:
         Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
     max_memory:
-        Bytes that may be under way from targets, or wait to be read, at a time: of all copies of this
-        filesystem in a process (pickles, zarr's asynchronous one) together, whatever event loops they read on. The
-        chunks of selections that zarr reads, from being asked for until they are decoded, have as much for themselves.
-        A whole object of unknown size counts as many bytes as the last ones of its host had, since asking for its size
-        would cost a request. It is read whatever its size is; over HTTP and from S3, up to 8 GiB.
+        Bytes that reading takes in all: answers under way, what is fetched ahead, chunks of selections from being asked
+        for until they are decoded, and decoded chunks that are remembered. All copies of this filesystem in a process
+        (pickles, zarr's asynchronous one) have them together, whatever event loops they read on. ``block_cache``,
+        decoded manifests and indexes, and the arrays that you get come on top. One request of a loop and one chunk of a
+        selection may always be, so that no reader waits for ever. A whole object of unknown size counts as many bytes
+        as the last ones of its host had, since asking for its size would cost a request. It is read whatever its size
+        is; over HTTP and from S3, up to 8 GiB.
     concurrency:
         Requests that these may have under way to one host at a time.
     block_cache:

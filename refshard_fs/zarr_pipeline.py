@@ -41,7 +41,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.libdeflate import fast_codec
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.dispatch import Share, SharedMemory
+from refshard_fs.reading.memory import Share, SharedMemory
 from refshard_fs.reading.selection import ANSWER, TOGETHER
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
@@ -162,7 +162,8 @@ class SelectionPipeline(_Base):
         self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> tuple[Any, ...]:
         """Have zarr read what it needs of each shard, of as many at a time as there is memory for."""
-        share = Share(fs.source.selections)
+        memory = fs.source.selections
+        share = Share(memory, memory.memory // 2)  # the rest is for the requests, which zarr makes one by one
         results: list[Any] = [None] * len(batch)
         waiting = deque(range(len(batch)))
         running: dict[asyncio.Future[Any], int] = {}

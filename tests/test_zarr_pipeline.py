@@ -36,8 +36,8 @@ from refshard_fs import (  # noqa: E402
     zarr_pipeline,
 )
 from refshard_fs.reading import selection  # noqa: E402
-from refshard_fs.reading.dispatch import Share  # noqa: E402
 from refshard_fs.reading.immediate import Immediate  # noqa: E402
+from refshard_fs.reading.memory import Share  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
 from tests.servers.process import RangeServerProcess  # noqa: E402
@@ -271,7 +271,7 @@ def test_a_failed_selection_gives_its_memory_back(http_server: RangeServer) -> N
 
     with pytest.raises(ValueError, match="damaged") as failure:  # which keeps what the read had, by its traceback
         fsspec.asyn.sync(fs.loop, fs._read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
-    assert fs.source.selections._used() == 0
+    assert fs.source.selections.used == 0
     assert failure.traceback
 
 
@@ -306,7 +306,7 @@ def test_memory_held_by_others_leaves_one_chunk_at_a_time(
         if others is not None:
             others.give_back(others.used)
     assert peaks[0] < 4 <= peaks[1]
-    assert fs.source.selections._used() == 0
+    assert fs.source.selections.used == 0
 
 
 # ------------------------------------------------------------------ the same values as zarr's own pipeline
@@ -492,7 +492,7 @@ def test_a_selection_that_ends_in_the_middle_leaves_no_task_and_no_byte(
             while asyncio.all_tasks() - before or requests.active:  # noqa: ASYNC110  # nothing tells of the last turn
                 await asyncio.sleep(0.001)
         assert requests.used == 0
-        assert session.selections._used() == 0
+        assert session.selections.used == 0
         http_server.heal()
         assert (np.asarray(await array.getitem(slice(None))) == values).all()
 

@@ -3,135 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
-import weakref
 from collections import deque
-from collections.abc import Iterable
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import told
 from refshard_fs.reading.failures import fail
-from refshard_fs.reading.plan import MIB
+from refshard_fs.reading.memory import Budget, Share, SharedBudget
 from refshard_fs.targets import Answer, Pool, check
 
 logger = logging.getLogger("refshard_fs")
 
 UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until some of the host have arrived
 QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """``requests`` under way at once to one host, and ``memory`` bytes under way or kept for later."""
-
-    requests: int = 128
-    memory: int = 256 * MIB
-
-    @property
-    def ahead(self) -> int:
-        """Bytes that may be under way or kept when more is fetched ahead: some stay free for readers."""
-        return self.memory * 3 // 4
-
-
-class SharedMemory:
-    """``memory`` bytes for several readers, which may be on several event loops. Thread-safe."""
-
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
-        self._lock = fork_safe(threading.RLock())  # the collector may end a dropped read, which gives back, within it
-        self._shares: list[weakref.ref[Any]] = []  # a WeakSet would take three times as long
-
-    def _used(self) -> int:
-        return sum(each.used for each in self._alive(self._shares))
-
-    def _alive(self, among: Iterable[weakref.ref[Any]]) -> list[Any]:
-        known = [ref() for ref in among]
-        return [each for each in known if each is not None and not each.loop.is_closed()]
-
-
-class Share:
-    """The bytes of a `SharedMemory` that one reader on the running event loop has reserved; ``spare`` is for others.
-
-    A reader reserves before it reads. One that has nothing may always reserve, so nobody waits for a reader that has
-    stopped. A share counts until its loop is closed or it is collected.
-    """
-
-    def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.used = 0  # bytes
-        self.most = max(memory.memory - spare, memory.memory // 2)
-        self._memory = memory
-        with memory._lock:
-            memory._shares = [weakref.ref(each) for each in (*memory._alive(memory._shares), self)]
-
-    def lacks(self, size: int, most: int) -> bool:
-        """Whether ``size`` bytes more would exceed ``most``, and this reader has some that it will give back."""
-        with self._memory._lock:
-            return bool(self.used) and self._memory._used() + size > most
-
-    def take(self, sizes: Iterable[int]) -> int:
-        """Reserve as many of ``sizes`` as there is room for, the first ones, and return how many."""
-        taken = 0
-        with self._memory._lock:
-            used = self._memory._used()
-            for size in sizes:
-                if self.used and used + size > self.most:
-                    break
-                self.used += size
-                used += size
-                taken += 1
-        return taken
-
-    def give_back(self, size: int) -> None:
-        """Give ``size`` bytes back."""
-        with self._memory._lock:
-            self.used -= size
-
-
-class SharedBudget(SharedMemory):
-    """One `Budget` for all event loops that read a source.
-
-    A loop asks before it begins a request. One that found no room is woken when another loop gives some back.
-    """
-
-    def __init__(self, budget: Budget) -> None:
-        super().__init__(budget.memory)
-        self.budget = budget
-        self.selections = SharedMemory(budget.memory)  # chunks asked for, and not yet decoded
-        self._refused: set[weakref.ref[Dispatch]] = set()
-
-    def begin(self, dispatch: Dispatch, host: Host, size: int, most: int) -> bool:
-        """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait.
-
-        It waits where memory would be over ``most``, or where the host has enough requests.
-        """
-        with self._lock:
-            alive = self._alive(self._shares)
-            is_over = dispatch.used and sum(each.used for each in alive) + size > most
-            active = sum(each.active_at(host.name) for each in alive)
-            if is_over or (host.active and active >= self.budget.requests):
-                self._refused.add(weakref.ref(dispatch))
-                return False
-            dispatch.used += size
-            host.active += 1
-        return True
-
-    def wake(self, dispatch: Dispatch) -> None:
-        """Have other loops than that of ``dispatch``, which gave something back, begin what was refused."""
-        with self._lock:  # whoever is being refused meanwhile is among them then
-            refused = list(self._refused)
-            self._refused.clear()
-        for each in self._alive(refused):
-            if each is not dispatch:
-                with contextlib.suppress(RuntimeError):  # its loop was closed
-                    each.loop.call_soon_threadsafe(each.pump)
 
 
 class Reader(msgspec.Struct, eq=False):
@@ -145,6 +34,7 @@ class Reader(msgspec.Struct, eq=False):
     future: asyncio.Future[bytes]
     most: int | None = None
     keep: bool = True  # on disk
+    is_paid: bool = False  # whoever asks has reserved the memory for its bytes
     blocks: list[Block] = []
     facts: Facts | None = None  # of the version that all bytes so far are of, if that is told
     missing: int = 0  # bytes, of a span of known size
@@ -275,10 +165,12 @@ class Dispatch(Share):
             host = self._hosts[name] = Host(name)
         return host
 
-    def active_at(self, name: str) -> int:
-        """Return how many requests are under way to the host called ``name``."""
-        host = self._hosts.get(name)
-        return 0 if host is None else host.active
+    def active_at(self, host: str) -> int:
+        known = self._hosts.get(host)
+        return 0 if known is None else known.active
+
+    def count_request(self, host: str) -> None:
+        self._hosts[host].active += 1
 
     # ------------------------------------------------------------------ beginning
 
@@ -298,14 +190,23 @@ class Dispatch(Share):
                 queue.popleft()
             if not queue:
                 continue
-            size = self._size(queue[0])
-            while not self.shared.begin(self, host, size, most):
-                # What a reader waits for takes the room of what is kept for later.
-                if queue is host.later or not (self.lacks(size, most) and self._receiver.make_room()):
+            size = self._unpaid(queue[0])
+            while not self.shared.begin(self, host.name, size, most):
+                # Evict what is kept for later to make room for a block that a reader is waiting for.
+                if queue is host.later or not self.lacks(size, most):
+                    return None
+                if not (self.shared.empty_caches() or self._receiver.make_room()):
                     return None
             queue[0].reserved = size
             return queue.popleft()
         return None
+
+    def _unpaid(self, block: Block) -> int:
+        """Return the bytes to reserve for ``block``, beside those that its readers have reserved."""
+        paid = [(start, stop) for reader, start, stop in block.readers if reader.is_paid]
+        if not paid:
+            return self._size(block)
+        return 0 if block.span.stop is None else max(self._size(block) - sum(stop - start for start, stop in paid), 0)
 
     def _size(self, block: Block) -> int:
         """Return the bytes to reserve for ``block``; where its end is not known, as many as the last objects had."""
@@ -334,7 +235,6 @@ class Dispatch(Share):
         if block.reserved:
             self.give_back(block.reserved)
             block.reserved = 0
-            self.shared.wake(self)
 
     def _ended(self, block: Block) -> None:
         if block.task is None:

@@ -37,6 +37,7 @@ class _Read(NamedTuple):
     future: asyncio.Future[Any]
     guess: bool
     make: bool
+    is_paid: bool = False
 
 
 class Unmade(NamedTuple):
@@ -146,6 +147,7 @@ class Engine(Lookups):
         *,
         guess: bool = False,
         make: bool = True,
+        is_paid: bool = False,
     ) -> list[asyncio.Future[Any]]:
         """Return a future of the bytes of each of ``requests``, read with whatever else is asked for in this tick.
 
@@ -153,8 +155,8 @@ class Engine(Lookups):
         future's exception is FileNotFoundError for a key that does not exist, and for no other reason. With ``make``
         false, a result may be an `Unmade` in place of bytes: the caller makes it, in a thread.
 
-        No more than the budget's memory is under way at once. Results that nobody has taken do not count: a caller
-        who cannot have all of them in memory asks for fewer at a time.
+        No more than the budget's memory is under way at once. Results count where the caller has reserved memory for
+        them (``is_paid``). Others do not: a caller who cannot have all of them in memory asks for fewer at a time.
         """
         loop = asyncio.get_running_loop()
         if not self._batch and requests:
@@ -165,7 +167,7 @@ class Engine(Lookups):
             if guess:
                 future.add_done_callback(self._has_ended)
             futures.append(future)
-            self._batch.append(_Read(keyspace, request, entry, future, guess, make))
+            self._batch.append(_Read(keyspace, request, entry, future, guess, make, is_paid))
         return futures
 
     def _has_ended(self, future: asyncio.Future[Any]) -> None:
@@ -290,7 +292,7 @@ class Engine(Lookups):
             elif begun and future in begun and begun[future].span == window:
                 _pass_on(begun.pop(future).future, future)
             elif isinstance(window, Span):
-                readers.append(Reader(key, window, future, plan.most))
+                readers.append(Reader(key, window, future, plan.most, is_paid=read.is_paid))
         if asked:
             self.ahead.note(asked)
         if readers:
@@ -298,9 +300,8 @@ class Engine(Lookups):
 
     def _begin_parts(self, plan: ReadPlan, read: _Read) -> list[Reader]:
         """Return the readers of the ranges of ``plan``, which set the future of ``read`` when all have come."""
-        readers = [
-            Reader(None, span, asyncio.get_running_loop().create_future(), plan.most) for span in plan.window.spans
-        ]
+        loop, paid = asyncio.get_running_loop(), read.is_paid
+        readers = [Reader(None, s, loop.create_future(), plan.most, is_paid=paid) for s in plan.window.spans]
         parts = asyncio.gather(*[reader.future for reader in readers], return_exceptions=True)
 
         def come(parts: asyncio.Future[list[bytes | BaseException]]) -> None:

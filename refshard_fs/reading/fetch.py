@@ -19,7 +19,8 @@ from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
-from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, Reader, SharedBudget
+from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, Reader
+from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.versioned import Version
 

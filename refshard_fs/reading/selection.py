@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Packed
-from refshard_fs.reading.dispatch import Share, SharedMemory
 from refshard_fs.reading.engine import Engine, Unmade
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Found
+from refshard_fs.reading.memory import Share, SharedMemory
 from refshard_fs.reading.plan import MIB, Request
 
 # Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
@@ -169,7 +169,7 @@ class SelectionRead:
                 spans = [span for entry in entries if entry is not None for span in entry.spans]
                 self._engine().ahead.note_selection(self._keyspace, [request.key for request in requests], spans)
             self._has_asked = True
-            futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads)
+            futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads, is_paid=True)
             for chunk, future in zip(some, futures, strict=True):
                 self._asked[future] = chunk
                 future.add_done_callback(self._came)

@@ -13,7 +13,7 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.reading.dispatch import Budget
+from refshard_fs.reading.memory import Budget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.security.admission import Admission, normalize
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of

@@ -34,13 +34,13 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
-from refshard_fs.reading.dispatch import SharedBudget, SharedMemory
 from refshard_fs.reading.engine import Engine, Unmade
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Answers, Found
+from refshard_fs.reading.memory import SharedBudget, SharedMemory
 from refshard_fs.reading.plan import MIB, Limits, Planned, Request, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.reference_set import ReferenceSet
@@ -72,7 +72,6 @@ class Engines:
         self.stats = Stats()
         self._versions = Versions()
         self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
-        self._budget = SharedBudget(options.budget)  # of all of them
         self._lock = fork_safe(threading.Lock())
         self._pool_options = options.pool
         self._stores = Stores(options.pool)
@@ -82,6 +81,7 @@ class Engines:
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which a part was read: a loop over steps comes back to them.
         self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
+        self._budget = SharedBudget(options.budget, [self.decoded])  # of all engines
         self._on_disk = _chunk_cache(caching)
         keep, longest = _keep(caching), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, keep)
@@ -106,8 +106,8 @@ class Engines:
 
     @property
     def selections(self) -> SharedMemory:
-        """The memory of all selections that are read, on whatever loop."""
-        return self._budget.selections
+        """The account of all that is read, on whatever loop."""
+        return self._budget
 
     def _made(self, loop: Loop) -> Engine:
         options = self.options
@@ -180,14 +180,15 @@ class Engines:
             self._blocks.clear()
         self.decoded.clear()
         self._engines.clear()
-        self._budget = SharedBudget(self.options.budget)  # reads that go on with a forgotten engine do not count
+        # Reads that go on with a forgotten engine do not count.
+        self._budget = SharedBudget(self.options.budget, [self.decoded])
         self._immediate = None
 
     def _after_fork(self) -> None:
         _orphans.append(list(self._engines.items()))
         self._engines = weakref.WeakKeyDictionary()
         self._home = None  # its loop runs in the parent
-        self._budget = SharedBudget(self.options.budget)
+        self._budget = SharedBudget(self.options.budget, [self.decoded])
 
 
 def running_loop() -> Loop | None:
@@ -423,7 +424,8 @@ class Source(Engines):
             if transaction is None:
                 transaction = self.transaction = transaction_of(None, str(self.options.source), is_durable=False)
                 transaction.mirror = self.mapper
-                self.decoded = LRU(0)  # what was written is looked up again
+                self.decoded.capacity = 0  # what was written is looked up again
+                self.decoded.clear()
                 transaction.join(self)
                 if self._keyspace is not None:
                     transaction.share(Base(self._keyspace, (), None), transaction.openings, self._take)

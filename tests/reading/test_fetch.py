@@ -11,8 +11,9 @@ from refshard_fs.core.model import Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import TargetChanged
 from refshard_fs.reading import dispatch, fetch
-from refshard_fs.reading.dispatch import Budget, Reader, SharedBudget
+from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.memory import Budget, SharedBudget
 from refshard_fs.reading.plan import Limits
 from refshard_fs.targets import Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Unfit

@@ -18,8 +18,9 @@ import zarr
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import selection
-from refshard_fs.reading.dispatch import Budget, Dispatch, Share, SharedBudget, SharedMemory
+from refshard_fs.reading.dispatch import Dispatch
 from refshard_fs.reading.loading import Answers
+from refshard_fs.reading.memory import Budget, Share, SharedBudget, SharedMemory
 from refshard_fs.reading.selection import Together
 from tests.servers.http import RangeServer
 
@@ -35,7 +36,7 @@ def references(url: str) -> dict[str, Any]:
 
 def used(memory: SharedMemory) -> int:
     with memory._lock:
-        return memory._used()
+        return memory.used
 
 
 async def settled(done: Callable[[], bool]) -> None:
@@ -323,7 +324,7 @@ def test_a_loop_that_is_refused_while_another_gives_back_is_woken(monkeypatch: p
         shared = SharedBudget(Budget(requests=2, memory=MEMORY))
         here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # unused
         for each in (here, there):
-            assert shared.begin(each, each.host("http://host/x"), 1, MEMORY)
+            assert shared.begin(each, each.host("http://host/x").name, 1, MEMORY)
         woken = asyncio.Event()
         ends = threading.Thread(target=end, args=(shared, there), daemon=True)
 
@@ -336,7 +337,7 @@ def test_a_loop_that_is_refused_while_another_gives_back_is_woken(monkeypatch: p
 
         monkeypatch.setattr(there, "active_at", active_at)
         monkeypatch.setattr(here, "pump", woken.set)
-        assert not shared.begin(here, here.host("http://host/x"), 1, MEMORY)
+        assert not shared.begin(here, "http://host", 1, MEMORY)
         async with asyncio.timeout(20):
             await woken.wait()
 

@@ -1,0 +1,171 @@
+"""The one account of memory: what reading a source takes, on all event loops of a process.
+
+Within ``max_memory`` are, together:
+
+==================================  ==================================================================================
+blocks under way, or fetched ahead  `Dispatch`, of each event loop; guesses and announcements up to `Budget.ahead`
+chunks of selections                `SelectionRead`: from being asked for until they are decoded
+decoded chunks                      `source.DECODED`, at most an eighth; they go first where a reader needs the room
+==================================  ==================================================================================
+
+Beside it are what is being made (the arrays that readers get, a chunk in each thread that decodes), one answer while it
+is cut into chunks, and caches with bounds of their own. `core.lru.LRU` is the class of all that are in memory:
+
+==================================  ==================================================================================
+chunks that were read               ``block_cache=`` bytes a source; none by default
+manifests and decoded indexes       `source.INDEXES`, a gibibyte a process; while files are scanned, 32 MiB
+the head or all of a small source   `versioned.SMALL_FILE`, 2 MiB a source
+inflated members of archives        `zip.MOST_INFLATED`, 128 MiB an event loop
+chunks that wait for ``cache_dir``  `chunk_cache.WAITING`, 32 MiB a process
+versions of objects                 `versioned.REMEMBERED`, 65,536 a source
+open local files                    `local.OPEN_FILES` a process
+open parts of a cube                ``cache_size=`` a source
+==================================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from refshard_fs.core.forks import fork_safe
+from refshard_fs.core.lru import LRU
+from refshard_fs.reading.plan import MIB
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """``requests`` under way at once to one host, and the ``memory`` that reading takes in all."""
+
+    requests: int = 128
+    memory: int = 256 * MIB
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that may be under way or kept when more is fetched ahead: some stay free for readers."""
+        return self.memory * 3 // 4
+
+
+class SharedMemory:
+    """The one account of a source's memory: ``memory`` bytes for all that read it, on any event loops. Thread-safe.
+
+    Shares reserve before they read. What the ``caches`` hold counts too, and goes where a reader needs the room.
+    """
+
+    def __init__(self, memory: int, caches: Sequence[LRU[Any, Any]] = ()) -> None:
+        self.memory = memory
+        self._caches = caches
+        self._lock = fork_safe(threading.RLock())  # the collector may end a dropped read, which gives back, within it
+        self._shares: list[weakref.ref[Any]] = []  # a WeakSet would take three times as long
+        self._refused: set[weakref.ref[Share]] = set()
+
+    @property
+    def used(self) -> int:
+        """Bytes that are reserved or kept."""
+        shares: int = sum(each.used for each in self._alive(self._shares))
+        return shares + sum(cache.weight for cache in self._caches)
+
+    def empty_caches(self) -> bool:
+        """Forget what the caches hold; False if that is nothing."""
+        is_any = any(cache.weight for cache in self._caches)
+        for cache in self._caches:
+            cache.clear()
+        return is_any
+
+    def wake(self, share: Share) -> None:
+        """Have other loops than that of ``share``, which gave something back, begin the requests that were refused."""
+        with self._lock:  # a loop that is being refused meanwhile is among them then
+            refused = list(self._refused)
+            self._refused.clear()
+        for each in self._alive(refused):
+            if each is not share:
+                with contextlib.suppress(RuntimeError):  # its loop was closed
+                    each.loop.call_soon_threadsafe(each.pump)
+
+    def _alive(self, among: Iterable[weakref.ref[Any]]) -> list[Any]:
+        known = [ref() for ref in among]
+        return [each for each in known if each is not None and not each.loop.is_closed()]
+
+
+class Share:
+    """The bytes of a `SharedMemory` that one reader on the running event loop has reserved; ``spare`` is for others.
+
+    A reader that has nothing may always reserve, so no reader waits for one that has stopped. A share counts until its
+    loop is closed or it is collected.
+    """
+
+    def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.used = 0  # bytes
+        self.most = max(memory.memory - spare, memory.memory // 2)
+        self._memory = memory
+        with memory._lock:
+            memory._shares = [weakref.ref(each) for each in (*memory._alive(memory._shares), self)]
+
+    def active_at(self, host: str) -> int:
+        """Return how many requests this reader has under way to ``host``."""
+        return 0
+
+    def count_request(self, host: str) -> None:
+        """Count one request more to ``host``."""
+
+    def pump(self) -> None:
+        """Begin what was refused."""
+
+    def lacks(self, size: int, most: int) -> bool:
+        """Whether ``size`` bytes more would exceed ``most``, and this reader has some that it will give back."""
+        with self._memory._lock:
+            return bool(self.used) and self._memory.used + size > most
+
+    def take(self, sizes: Iterable[int]) -> int:
+        """Reserve as many of ``sizes`` as there is room for, the first ones, and return how many."""
+        taken = 0
+        with self._memory._lock:
+            used = self._memory.used
+            for size in sizes:
+                if used + size > self.most and self._memory.empty_caches():
+                    used = self._memory.used
+                if self.used and used + size > self.most:
+                    break
+                self.used += size
+                used += size
+                taken += 1
+        return taken
+
+    def give_back(self, size: int) -> None:
+        """Give ``size`` bytes back."""
+        with self._memory._lock:
+            self.used -= size
+        if self._memory._refused:
+            self._memory.wake(self)
+
+
+class SharedBudget(SharedMemory):
+    """One `Budget` for all event loops that read a source: its memory, and the requests to each host.
+
+    A loop asks before it begins a request. One that was refused is woken when another loop gives something back.
+    """
+
+    def __init__(self, budget: Budget, caches: Sequence[LRU[Any, Any]] = ()) -> None:
+        super().__init__(budget.memory, caches)
+        self.budget = budget
+
+    def begin(self, share: Share, host: str, size: int, most: int) -> bool:
+        """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait.
+
+        It waits where memory would be over ``most``, or where the host has enough requests.
+        """
+        with self._lock:
+            is_over = size and share.used and self.used + size > most
+            active = sum(each.active_at(host) for each in self._alive(self._shares))
+            if is_over or (share.active_at(host) and active >= self.budget.requests):
+                self._refused.add(weakref.ref(share))
+                return False
+            share.used += size
+            share.count_request(host)
+        return True

@@ -1,0 +1,98 @@
+"""The account of memory: what a process holds while it reads, added up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.lru import LRU
+from refshard_fs.reading.memory import Budget, Share, SharedBudget, SharedMemory
+from refshard_fs.reading.selection import ANSWER
+from tests.servers.process import RangeServerProcess
+
+SIZE, COUNT, MEMORY = 1 << 18, 96, 8 << 20
+
+
+def in_loop(use: Any) -> None:
+    async def run() -> None:
+        use()
+
+    asyncio.run(run())
+
+
+def test_shares_and_caches_have_one_bound_together() -> None:
+    def use() -> None:
+        cache: LRU[str, bytes] = LRU(40)
+        memory = SharedMemory(100, [cache])
+        one, other = Share(memory), Share(memory)
+        assert one.take([30, 30]) == 2
+        cache.put("a", b"", 40)
+        assert memory.used == 100
+        assert other.take([20, 20, 20]) == 2  # what is remembered goes
+        assert (cache.weight, memory.used) == (0, 100)
+        one.give_back(60)
+        other.give_back(40)
+        assert memory.used == 0
+
+    in_loop(use)
+
+
+def test_a_share_that_has_nothing_may_reserve_beyond_the_bound() -> None:
+    def use() -> None:
+        memory = SharedMemory(100)
+        one, other = Share(memory), Share(memory)
+        assert one.take([100]) == 1
+        assert other.take([70, 1]) == 1
+
+    in_loop(use)
+
+
+def test_a_request_that_its_reader_has_paid_for_needs_no_room() -> None:
+    def use() -> None:
+        budget = SharedBudget(Budget(memory=100))
+        selection, dispatch = Share(budget), Share(budget)
+        assert selection.take([100]) == 1
+        dispatch.used = 10
+        assert not budget.begin(dispatch, "host", 1, 100)
+        assert budget.begin(dispatch, "host", 0, 100)
+
+    in_loop(use)
+
+
+@pytest.mark.parametrize("codec", [None, {"id": "zlib", "level": 1}], ids=["plain", "zlib"])
+def test_what_reading_holds_in_all_is_within_max_memory(codec: dict[str, Any] | None, tmp_path: Path) -> None:
+    """A selection that was announced in part, steps of which parts are read, and what is fetched ahead of these."""
+    sync = pytest.importorskip("zarr.core.sync").sync
+    zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
+    direct_array = pytest.importorskip("refshard_fs.direct_array")
+    values = np.random.default_rng(1).integers(0, 16, (1, SIZE), np.uint8)
+    chunk = values.tobytes() if codec is None else bytes(numcodecs.registry.get_codec(dict(codec)).encode(values))
+    meta = {"zarr_format": 2, "shape": [COUNT, SIZE], "chunks": [1, SIZE], "dtype": "|u1", "order": "C"}
+    refs: dict[str, Any] = {"a/.zarray": json.dumps({**meta, "compressor": codec, "filters": None, "fill_value": None})}
+    with RangeServerProcess() as server:  # whose memory is not this process's
+        url = server.put("/x", chunk * COUNT)
+        refs |= {f"a/{i}.0": [url, i * len(chunk), len(chunk)] for i in range(COUNT)}
+        fs = RefShardFileSystem(refs, asynchronous=True, max_memory=MEMORY, skip_instance_cache=True)
+        array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
+        steps = direct_array.DirectArray(array, fs)
+        array[:4]  # imports, connections
+        tracemalloc.start()
+        for step in range(COUNT // 2):
+            steps._getitem((step, slice(0, SIZE // 2)))
+        held = tracemalloc.get_traced_memory()[0]
+        sync(fs._prefetch([f"a/{i}.0" for i in range(COUNT)]))
+        announced = tracemalloc.get_traced_memory()[0]
+        found = array[:]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (found == values).all()
+    assert fs.source.decoded.weight <= MEMORY // 8
+    assert max(held, announced) < MEMORY + ANSWER
+    assert peak < found.nbytes + MEMORY + ANSWER
