@@ -428,7 +428,10 @@ def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict
     holder = document.get("consolidated_metadata") if is_version_3 else document
     for name, value in ((holder or {}).get("metadata") or {}).items():
         member = zarrmeta.object_in(value if isinstance(value, str) else zarrmeta.dumps(value), repr(name))
-        yield join(path, join(name, "zarr.json") if is_version_3 else name), member
+        own = {
+            name: value for name, value in member.items() if name != "consolidated_metadata"
+        }  # which zarr 3 leaves empty
+        yield join(path, join(name, "zarr.json") if is_version_3 else name), own
         if is_version_3:
             yield from _members(join(path, name), member)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,8 @@ def with_attributes(ds: Any) -> Any:
     return ds
 
 
-def read(fs: RefShardFileSystem) -> Any:
-    with xr.open_dataset(fs, engine=RefShardBackend, decode_times=False) as ds:
+def read(fs: RefShardFileSystem, **options: Any) -> Any:
+    with xr.open_dataset(fs, engine=RefShardBackend, decode_times=False, **options) as ds:
         return ds.load()
 
 
@@ -192,6 +193,24 @@ def test_joined_selections_are_the_whole(source: RefShardFileSystem) -> None:
     parts = [source.select(keep="air", isel={"time": part}) for part in (slice(0, 10), slice(10, 20))]
     joined = RefShardFileSystem(refshard_fs.concat(parts, "time"))
     xr.testing.assert_identical(read(joined), read(source)[["air"]])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_groups_are_selected_with_their_metadata(tmp_path: Path, version: int, consolidated: bool) -> None:
+    ozone = dataset()[["area"]].drop_vars(["lat", "lon", "lat2d", "height"])
+    for group, ds in ((None, dataset()[["rain"]]), ("chem", ozone), ("chem/deep", ozone)):
+        ds.drop_encoding().to_zarr(tmp_path / "t.zarr", group=group, mode="a", zarr_format=version, consolidated=False)
+    if consolidated:
+        with warnings.catch_warnings(action="ignore"):
+            zarr.consolidate_metadata(str(tmp_path / "t.zarr"), zarr_format=version)
+    source = RefShardFileSystem(str(tmp_path / "t.zarr"))
+    selected = source.select(rename={"chem": "c", "lat": "y", "area": "a"}, isel={"lat": slice(1, 4), "time": slice(2)})
+    expected = ozone.rename(lat="y", area="a").isel(y=slice(1, 4))
+    for group in ("c", "c/deep"):
+        xr.testing.assert_identical(read(selected, group=group), expected)
+    assert read(selected).sizes == {"time": 2}
+    assert {key.rpartition("/")[0] for key in source.select(keep="chem/area").find("chem")} >= {"chem", "chem/area"}
 
 
 def test_concat_takes_the_part_of_each_set_that_it_names(tmp_path: Path) -> None:
