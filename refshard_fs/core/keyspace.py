@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, overload
@@ -337,8 +338,19 @@ class _Walk:
         self._arrays: dict[str, ArrayChunks] = {}
         self._is_known: set[str] = set()  # arrays whose chunks are not listed here
         self._indexes: frozenset[str] = frozenset()
-        self._numbers: dict[str, list[int]] = {}
-        self._sizes: dict[str, list[int]] = {}
+        self._sizes: dict[str, dict[int, int]] = {}  # by array and number
+
+    def _all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
+        """Go through all ``parts`` together. Each of them notes its own errors, if it is gone through alone."""
+        if not parts:
+            return
+        try:
+            yield from together([part() for part in parts]) if len(parts) > 1 else parts[0]()
+        except (OSError, RefShardError):
+            if self._errors is None or len(parts) == 1:
+                raise
+            yield from self._all(parts[: len(parts) // 2])
+            yield from self._all(parts[len(parts) // 2 :])
 
     def directory(self, prefix: str, array: str | None) -> Steps[None]:
         """Add all that lies below ``prefix``, which is a directory of chunks of ``array``, if of one."""
@@ -351,7 +363,7 @@ class _Walk:
             self._errors[prefix] = e
             names = [] if array is not None else [Listed(name, None) for name in (*ARRAY_DOCUMENTS, ".zattrs")]
         documents = {n.name for n in names if not n.is_directory and zarrmeta.is_metadata(n.name)}
-        yield from together([self._document(prefix, n.name) for n in names if n.name in documents])
+        yield from self._all([partial(self._document, prefix, n.name) for n in names if n.name in documents])
         if prefix in self._arrays:
             array = prefix
             listing = None
@@ -366,11 +378,11 @@ class _Walk:
                 self._is_known.add(prefix)
                 self._indexes |= listing.indexes
                 self._others |= {k: size for k, size in listing.others.items() if not zarrmeta.is_metadata(k)}
-                yield from together([self.directory(path, None) for path in listing.directories])
+                yield from self._all([partial(self.directory, path, None) for path in listing.directories])
                 return
         self._files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
         for some in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
-            yield from together([self.directory(path, array) for path in some])
+            yield from self._all([partial(self.directory, path, array) for path in some])
 
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
@@ -383,6 +395,10 @@ class _Walk:
         except (OSError, RefShardError) as e:
             if self._errors is None:
                 raise
+            if str(self._errors.get(prefix)) == str(e):  # the directory cannot be listed because of the document
+                if name not in ARRAY_DOCUMENTS:
+                    return
+                del self._errors[prefix]
             self._errors[key] = e
             return
         if grid is not None:
@@ -391,15 +407,13 @@ class _Walk:
     def _files(self, prefix: str, files: Sequence[Listed], array: str | None) -> None:
         grid = None if array is None else self._arrays[array].grid
         stem = "" if array is None else relative(prefix, array)
-        numbers = self._numbers.setdefault(array or "", [])
-        sizes = self._sizes.setdefault(array or "", [])
+        sizes = self._sizes.setdefault(array or "", {})
         for listed in files:
             number = None if grid is None else grid.number(join(stem, listed.name))
             if number is None:
                 self._others[join(prefix, listed.name)] = listed.size
             else:
-                numbers.append(number)
-                sizes.append(WHOLE if listed.size is None else listed.size)
+                sizes[number] = WHOLE if listed.size is None else listed.size
 
     def contents(self) -> Contents:
         """Return all that was added."""
@@ -408,8 +422,8 @@ class _Walk:
             if path in self._is_known
             else ArrayChunks(
                 array.grid,
-                np.array(self._numbers.get(path, ()), np.uint64),
-                np.array(self._sizes.get(path, ()), np.uint64),
+                np.array([*self._sizes.get(path, ())], np.uint64),
+                np.array([*self._sizes.get(path, {}).values()], np.uint64),
             )
             for path, array in self._arrays.items()
         }

@@ -273,6 +273,8 @@ class _Surveying:
             )
         unlisted = {path for path, error in errors.items() if isinstance(error, NotListable) and path in metas}
         for path, error in errors.items():
+            if path in texts:  # a document that is read, and says what it should not
+                continue
             if path not in unlisted:
                 self._fail(path, error)
             elif self._faults is not None:
@@ -330,14 +332,11 @@ class _Surveying:
     def _add_chunks(self, path: str, grid: ChunkGrid, numbers: Numbers, sizes: UInt64s | None) -> None:
         try:
             found: Chunks = self._session.run(path, partial(self._keyspace.chunks, path, numbers, grid))
-        except (OSError, RefShardError, ValueError) as error:
-            if isinstance(numbers, range):
-                self._fail(path, error)
-            else:  # to know which chunks have errors
-                keys = [join(path, grid.tail(number)) for number in numbers.tolist()]
-                known = [None] * len(keys) if sizes is None else sizes.tolist()
-                names = {key: None if size == WHOLE else size for key, size in zip(keys, known, strict=True)}
-                self._look_up(names, listed=sizes is not None)
+        except (OSError, RefShardError, ValueError):
+            keys = [join(path, grid.tail(number)) for number in column_of(numbers).tolist()]
+            known = [None] * len(keys) if sizes is None else sizes.tolist()
+            names = {key: None if size == WHOLE else size for key, size in zip(keys, known, strict=True)}
+            self._look_up(names, listed=sizes is not None)  # to know which chunks have errors
             return
         if sizes is not None and self._faults is not None:
             there = {*found.present(), *found.packed, *found.checks}

@@ -169,8 +169,8 @@ class Answers:
     """What a source says of its keys: one by one, and for whole arrays."""
 
     def __init__(self, fs: RefShardFileSystem) -> None:
-        self.run = fs._session.run
-        self.keyspace: KeySpace = fs._session.open()
+        self.run = fs.source.run
+        self.keyspace: KeySpace = fs.source.open()
 
     def value(self, chunks: Chunks, row: int) -> Any:
         """Return where the chunk in ``row`` lies, or its bytes, and what is known of it."""
@@ -248,3 +248,25 @@ def test_chunk_of_a_sharded_scalar_is_found(tmp_path: Path) -> None:
     write_prototype(tmp_path, np.array(5, "<i4"), (), ())
     answers = Answers(opened(str(tmp_path)))
     assert answers.all("", random.Random(0))["0"] == answers.key("0")
+
+
+def test_error_of_a_document_costs_no_other_array(tmp_path: Path) -> None:
+    text = json.dumps(document(2, [4], [2], "."))
+    refs: dict[str, Any] = {".zgroup": json.dumps(GROUP[2]), "bad/.zarray": [str(tmp_path / "gone.json")]}
+    for number in range(5):
+        refs |= {f"{number}/.zarray": text, f"{number}/0": "xy"}
+    answers = Answers(opened(refs))
+    errors: dict[str, Exception] = {}
+    contents: Contents = answers.run("", partial(answers.keyspace.contents, "", errors))
+    assert set(errors) == {"bad/.zarray"}
+    assert {path: array.count for path, array in contents.arrays.items()} == dict.fromkeys("01234", 1)
+
+
+def test_damaged_partition_is_an_error_of_each_of_its_keys(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    refs = {"a/.zarray": json.dumps(document(2, [4], [1], ".")), **{f"a/{i}": "x" for i in range(4)}}
+    opened(refs).save(str(tmp_path / "refs.parq"), record_size=2)
+    file = tmp_path / "refs.parq/a/refs.1.parq"
+    file.write_bytes(file.read_bytes()[:20])
+    report = refshard_fs.check(opened(str(tmp_path / "refs.parq")))
+    assert [found.key for found in report.findings if found.kind == "index"] == ["a/2", "a/3"]
