@@ -23,7 +23,7 @@ def hook_zarr(*, wait: bool = True) -> None:
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
-        if wait and PIPELINE in sys.modules:
+        if wait and sys.modules.get(PIPELINE) is not None:
             _pipeline().problem()  # the import waits where another thread is importing it
         return
     _hooked = True

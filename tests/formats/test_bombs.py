@@ -162,8 +162,9 @@ def test_a_jpeg_2000_image_of_many_components_is_refused() -> None:
 def test_a_sidecar_of_places_that_cannot_be_is_refused(offset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refshard_fs.formats.grib2.source.WHOLE", 0)
     data = message(grid(3, 2), packed(6))
-    with pytest.raises(RefShardError):
-        opened(data, others={ROOT + ".index": f'{{"_offset": {offset}}}'.encode()})
+    files = Files({ROOT: data, ROOT + ".index": f'{{"_offset": {offset}}}'.encode()})
+    with pytest.raises(RefShardError), taking(64 << 20):
+        files.open(head=64)  # which is not all of the file
 
 
 def test_a_sidecar_of_more_messages_than_are_read_of_a_file_is_refused() -> None:
