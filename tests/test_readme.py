@@ -88,6 +88,18 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_limits_name_the_oldest_versions_of_setup_cfg() -> None:
+    page = (ROOT / "docs" / "pages" / "limits.md").read_text()
+    named = re.findall(r"^\| ([\w]+) \| ([\d.]+) \|", page.partition("## Versions")[2], re.MULTILINE)
+    floors = dict(
+        re.findall(
+            r"^    ([\w]+)>=([\d.]+)", (ROOT / "setup.cfg").read_text().partition("\nexamples =")[0], re.MULTILINE
+        )
+    )
+    assert len(named) > 10
+    assert {name: floors[name] for name, _ in named} == dict(named)
+
+
 def test_the_page_of_options_is_made_of_them() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "options.py"))
     assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["page"](), made["__doc__"]
