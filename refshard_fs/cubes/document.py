@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,10 +21,7 @@ from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, driven, of_origin
-from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes import NAME
-from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
-from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
 from refshard_fs.cubes.recutting import Placement
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import from_base64
@@ -243,81 +240,6 @@ def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
     places = {dim: Placement(runs) for dim, runs in line.places.items()}
     return Part(url, length, values, document, places, line.take)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What arrays must have in common to be joined along a dimension, now or when they are read.
-
-
-# Attributes that say what the values mean. All others may differ.
-MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-# Fields that say how the values are stored; they may differ where these are stored anew.
-STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"})
-# Fields that say how chunks are called.
-KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
-
-
-class Described(NamedTuple):
-    """An array as it is compared with others; ``name`` is what its set is called in errors."""
-
-    name: str
-    meta: ArrayMeta
-    attributes: Mapping[str, Any]
-
-
-def check_metadata(path: str, one: Described, other: Described, ignored: Container[str] = ()) -> None:
-    """Raise ManifestError, which names the field, where two arrays ``path`` differ in one that is not ``ignored``.
-
-    An attribute's field is ``attribute NAME``.
-    """
-    versions = one.meta.zarr_format, other.meta.zarr_format
-    if versions[0] != versions[1]:  # so that hardly a field is the same
-        raise difference(path, "zarr_format", one.name, versions[0], other.name, versions[1])
-    mine, theirs = _fields(one), _fields(other)
-    for field in dict.fromkeys([*mine, *theirs]):
-        first, second = mine.get(field), theirs.get(field)
-        if field not in ignored and zarrmeta.dumps(first) != zarrmeta.dumps(second):
-            raise difference(path, field, one.name, first, other.name, second)
-
-
-def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool = False) -> Recoding | None:
-    """Return how chunks of the array ``path`` of ``other`` become chunks of ``one``; None where they are such already.
-
-    How keys are spelled makes no difference; if the array ``is_recut``, nor does how its chunks are cut and compressed.
-    ManifestError, which names the field, where the arrays differ in more than their encoding.
-    """
-    ignored = {"shape", *KEYS} | (STORAGE if is_recut else frozenset())
-    if is_time(one.attributes) and is_time(other.attributes):
-        ignored |= {"attribute units"}
-        if not are_alike(one.attributes, other.attributes):
-            check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
-            return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
-    check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
-    try:
-        check_metadata(path, one, other, ignored)
-    except ManifestError:
-        return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
-    return None
-
-
-def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
-    """Return the error that says what array ``path`` has in one set and in another."""
-    return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
-
-
-def _fields(array: Described) -> dict[str, Any]:
-    meta = array.meta
-    fields = {name: value for name, value in meta.raw.items() if name != "attributes"}
-    if meta.zarr_format == 2:
-        fields |= {"dimension_separator": fields.get("dimension_separator") or ".", "dtype": meta.dtype}
-        fields["filters"] = fields.get("filters") or None
-    else:
-        fields["data_type"] = meta.dtype
-        fields |= {name: fields.get(name) or None for name in ("storage_transformers", "dimension_names")}
-    fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
-    if is_time(array.attributes):  # of calendars that name some instants differently, `CommonUnits` compares the values
-        fields["attribute calendar"] = family_of(calendar_of(array.attributes))
-    return fields
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -33,23 +33,19 @@ from refshard_fs.cubes.cf_times import UNITS
 from refshard_fs.cubes.document import (
     DEEPEST,
     ConcatDocument,
-    Described,
     Nothing,
     Overlaid,
     PartView,
     of_part,
-    recoding_of,
     stacked,
 )
+from refshard_fs.cubes.fit import Described, Fit, fit
 from refshard_fs.cubes.moving import Move, consecutive, moved, shifted
-from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.cubes.recutting import (
     PIECES,
     Placement,
     Recut,
-    Source,
     check_pieces,
-    check_recut,
     joined,
     wanted,
 )
@@ -155,31 +151,12 @@ class FullLength:
         return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts), None, is_stacked)
 
 
-class _Fit(NamedTuple):
-    """How chunks of a part's array become those that are shown. A part that lacks the array has the defaults."""
-
-    recoding: Recoding | None = None
-    # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
-    places: Mapping[int, Placement] = {}
-    source: Source | None = None  # of an array that is recut
-    encoding: ChunkKeyEncoding | None = None  # of the part's keys, where it spells them otherwise
-    is_absent: bool = False  # the part lacks the array
-
-    def stored(self, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
-        return _known([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
-
-    def placed(self, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates at which a part's chunk is shown; None if the part has no such chunk."""
-        return _known([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
-
-
 class _Part:
     """A part that is open, and how those of its arrays that were read fit the first part's."""
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
-        self.fits: dict[str, _Fit] = {}
+        self.fits: dict[str, Fit] = {}
 
 
 def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
@@ -188,11 +165,6 @@ def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed
         return []
     is_leaf = directory.is_leaf
     return [Listed(directory.child(number), size if is_leaf else None, not is_leaf) for number in directory.numbers]
-
-
-def _known(coords: Sequence[int | None]) -> list[int] | None:
-    known = [at for at in coords if at is not None]
-    return known if len(known) == len(coords) else None
 
 
 class ConcatKeySpace(KeySpace):
@@ -228,9 +200,9 @@ class ConcatKeySpace(KeySpace):
         self._first_part = _Part(first)
         self._parts: LRU[int, _Part] = LRU(self._keep)  # the last ones that were read, but for the first part
         self._sharing = Sharing()  # of what is being opened and compared
-        # By array: length, metadata and units of the last part that needed no recoding, and how it spells keys. Parts
-        # with the same need none.
-        self._plain: dict[str, tuple[tuple[Any, ...], ChunkKeyEncoding | None]] = {}
+        # By array: length, metadata and units of the last part that needed no recoding, and how it fits. Parts with the
+        # same fit alike.
+        self._plain: dict[str, tuple[tuple[Any, ...], Fit]] = {}
 
     @property
     def strangers(self) -> frozenset[str]:
@@ -368,7 +340,7 @@ class ConcatKeySpace(KeySpace):
             return "", None, None
         return path, array, array.grid
 
-    def _part(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, _Fit]]:
+    def _part(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, Fit]]:
         """Return a part, and how its array ``path`` fits the first part's; ManifestError where it does not.
 
         Whatever asks at the same time, a part is opened once, and each of its arrays compared once.
@@ -391,11 +363,11 @@ class ConcatKeySpace(KeySpace):
         self._parts.put(number, part)
         return part
 
-    def _compared(self, number: int, part: _Part, path: str, array: ConcatArray) -> Steps[_Fit]:
+    def _compared(self, number: int, part: _Part, path: str, array: ConcatArray) -> Steps[Fit]:
         fit = part.fits[path] = yield from self._fitted(number, part.space, path, array)
         return fit
 
-    def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[_Fit]:
+    def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Fit]:
         """Compare the array of a part, which is open, with the first part's."""
         line = self.document.parts[number]
         where = f"the set {line.name!r} of {self.where}"
@@ -409,9 +381,9 @@ class ConcatKeySpace(KeySpace):
         coordinate = self.document.bounds.get(path)  # whose units it has
         units = {} if coordinate is None else (yield from self._units(part, coordinate, first.zarr_format, where))
         compared = line.length, data, attributes, units, line.places, line.take
-        plain, spelling = self._plain.get(path, (None, None))
-        if data is not None and plain == compared:
-            return _Fit(places=places, encoding=spelling)
+        plain = self._plain.get(path)
+        if data is not None and plain is not None and plain[0] == compared:
+            return plain[1]
         doc = _parsed(data, join(path, name), where)
         if doc is not None and array.is_stacked:
             doc = _with_dimension(doc, self.document.dim, f"{path!r} of {where}")
@@ -422,7 +394,7 @@ class ConcatKeySpace(KeySpace):
                 f"{path!r} of {where} has metadata of another version than {first.zarr_format}, that of the first set"
             )
         if meta is None and (self.document.join == "outer" or line.is_gap):
-            return _Fit(is_absent=True)
+            return Fit(is_absent=True)
         if meta is None:
             raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
         expected = list(first.shape)
@@ -437,16 +409,10 @@ class ConcatKeySpace(KeySpace):
             shown = yield from self._units(self.first, coordinate, first.zarr_format, "the first set")
         theirs = _described(attributes, units, path, meta, where)
         mine = _described(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
-        if recut is None:
-            recoding = recoding_of(path, mine, theirs)
-            keys = None if meta.grid is None else meta.grid.encoding
-            spelled = None if first.grid is None or keys == first.grid.encoding else keys
-            if recoding is None:
-                self._plain[path] = compared, spelled
-            return _Fit(recoding, places, encoding=spelled)
-        check_recut(path, meta, where)
-        recoding = recoding_of(path, mine._replace(meta=recut.meta), theirs, is_recut=True)
-        return _Fit(recoding, places, Source.of(meta, recut, recoding, f"{path!r} of {where}"))
+        found = fit(path, mine, theirs, recut, places)
+        if found.is_same:
+            self._plain[path] = compared, found
+        return found
 
     def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
         """Return the places of a part's elements, by axis, along dimensions of which it has only some."""
@@ -740,7 +706,7 @@ def _respelled(
     path: str,
     stored: ChunkGrid,
     array: ConcatArray,
-    fit: _Fit,
+    fit: Fit,
     encoding: ChunkKeyEncoding,
     start: int,
     directory: str,

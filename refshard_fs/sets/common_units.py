@@ -33,7 +33,7 @@ from refshard_fs.cubes.cf_times import (
     is_time,
     parsed_units,
 )
-from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.recoding import MISSING, exactly, missing_values
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata

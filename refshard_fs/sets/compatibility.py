@@ -23,15 +23,17 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import refilled
 from refshard_fs.cubes.cf_times import TimeUnits, is_time
-from refshard_fs.cubes.document import (
+from refshard_fs.cubes.fit import (
     KEYS,
     STORAGE,
     Described,
     check_metadata,
     difference,
+    fit,
     recoding_of,
 )
 from refshard_fs.cubes.recoding import STORED, meant_dtype, missing_values
+from refshard_fs.cubes.recutting import Recut
 from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
@@ -41,29 +43,31 @@ from refshard_fs.sets.scanning import can_scan, reading_options
 from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
 
 # What becomes of chunks that are joined.
-Joining = Literal["as they are", "of other lengths", "stored anew", "recoded", "recut"]
+Joining = Literal["as they are", "of other lengths", "stored anew", "made when they are read"]
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
 AT_ONCE: Final = 32  # and those that are by one filesystem: their small arrays take 32 MiB and more of memory
 
 
-def check_joinable(path: str, one: NamedSet, other: NamedSet, axis: int, how: Joining) -> None:
+def check_joinable(
+    path: str, one: NamedSet, other: NamedSet, axis: int, how: Joining, recut: Recut | None = None
+) -> None:
     """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
     ``how`` is what becomes of their chunks: where values are stored anew, how they are encoded does not matter; where
-    chunks are recoded, one encoding is shown in the other when they are read; where they are recut, in others' shape.
+    chunks are made when they are read, they are recoded, or ``recut``, as `fit` says.
     """
     a, b = one.variables[path], other.variables[path]
-    if a is b:
+    if a is b and recut is None:
         return
     if a.dims != b.dims:
         raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
             raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
-    if how in ("recoded", "recut"):
-        recoding_of(path, described(path, one), described(path, other), is_recut=how == "recut")
+    if how == "made when they are read":
+        fit(path, described(path, one), described(path, other), recut)
         return
     ignored = {"shape", *KEYS} | ({"chunk_grid"} if how == "of other lengths" else set())
     if how == "stored anew":

@@ -21,7 +21,8 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.cubes.document import ConcatDocument, Part, recoding_of
+from refshard_fs.cubes.document import ConcatDocument, Part
+from refshard_fs.cubes.fit import fit
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
@@ -187,7 +188,7 @@ def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
                 if path in part.variables:
                     like = id(part.variables[path]), str(part.units.get(path))
                     if like not in known:
-                        known[like] = recoding_of(path, one, described(path, part)) is not None
+                        known[like] = not fit(path, one, described(path, part)).is_same
                     recoded[path] += known[like]
     total = count_text(sum(len(read) for _, read in made), "set")
     made_here += [f"{path!r} is recoded in {count} of {total}" for path, count in sorted(recoded.items()) if count]

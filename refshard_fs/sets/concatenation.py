@@ -18,7 +18,7 @@ from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.moving import Move, shifted
 from refshard_fs.cubes.recoding import exactly
 from refshard_fs.cubes.recutting import Placement, Recut, check_recut, commonest
@@ -132,18 +132,16 @@ class _Concatenation:
             )
         axis = variable.dims.index(self.dim)
         values = self._values(path, axis) if variable.is_coordinate or path in self.joined_as_values else None
-        chunks = None if self.recut is None else self.recut.get(path)
-        how: Joining = "as they are" if self.recut is None else "recoded" if chunks is None else "recut"
+        how: Joining = "as they are" if self.recut is None else "made when they are read"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
             how = "of other lengths"
-        for part in self.sets[1:]:
-            check_joinable(path, first, part, axis, how if values is None else "stored anew")
-        if values is None and chunks is not None:
-            for part in self.sets:
-                check_recut(path, part.variables[path].meta, part.name)
-            shape = list(variable.meta.shape)
-            shape[axis] = sum(part.variables[path].meta.shape[axis] for part in self.sets)
-            self._add_metadata(variable, Recut.of(variable.meta, shape, chunks, f"{path!r} of {first.name}").meta.raw)
+        recut = self._recut(variable, axis) if values is None else None
+        if values is not None:
+            how = "stored anew"
+        for part in _unlike(self.sets, path) if values is None else self.sets:
+            check_joinable(path, first, part, axis, how, recut)
+        if recut is not None:
+            self._add_metadata(variable, recut.meta.raw)
             return
         if values is None:
             self._join(path, axis)
@@ -153,6 +151,17 @@ class _Concatenation:
         self.tables[path] = ChunkTable.from_parts(grid, [])
         if values.size:
             self.side[join(path, grid.tail(0))] = data
+
+    def _recut(self, variable: Variable, axis: int) -> Recut | None:
+        """Return how an array is shown that is cut anew; None where it is not."""
+        path = variable.path
+        chunks = None if self.recut is None else self.recut.get(path)
+        if chunks is None:
+            return None
+        check_recut(path, variable.meta, self.sets[0].name)
+        shape = list(variable.meta.shape)
+        shape[axis] = sum(part.variables[path].meta.shape[axis] for part in self.sets)
+        return Recut.of(variable.meta, shape, chunks, f"{path!r} of {self.sets[0].name}")
 
     def _add_others(self) -> None:
         """Add keys that belong to no array, each from the first set that has it."""
@@ -269,6 +278,14 @@ class _Concatenation:
             if exactly(values, joined.dtype) is None:
                 raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
         return joined
+
+
+def _unlike(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
+    """Return one set for each way to describe an array: sets that are alike share their `Variable`."""
+    kinds: dict[Any, NamedSet] = {}
+    for part in sets:
+        kinds.setdefault((id(part.variables[path]), str(part.units.get(path))), part)
+    return list(kinds.values())
 
 
 def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from refshard_fs.cubes.cf_times import (
     instant,
     parsed_units,
 )
-from refshard_fs.cubes.document import difference
+from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.moving import Move
 from refshard_fs.cubes.recoding import missing_values
 from refshard_fs.cubes.recutting import Placement

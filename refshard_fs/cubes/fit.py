@@ -1,0 +1,138 @@
+"""How an array of one set becomes part of the array that is shown: as it is, recoded, or recut. No I/O here.
+
+`fit` decides it, when sets are joined and when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import ChunkKeyEncoding
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
+from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
+from refshard_fs.cubes.recutting import Placement, Recut, Source, check_recut
+from refshard_fs.errors import ManifestError
+
+# Attributes that say what the values mean. All others may differ.
+MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+# Fields that say how the values are stored; they may differ where these are stored anew.
+STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"})
+# Fields that say how chunks are called.
+KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
+
+
+class Described(NamedTuple):
+    """An array as it is compared with others; ``name`` is what its set is called in errors."""
+
+    name: str
+    meta: ArrayMeta
+    attributes: Mapping[str, Any]
+
+
+class Fit(NamedTuple):
+    """How chunks of a part's array become those that are shown: as they are, unless a member says otherwise."""
+
+    recoding: Recoding | None = None
+    # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
+    places: Mapping[int, Placement] = {}
+    source: Source | None = None  # of an array that is recut
+    encoding: ChunkKeyEncoding | None = None  # of the part's keys, where it spells them otherwise
+    is_absent: bool = False  # the part lacks the array
+
+    def stored(self, leading: Sequence[int]) -> list[int] | None:
+        """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
+        return _known([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
+
+    def placed(self, leading: Sequence[int]) -> list[int] | None:
+        """Return the coordinates at which a part's chunk is shown; None if the part has no such chunk."""
+        return _known([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
+
+    @property
+    def is_same(self) -> bool:
+        """Whether references to the part's chunks are references to those that are shown."""
+        return self.recoding is None and self.source is None
+
+
+def fit(
+    path: str,
+    shown: Described,
+    part: Described,
+    recut: Recut | None = None,
+    places: Mapping[int, Placement] = {},
+) -> Fit:
+    """Return how the array ``path`` of a ``part`` becomes the one that is ``shown``; ``recut`` if it is cut anew.
+
+    ``places`` are those of the part's elements, as `Fit` has them. ManifestError, which names the field, where the
+    arrays differ in more than their encoding.
+    """
+    if recut is not None:
+        check_recut(path, part.meta, part.name)
+        recoded = recoding_of(path, shown._replace(meta=recut.meta), part, is_recut=True)
+        return Fit(recoded, places, Source.of(part.meta, recut, recoded, f"{path!r} of {part.name}"))
+    grid = part.meta.grid
+    spells_alike = grid is None or shown.meta.grid is None or grid.encoding == shown.meta.grid.encoding
+    encoding = None if grid is None or spells_alike else grid.encoding
+    return Fit(recoding_of(path, shown, part), places, encoding=encoding)
+
+
+def check_metadata(path: str, one: Described, other: Described, ignored: Container[str] = ()) -> None:
+    """Raise ManifestError, which names the field, where two arrays ``path`` differ in one that is not ``ignored``.
+
+    An attribute's field is ``attribute NAME``.
+    """
+    versions = one.meta.zarr_format, other.meta.zarr_format
+    if versions[0] != versions[1]:  # so that hardly a field is the same
+        raise difference(path, "zarr_format", one.name, versions[0], other.name, versions[1])
+    mine, theirs = _fields(one), _fields(other)
+    for field in dict.fromkeys([*mine, *theirs]):
+        first, second = mine.get(field), theirs.get(field)
+        if field not in ignored and zarrmeta.dumps(first) != zarrmeta.dumps(second):
+            raise difference(path, field, one.name, first, other.name, second)
+
+
+def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool = False) -> Recoding | None:
+    """Return how chunks of the array ``path`` of ``other`` become chunks of ``one``; None where they are such already.
+
+    How keys are spelled makes no difference; if the array ``is_recut``, nor does how its chunks are cut and compressed.
+    ManifestError, which names the field, where the arrays differ in more than their encoding.
+    """
+    ignored = {"shape", *KEYS} | (STORAGE if is_recut else frozenset())
+    if is_time(one.attributes) and is_time(other.attributes):
+        ignored |= {"attribute units"}
+        if not are_alike(one.attributes, other.attributes):
+            check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
+            return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
+    check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
+    try:
+        check_metadata(path, one, other, ignored)
+    except ManifestError:
+        return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
+    return None
+
+
+def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
+    """Return the error that says what array ``path`` has in one set and in another."""
+    return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
+
+
+def _fields(array: Described) -> dict[str, Any]:
+    meta = array.meta
+    fields = {name: value for name, value in meta.raw.items() if name != "attributes"}
+    if meta.zarr_format == 2:
+        fields |= {"dimension_separator": fields.get("dimension_separator") or ".", "dtype": meta.dtype}
+        fields["filters"] = fields.get("filters") or None
+    else:
+        fields["data_type"] = meta.dtype
+        fields |= {name: fields.get(name) or None for name in ("storage_transformers", "dimension_names")}
+    fields |= {f"attribute {name}": array.attributes.get(name) for name in MEANING}
+    if is_time(array.attributes):  # of calendars that name some instants differently, `CommonUnits` compares the values
+        fields["attribute calendar"] = family_of(calendar_of(array.attributes))
+    return fields
+
+
+def _known(coords: Sequence[int | None]) -> list[int] | None:
+    known = [at for at in coords if at is not None]
+    return known if len(known) == len(coords) else None
