@@ -222,6 +222,10 @@ class Documents(Generic[K]):
         """Whether nothing but consolidated metadata tells of the array ``path``."""
         return path in self._hearsay
 
+    def is_outdated(self, path: str) -> bool:
+        """Whether consolidated metadata say of the array ``path`` what is not so any more."""
+        return path in self._outdated
+
     def doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
         """Return the arrays, and the places of their ``keys``, of which consolidated metadata may say what was true.
 
@@ -371,6 +375,10 @@ class ArrayView(View, Generic[K]):
         found, documents = self._documents.doubtful(keys), self._documents
         return {p: numbers for p, numbers in found.items() if not documents.is_hearsay(p) or self.remapped(p) is None}
 
+    def _is_doubtful(self, path: str) -> bool:
+        """Return whether nothing but consolidated metadata, which may be outdated, tells of an array."""
+        return self.confirms and (self._documents.is_hearsay(path) or self._documents.is_outdated(path))
+
     def _confirmed(self, path: str, keys: Sequence[str]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of ``keys``, which are of the array ``path``, after its own document was read."""
         yield from self._documents.confirm(path)
@@ -416,7 +424,8 @@ class ArrayView(View, Generic[K]):
         return Contents(members, arrays, found.others, indexes)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if self.base.is_reference_set and self.remapped(array) is None:
+        is_known = self.base.is_reference_set or (array in self._documents.arrays and not self._is_doubtful(array))
+        if is_known and self.remapped(array) is None:
             return (yield from self.base.chunks(array, numbers, self.grids[array] if grid is None else grid))
         return (yield from super().chunks(array, numbers, grid))
 

@@ -208,6 +208,10 @@ class ConcatKeySpace(KeySpace):
     def strangers(self) -> frozenset[str]:
         return self.first.strangers  # whose metadata are shown
 
+    @property
+    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # found when it is asked
+        return self.first.holds_all_metadata
+
     def resolve(self, url: str | None) -> str:
         return self._resolve(url)
 

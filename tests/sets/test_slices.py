@@ -12,8 +12,8 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cubes.document import ConcatDocument
+from tests.cubes.test_keyspace import check
 from tests.sets.test_concatenating import VERSIONS, chunked
-from tests.sets.test_whole_cubes import check
 
 zarr = pytest.importorskip("zarr")
 

@@ -15,6 +15,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
 from tests.sets.test_concatenating import chunked, day
 
@@ -105,4 +106,5 @@ def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypa
     monkeypatch.setattr(FlatKeySpace, "find", lambda space, key: (asked.append(key), find(space, key))[1])
     fs = RefShardFileSystem(refshard_fs.concat(paths, "t", lazy=True), skip_instance_cache=True)
     assert len(fs._collect()) == 3 * 40 * 50 + 3
+    assert survey(fs).keys == 3 * 40 * 50 + 3
     assert len(asked) < 200

@@ -1,0 +1,58 @@
+"""How an array of a set becomes part of the one that is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError
+from refshard_fs.core.zarrmeta import array_meta
+from refshard_fs.cubes.fit import Described, fit
+from refshard_fs.cubes.recutting import Recut
+
+BASE = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "order": "C", "fill_value": 0}
+BASE |= {"filters": None, "compressor": None}
+
+
+def described(name: str, attributes: dict[str, Any] | None = None, **changed: Any) -> Described:
+    meta = array_meta(BASE | changed, name)
+    assert meta is not None
+    return Described(name, meta, attributes or {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_same"),
+    [
+        ({}, True),
+        ({"shape": [6]}, True),
+        ({"dimension_separator": "/"}, True),
+        ({"attributes": {"long_name": "x"}}, True),
+        ({"dtype": ">i2"}, False),
+        ({"compressor": {"id": "zlib", "level": 1}}, False),
+        ({"attributes": {"scale_factor": 0.5}}, False),
+    ],
+)
+def test_fit_tells_references_from_chunks_to_recode(changed: dict[str, Any], is_same: bool) -> None:
+    found = fit("a", described("one"), described("other", **changed))
+    assert found.is_same == is_same
+    assert (found.recoding is None) == is_same
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [({"chunks": [1]}, "chunks"), ({"attributes": {"units": "K"}}, "units"), ({"dtype": "<i4"}, "i4")],
+)
+def test_fit_refuses_what_cannot_be_recoded(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(ManifestError, match=field) as caught:
+        fit("a", described("one"), described("other", **changed))
+    assert "one" in str(caught.value)
+    assert "other" in str(caught.value)
+
+
+def test_fit_recuts_chunks_of_any_shape() -> None:
+    shown = described("one")
+    recut = Recut.of(shown.meta, [8], (4,), "a")
+    found = fit("a", shown, described("other", chunks=[3]), recut)
+    assert found.source is not None
+    assert not found.is_same

@@ -1,0 +1,34 @@
+"""Numbers of chunks in one grid are those in another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
+from refshard_fs.cubes.moving import consecutive, moved, shifted
+
+ENCODING = ChunkKeyEncoding("v2", ".")
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("offset", [-1, 0, 2])
+def test_moved_numbers_are_those_of_the_moved_coordinates(axis: int, offset: int) -> None:
+    old = ChunkGrid((2, 3, 4), ENCODING)
+    new = ChunkGrid(tuple(count + (k == axis) for k, count in enumerate(old.counts)), ENCODING)
+    numbers = np.arange(old.size, dtype=np.uint64)
+    found, is_inside = moved(numbers, old, new, {axis: shifted(offset)})
+    for number in range(old.size):
+        coords = [at + offset * (k == axis) for k, at in enumerate(old.coords(number))]
+        assert is_inside[number] == all(0 <= at < count for at, count in zip(coords, new.counts, strict=True))
+        if is_inside[number]:
+            assert list(new.coords(int(found[number]))) == coords
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [([3, 4, 5], range(3, 6)), ([4, 3], None), ([], None), ([1, 3], None)]
+)
+def test_consecutive_numbers_are_a_range(numbers: list[int], expected: range | None) -> None:
+    column = np.array(numbers, np.uint64)
+    found = consecutive(column)
+    assert found is column if expected is None else found == expected
