@@ -592,7 +592,7 @@ class ConcatKeySpace(KeySpace):
     ) -> Steps[ArrayChunks]:
         """Return which chunks an array that is joined may have; ``first`` are those of the first part."""
         assert array.grid is not None, "an array that is joined has a grid"
-        columns, sizes, count = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], 0
+        columns, sizes, count = [np.zeros(0, np.uint64)], list[UInt64s | None](), 0
         try:
             size = self._chunk_size(path, array)
             if size is not None:
@@ -608,7 +608,10 @@ class ConcatKeySpace(KeySpace):
                     sizes.append(own)
         except (OSError, RefShardError) as e:
             _note(errors, path, e)
-        return ArrayChunks(array.grid, np.concatenate(columns), np.concatenate(sizes))
+        # Sizes tell that chunks were listed, so that they exist.
+        known = [own for own in sizes if own is not None]
+        are_listed = len(known) == len(sizes) and len(known) > 0
+        return ArrayChunks(array.grid, np.concatenate(columns), np.concatenate(known) if are_listed else None)
 
     def _check_count(self, path: str, count: int) -> None:
         if count > COUNTED:
@@ -616,14 +619,15 @@ class ConcatKeySpace(KeySpace):
 
     def _numbers_in(
         self, number: int, path: str, array: ConcatArray, first: ArrayChunks
-    ) -> Steps[tuple[UInt64s, UInt64s]]:
-        """Return the numbers, as they are shown, of the chunks that a part may have, and their sizes."""
+    ) -> Steps[tuple[UInt64s, UInt64s | None]]:
+        """Return the numbers, as they are shown, of the chunks that a part may have; their sizes if it lists them."""
         assert array.grid is not None, "an array that is joined has a grid"
         part, fit = yield from self._part(number, path, array)
         own = array.shown_grid_of_part(number, fit.places)
-        chunks = ArrayChunks(own)
+        chunks = ArrayChunks(own, (), np.zeros(0, np.uint64))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks are made
-            chunks = ArrayChunks(own, [range(own.size)])
+            self._check_count(path, own.size)
+            chunks = ArrayChunks(own, [range(own.size)], np.full(own.size, WHOLE, np.uint64))
         elif not fit.is_absent and number == self._first:
             chunks = first
         elif not fit.is_absent:
@@ -633,11 +637,10 @@ class ConcatKeySpace(KeySpace):
         along: dict[int, Move] = {axis: placement.places for axis, placement in fit.places.items()}
         along[array.axis] = shown_from(array.starts[number], fit.places.get(array.axis))
         numbers, is_inside = moved(chunks.column, own, array.grid, along)
-        # The sizes of chunks that are recoded are not known before.
-        is_sized = chunks.sizes is not None and fit.recoding is None
-        sizes = chunks.sizes if is_sized else np.full(len(numbers), WHOLE, np.uint64)
-        assert sizes is not None, "it is sized"
-        return numbers[is_inside], sizes[is_inside]
+        sizes = chunks.sizes
+        if sizes is not None and fit.recoding is not None:  # sizes of chunks that are recoded are not known before
+            sizes = np.full(len(numbers), WHOLE, np.uint64)
+        return numbers[is_inside], None if sizes is None else sizes[is_inside]
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         shown = self._documents.arrays.get(array)
@@ -671,12 +674,11 @@ class ConcatKeySpace(KeySpace):
         stored, places = stored[is_inside], np.flatnonzero(is_inside)
         own = array.grid_of_part(number, fit.places)
         own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
-        is_unknown = part.source.is_reference_set and path not in part.source.grids
-        if fit.recoding is None and not is_unknown:
+        if fit.recoding is None:
             return places, part.resolve, (yield from part.chunks(path, consecutive(stored), own))
         builder = ChunksBuilder(len(stored))
         for row, entry in enumerate((yield from part.entries([join(path, tail) for tail in tails(own, stored)]))):
-            builder.put_entry(row, entry if fit.recoding is None else fit.recoding.entry(entry))
+            builder.put_entry(row, fit.recoding.entry(entry))
         return places, part.resolve, builder.finish()
 
 

@@ -108,3 +108,20 @@ def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypa
     assert len(fs._collect()) == 3 * 40 * 50 + 3
     assert survey(fs).keys == 3 * 40 * 50 + 3
     assert len(asked) < 200
+
+
+def test_a_chunk_that_a_parquet_set_lacks_is_no_fault(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    paths = []
+    for number in range(2):
+        part = chunked("a", np.ones((4, 3), "|u1"), (1, 1), ["t", "x"])
+        part.pop("a/1.1")
+        paths.append(str(tmp_path / f"{number}.parquet"))
+        RefShardFileSystem({".zgroup": '{"zarr_format": 2}', **part}, skip_instance_cache=True).save(
+            paths[-1], "parquet"
+        )
+    fs = RefShardFileSystem(refshard_fs.concat(paths, "t", lazy=True), skip_instance_cache=True)
+    check(fs)
+    faults: list[Any] = []
+    assert len(survey(fs, faults=faults).arrays["a"]) == 2 * 11
+    assert not faults
