@@ -164,10 +164,13 @@ def _stores(icechunk: Any, references: ReferenceStream, given: Mapping[str, Any]
 
 
 def _prefix(location: str) -> str:
-    """Return the prefix of the store that holds ``location``: a bucket, a server, or a directory of this machine."""
+    """Return the prefix of the store that holds ``location``: a bucket, a server, or a directory of this machine.
+
+    Icechunk finds no store by a prefix in which anything is quoted: the directory is one above such names.
+    """
     parts = urlsplit(location)
     if parts.scheme == "file":
-        return location.rpartition("/")[0] + "/"
+        return location.partition("%")[0].rpartition("/")[0] + "/"
     return f"{parts.scheme}://{parts.netloc}/"
 
 
@@ -178,7 +181,8 @@ def _location(url: str | None) -> str | None:
     protocol = protocol_of(url)
     if protocol in (None, "file", "local"):
         path = url.removeprefix("file://").removeprefix("local://")
-        return "file://" + quote(path) if os.path.isabs(path) else None
+        location = "file://" + quote(path)
+        return location if os.path.isabs(path) and _prefix(location) != "file:///" else None  # which is no prefix
     if protocol in WEB:
         return url
     if protocol in (*S3, *GCS):
@@ -207,6 +211,7 @@ async def _write(
         partitions = references.partitions(array, _rows(grid))
         while (part := await asyncio.to_thread(next, partitions, None)) is not None:
             numbers, chunks = part
+            _refuse_empty(array, grid, numbers, chunks)
             locations = [_location(url) for url in chunks.urls]
             await _put_virtual(store, array, grid, numbers, chunks, locations)
             for some in _native(array, grid, numbers, chunks, locations):
@@ -214,6 +219,14 @@ async def _write(
                 await _put(store, dict(zip(some, read, strict=True)))
                 count, size = count + len(read), size + sum(map(len, read))
     return count, size
+
+
+def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> None:
+    """Raise ManifestError for chunks without bytes, which Icechunk cannot hold."""
+    rows = np.flatnonzero((chunks.ranges.targets != ABSENT) & (chunks.ranges.lengths == 0)).tolist()
+    for row in (*rows, *(row for row, data in chunks.inline.items() if not data)):
+        key = join(array, grid.tail(numbers.start + row))
+        raise ManifestError(f"{key!r} has no bytes: an Icechunk repository cannot hold a chunk of length 0")
 
 
 async def _put_virtual(
@@ -268,7 +281,7 @@ async def _put_virtual(
 
 def _rows(grid: ChunkGrid) -> int:
     """Return how many chunks are handed over at a time: whole rows of the grid, which Icechunk takes as a block."""
-    inner = math.prod(grid.counts[1:])
+    inner = max(1, math.prod(grid.counts[1:]))
     return max(1, ROWS // inner) * inner
 
 

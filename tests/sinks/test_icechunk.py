@@ -82,6 +82,12 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "dict": lambda folder: json.loads((folder / saved(folder, "refs.json")).read_text()),
 }
 
+DOCUMENT = {"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
+ONE_ARRAY = {
+    ".zgroup": '{"zarr_format": 2}',
+    "a/.zarray": json.dumps({**DOCUMENT, "filters": None, "compressor": None}),
+}
+
 
 def opened(url: str, **version: Any) -> Any:
     storage = icechunk.local_filesystem_storage(url)
@@ -164,3 +170,26 @@ def test_failed_save_commits_nothing(tmp_path: Path) -> None:
         RefShardFileSystem(refs).save(there, "icechunk", overwrite=True)
     assert opened(there).snapshot_id == before
     assert fsspec.filesystem("file").exists(there)
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "a%20b", "a#b", "a?b"])
+def test_target_with_a_name_that_is_quoted_is_virtual(name: str, tmp_path: Path, http_server: RangeServer) -> None:
+    there = str(tmp_path / "made.icechunk")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / name).write_bytes(bytes(range(100)))
+    url = http_server.put(f"/{name}/{name}", bytes(range(100)))
+    refs = {**ONE_ARRAY, "a/0": [str(tmp_path / name / name), 10, 2], "a/1": [url, 20, 2]}
+    assert RefShardFileSystem(refs).save(there) is None, "nothing is copied"
+    assert zarr.open_array(opened(there).store, path="a", mode="r")[:4].tolist() == [10, 11, 20, 21]
+
+
+def test_array_without_elements_is_saved(tmp_path: Path) -> None:
+    zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array("a", shape=(3, 0), chunks=(1, 1), dtype="i4")
+    RefShardFileSystem(str(tmp_path / "a.zarr")).save(str(tmp_path / "made.icechunk"))
+    assert zarr.open_array(opened(str(tmp_path / "made.icechunk")).store, path="a", mode="r").shape == (3, 0)
+
+
+@pytest.mark.parametrize("value", [["memory://a", 5, 0], ""], ids=["range", "inline"])
+def test_chunk_without_bytes_is_refused_by_its_key(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(refshard_fs.ManifestError, match="'a/1' has no bytes"):
+        RefShardFileSystem({**ONE_ARRAY, "a/1": value}).save(str(tmp_path / "made.icechunk"))
