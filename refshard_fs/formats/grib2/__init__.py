@@ -1,4 +1,4 @@
-"""GRIB2 files: a zarr group with a variable for each parameter and kind of level."""
+"""GRIB files of edition 1 or 2: a zarr group with a variable for each parameter and kind of level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of GRIB2 decoded, by numpy, imagecodecs and eccodes; and parameters named by eccodes. No I/O here."""
+"""Fields of GRIB decoded, by numpy, imagecodecs and eccodes; and parameters named by eccodes. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import by_imagecodecs, unpacked
+from refshard_fs.formats.grib2.edition_1 import ECMWF, ibm
 from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, PACKINGS, TO_AND_FRO, Parameter, integer, signed
 
 PIECE: Final = 1 << 16  # values that are scaled at a time, as 64-bit floats
@@ -70,15 +71,71 @@ class Values(msgspec.Struct, frozen=True):
             numbers = _PACKINGS[template](data[5:], packing, bits, stored)
             if numbers.size != stored:
                 raise ValueError(f"it has {numbers.size} packed values, where {stored} are due")
-            values = _scaled(numbers.ravel(), packing)
+            factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
+            logarithm = packing if template == _LOGARITHM else b""
+            values = _scaled(numbers.ravel(), _reference(packing), factor, decimal, logarithm)
         out = np.full(self.count, np.nan, "<f4")
         places: slice | npt.NDArray[Any] = slice(None)
         if where == 0:
-            places = np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=self.count).view(bool)
+            places = _places(bitmap, self.count)
             if np.count_nonzero(places) != stored:
                 raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {stored} are stored")
         out[places] = values
         return _in_rows(out, self.across, self.flags).tobytes()
+
+
+class Values1(msgspec.Struct, frozen=True):
+    """The values of a field of edition 1, as `Values`: from sections 3, if there is one, and 4.
+
+    The section 1 of the field has the ``decimal`` scale factor.
+    """
+
+    count: int
+    sizes: tuple[int, ...]
+    decimal: int
+    across: int = 0
+    flags: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is made."""
+        return self.count * 4
+
+    def make(self, raw: bytes) -> bytes:
+        bitmap, data = raw[: -self.sizes[-1]], raw[-self.sizes[-1] :]
+        for section, size in ((bitmap, len(bitmap)), (data, len(data))):
+            if size and integer(section, 1, 3) != size and (section is bitmap or integer(section, 1, 3) >= 120):
+                raise ValueError(f"a section of {size} bytes has another length now: was the file replaced?")
+        places = _places(bitmap, self.count) if bitmap else np.ones(self.count, bool)
+        stored = int(np.count_nonzero(places))
+        bits, unused, reference = integer(data, 11), integer(data, 4) & 0xF, ibm(data, 7)
+        if integer(data, 4) & 0xD0:
+            raise ValueError(f"its values are packed in another way than simply: flags {integer(data, 4):#x}")
+        if bits > 32 or stored * bits > 8 * (len(data) - 11) - unused:
+            raise ValueError(f"{stored} values of {bits} bits are due, and it has {len(data) - 11} bytes of them")
+        out = np.full(self.count, np.nan, "<f4")
+        with np.errstate(over="ignore"):  # numbers of IBM's may be larger than 32-bit floats
+            if bits and stored:
+                numbers = unpacked(data[11:], bits, stored).ravel()
+                out[places] = _scaled(numbers, reference, 2.0 ** signed(data, 5, 2), _power_of_ten(-self.decimal))
+            else:
+                out[places] = reference  # the value, which nothing scales
+        return _in_rows(out, self.across, self.flags).tobytes()
+
+
+def _places(bitmap: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Return which points have a value: the bits of a section behind its octet 6."""
+    if 8 * (len(bitmap) - 6) < count:
+        raise ValueError(f"its bitmap has {len(bitmap) - 6} bytes, for {count} points")
+    return np.unpackbits(np.frombuffer(bitmap[6:], "u1"), count=count).view(bool)
+
+
+def _power_of_ten(exponent: int) -> float:
+    """Return a power of ten with the roundings that it has in eccodes."""
+    found = 1.0
+    for _ in range(min(abs(exponent), 400)):
+        found = found * 10 if exponent > 0 else found / 10
+    return found
 
 
 def _in_rows(values: npt.NDArray[Any], across: int, flags: int) -> npt.NDArray[Any]:
@@ -95,15 +152,15 @@ def _reference(packing: bytes) -> float:
     return float(struct.unpack(">f", packing[11:15])[0])
 
 
-def _scaled(numbers: npt.NDArray[Any], packing: bytes) -> npt.NDArray[np.float32]:
-    """Return the values that packed numbers stand for."""
-    reference = _reference(packing)
-    factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
+def _scaled(
+    numbers: npt.NDArray[Any], reference: float, factor: float, decimal: float, logarithm: bytes = b""
+) -> npt.NDArray[np.float32]:
+    """Return the values that packed numbers stand for; ``logarithm``: section 5 of fields packed so."""
     values = np.empty(numbers.size, "f4")
     for first in range(0, numbers.size, PIECE):
         piece = slice(first, first + PIECE)
         scaled = (numbers[piece].astype("f8") * factor + reference) * decimal
-        values[piece] = _without_logarithm(scaled, packing) if integer(packing, 10, 2) == _LOGARITHM else scaled
+        values[piece] = _without_logarithm(scaled, logarithm) if logarithm else scaled
     return values
 
 
@@ -252,6 +309,7 @@ class Points(msgspec.Struct, frozen=True):
     count: int
     every: int = 1
     scanned: int = 0
+    edition: int = 2
 
     @property
     def size(self) -> int:
@@ -264,13 +322,15 @@ class Points(msgspec.Struct, frozen=True):
             flags = integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
             raw = raw[: self.scanned - 1] + bytes([flags]) + raw[self.scanned :]
         with _LOCK:
-            handle = library.codes_grib_new_from_samples("GRIB2")
+            handle = library.codes_grib_new_from_samples(f"GRIB{self.edition}")
             whole = library.codes_get_message(handle)
             library.codes_release(handle)
-            first = 16 + integer(whole, 17, 4)
-            rest = whole[first + integer(whole, first + 1, 4) :]
-            size = len(whole) + len(raw) - integer(whole, first + 1, 4)
-            handle = library.codes_new_from_message(whole[:8] + size.to_bytes(8) + whole[16:first] + raw + rest)
+            begin, octets = (8, 3) if self.edition == 1 else (16, 4)  # of section 1, and of the length of a section
+            first = begin + integer(whole, begin + 1, octets)
+            rest = whole[first + integer(whole, first + 1, octets) :]
+            size = len(whole) + len(raw) - integer(whole, first + 1, octets)
+            start = whole[:4] + size.to_bytes(3) + b"\1" if self.edition == 1 else whole[:8] + size.to_bytes(8)
+            handle = library.codes_new_from_message(start + whole[begin:first] + raw + rest)
             try:
                 values = library.codes_get_array(handle, self.key)[:: self.every][: self.count]
             except library.CodesInternalError as e:
@@ -295,6 +355,7 @@ class Named(NamedTuple):
 _DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192: ECMWF's own
 _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # whose local parameters it knows; others have WMO's alone
 _TABLES: Final = 28
+_NO_CENTRE: Final = 255
 
 
 _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
@@ -307,7 +368,8 @@ def named(parameter: Parameter) -> Named:
 
     The numbers are put into a message of eccodes' own: it never sees a header that may be damaged.
     """
-    numbers = f"{parameter.discipline}_{parameter.category}_{parameter.number}"
+    kind = (parameter.discipline,) if parameter.edition == 2 else ()
+    numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
     fallback = Named(f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}", {})
     if parameter.discipline not in _DISCIPLINES:
         return fallback
@@ -315,6 +377,53 @@ def named(parameter: Parameter) -> Named:
         library = eccodes()
     except ValueError:
         return fallback
+    with _LOCK:
+        handle = library.codes_grib_new_from_samples(f"GRIB{parameter.edition}")
+        try:
+            if parameter.edition == 1:
+                clone = library.codes_new_from_message(_message_1(library.codes_get_message(handle), parameter))
+            else:
+                _set_parameter(library, handle, parameter)
+                clone = library.codes_clone(handle)  # some kinds of level are told by their values in a new message
+            library.codes_release(handle)
+            handle = clone
+            by_key = {key: library.codes_get(handle, key) for key in _KEYS}
+        except library.CodesInternalError:
+            return fallback
+        finally:
+            library.codes_release(handle)
+    by_key = {key: value for key, value in by_key.items() if value not in ("unknown", "undef")}
+    level = by_key.setdefault("typeOfLevel", fallback.level)
+    if "shortName" not in by_key:
+        return Named(fallback.name, level, {})
+    attributes = {name: by_key[key] for name, key in _CF.items() if key in by_key}
+    attributes |= {f"GRIB_{key}": value for key, value in by_key.items()}
+    return Named(by_key.get("cfVarName", by_key["shortName"]), level, attributes)
+
+
+def _message_1(sample: bytes, parameter: Parameter) -> bytes:
+    """Return a ``sample`` of edition 1 with a parameter's octets of section 1, of which any are allowed."""
+    first, second = parameter.surfaces
+    is_layer = second.kind != 255
+    centre = parameter.centre if parameter.centre in _CENTRES else _NO_CENTRE
+    indicator = 0 if parameter.statistic == 255 else parameter.statistic
+    octets = {
+        4: parameter.category, 5: centre, 9: parameter.number, 10: first.kind,
+        11: first.scaled if is_layer else first.scaled >> 8, 12: second.scaled if is_layer else first.scaled & 0xFF,
+        21: indicator,
+    }  # fmt: skip
+    message = bytearray(sample)
+    for octet, value in octets.items():
+        message[7 + octet] = value
+    if centre != ECMWF:  # its local definition means nothing to others
+        end = 8 + integer(sample, 9, 3)
+        del message[36:end]
+        message[4:7], message[8:11] = len(message).to_bytes(3), (28).to_bytes(3)
+    return bytes(message)
+
+
+def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
+    """Put the numbers of a parameter of edition 2 into a message."""
     first, second = parameter.surfaces
     keys = {
         "discipline": parameter.discipline,
@@ -334,24 +443,6 @@ def named(parameter: Parameter) -> Named:
         keys |= {"centre": parameter.centre, "localTablesVersion": int(parameter.tables[1] > 0)}
     if parameter.statistic != 255:
         keys |= {"typeOfStatisticalProcessing": parameter.statistic, "lengthOfTimeRange": parameter.length}
-    with _LOCK:
-        handle = library.codes_grib_new_from_samples("GRIB2")
-        try:
-            for key, value in keys.items():
-                if value >= 0 or key.startswith("scaleFactor"):  # others print an error, of numbers that cannot be
-                    library.codes_set(handle, key, value)
-            clone = library.codes_clone(handle)  # some kinds of level are told by their values when a message is opened
-            library.codes_release(handle)
-            handle = clone
-            by_key = {key: library.codes_get(handle, key) for key in _KEYS}
-        except library.CodesInternalError:
-            return fallback
-        finally:
-            library.codes_release(handle)
-    by_key = {key: value for key, value in by_key.items() if value not in ("unknown", "undef")}
-    level = by_key.setdefault("typeOfLevel", fallback.level)
-    if "shortName" not in by_key:
-        return Named(fallback.name, level, {})
-    attributes = {name: by_key[key] for name, key in _CF.items() if key in by_key}
-    attributes |= {f"GRIB_{key}": value for key, value in by_key.items()}
-    return Named(by_key.get("cfVarName", by_key["shortName"]), level, attributes)
+    for key, value in keys.items():
+        if value >= 0 or key.startswith("scaleFactor"):  # others print an error, of numbers that cannot be
+            library.codes_set(handle, key, value)

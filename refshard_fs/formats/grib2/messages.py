@@ -1,4 +1,4 @@
-"""The messages of a GRIB2 file: where they lie, and what their sections say of the fields in them. No I/O here.
+"""The messages of a GRIB file: where they lie, and what sections of edition 2 say of their fields. No I/O here.
 
 A message says how long it is, and so where the next one begins; a sidecar (wgrib2's ``.idx``, ECMWF's ``.index``) tells
 of all at once. Of each message, a window is read: data are not looked at before somebody wants them.
@@ -46,7 +46,7 @@ TEMPLATES: Final = {0: (0, 0), 1: (36, 0), 2: (0, 0), 8: (0, 35), 11: (36, 38), 
 MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
 PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 61, 200)  # templates of data (section 5) that are decoded
 BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # flags of how a grid is scanned
-_UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
+UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
 
 
 def integer(data: bytes, octet: int, size: int = 1) -> int:
@@ -88,19 +88,62 @@ class Parameter(NamedTuple):
     statistic: int  # how values of a range of time are made one (code table 4.10); 255: they are of one time
     length: int  # of that range, in hours
     surfaces: tuple[Surface, Surface]
+    edition: int = 2  # 1: table and number are `category` and `number`, `statistic` is the time range indicator
 
 
 class Field(msgspec.Struct, frozen=True):
     """One grid of values: where its sections lie in the file, and what they say."""
 
     grid_at: tuple[int, int]  # offset and size of section 3, and of sections 5, 6 and 7
-    parts: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    parts: tuple[tuple[int, int], ...]  # in edition 1: of section 2, and of sections 3, if there is one, and 4
     parameter: Parameter
     time: int  # seconds since 1970, of the reference time
     step: int  # seconds from there to the time, or the end of the range of time, that the values are of
     member: int
-    grid: bytes  # section 3
+    grid: bytes  # section 3; in edition 1 section 2
     count: int  # of grid points
+    decimal: int = 0  # in edition 1, the decimal scale factor: section 1 has it
+
+
+class Grid(NamedTuple):
+    """What a section says of a grid: the number of its template in edition 2, and points along its sides.
+
+    ``scanned`` is the octet of the ``flags`` that say how it is scanned; 0: it is a list of points.
+    """
+
+    template: int
+    across: int
+    down: int
+    scanned: int
+    flags: int
+    parallels: int  # of a Gaussian grid, between a pole and the equator
+    corners: tuple[
+        float, ...
+    ]  # north, west, south and east, in degrees; empty where they are not numbers of its section
+
+
+# Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
+_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 140: 64}
+
+
+def describe_grid(grid: bytes) -> Grid:
+    """Return what section 3 says of a grid."""
+    template = integer(grid, 13, 2)
+    scanned = _SCANNED.get(template, 0)
+    corners: tuple[float, ...] = ()
+    if template == 0:
+        basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
+        unit = basic / parts if basic and parts not in (0, 0xFFFFFFFF) else 1e-6
+        corners = tuple(signed(grid, octet, 4) * unit for octet in (47, 51, 56, 60))
+    return Grid(
+        template=template,
+        across=integer(grid, 31, 4) if scanned else 0,
+        down=integer(grid, 35, 4) if scanned else 0,
+        scanned=scanned,
+        flags=integer(grid, scanned) if scanned else 0,
+        parallels=integer(grid, 68, 4) if template in range(40, 44) else 0,
+        corners=corners,
+    )
 
 
 class Unshown(NamedTuple):
@@ -121,9 +164,9 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
     member_at, end_at = TEMPLATES[template]
     time = _time(one, 13)
     unit = integer(product, 18)
-    if unit not in _UNITS:
+    if unit not in UNITS:
         raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
-    step = signed(product, 19, 4) * _UNITS[unit]
+    step = signed(product, 19, 4) * UNITS[unit]
     statistic, length = 255, 0
     if end_at:
         statistic = integer(product, end_at + 12)
@@ -173,14 +216,34 @@ def find_message(data: bytes, start: int = 0) -> int:
     return at
 
 
-def length_of(head: bytes) -> int:
-    """Return the length that the first 16 bytes of a message tell."""
+def length_of(head: bytes, section_4: int = MISSING) -> int:
+    """Return the length that the first bytes of a message tell, of which there are 16 or more.
+
+    Of a message of edition 1 with more than 8 MB, ``section_4`` is the length that its section 4 has, if it lies behind
+    these bytes.
+    """
     if head[7] == 2:
         return integer(head, 9, 8)
     length = integer(head, 5, 3)
-    if length & 0x800000:  # ECMWF's way to say more than 23 bits: in units of 120 bytes
-        length = max((length & 0x7FFFFF) * 120 - 120, 16)  # or up to 120 bytes more, in which no message begins
-    return length
+    if not length & 0x800000:
+        return length
+    if section_4 == MISSING and 0 < (at := find_section_4(head)) <= len(head) - 3:
+        section_4 = integer(head, at + 1, 3)
+    if not 0 <= section_4 < 120:
+        return length
+    # ECMWF's way to say more than 24 bits: in units of 120 bytes, of which section 4 says how many are too many
+    return (length & 0x7FFFFF) * 120 - section_4 + 4
+
+
+def find_section_4(head: bytes) -> int:
+    """Return where section 4 begins in a message of edition 1; -1 where its first bytes do not tell it."""
+    at, flags = 8, head[15]
+    for is_there in (True, flags & 0x80, flags & 0x40):
+        if is_there:
+            if at + 3 > len(head):
+                return -1
+            at += integer(head, at + 1, 3)
+    return at
 
 
 class Windows(NamedTuple):
@@ -201,7 +264,7 @@ def windows_in(data: bytes, is_last: bool) -> Windows:
     found: dict[int, bytes] = {}
     at = 0
     while 0 <= (begin := find_message(data, at)) <= len(data) - 16 and len(found) <= MOST:
-        length = length_of(data[begin : begin + 16])
+        length = length_of(data[begin : begin + WINDOW])
         if length < 16 or (not is_last and begin + min(length, WINDOW) > len(data)):
             break
         for known in {at, begin}:  # other bytes may lie between messages
@@ -222,7 +285,7 @@ class Grib(FileBytes):
         self.unshown: list[Unshown] = []
 
     def messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
-        """Return begin and length of each message of edition 2, found from one to the next.
+        """Return begin and length of each message, found from one to the next.
 
         The windows at the ``indexed`` offsets, which a sidecar tells, are read in one round. ManifestError if no
         message begins at one of them.
@@ -245,12 +308,9 @@ class Grib(FileBytes):
                 begin = yield from self._search(due)
             if begin is None:
                 break
-            edition, length = self._length(begin)
+            length = yield from self._length(begin)
             begins.add(begin)
-            if edition == 2:
-                found.append((begin, length))
-            else:
-                self.unshown.append(Unshown(begin, f"it is of GRIB edition {edition}: only edition 2 is read"))
+            found.append((begin, length))
             if len(begins) > MOST:
                 raise ManifestError(f"{self.url}: it has more than {MOST} messages")
             is_even = pitch in (0, begin + length - due)
@@ -307,8 +367,12 @@ class Grib(FileBytes):
                 self._begins[begin] = window
         return begin
 
-    def _length(self, at: int) -> tuple[int, int]:
-        """Return edition and length of the message at ``at``, whose window is known."""
+    def window(self, at: int) -> bytes:
+        """Return the first bytes of the message that was found at ``at``."""
+        return self._begins[at]
+
+    def _length(self, at: int) -> Steps[int]:
+        """Return the length of the message at ``at``, whose window is known."""
         data = self._begins[at]
         if len(data) < 16:
             raise ManifestError(
@@ -316,11 +380,13 @@ class Grib(FileBytes):
             )
         if find_message(data[:SIGN]):
             raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
-        edition, length = data[7], length_of(data)
+        length = length_of(data)
+        if data[7] == 1 and data[4] & 0x80 and len(data) - 3 < (place := find_section_4(data)) <= self.size - at - 3:
+            length = length_of(data, integer((yield Load(self.part(at + place, 3), Raw())), 1, 3))
         if not 12 <= length <= self.size - at:
             reason = f"has {length} bytes, of {self.size - at}: the file is cut short, or damaged"
             raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
-        return edition, length
+        return length
 
     def fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
         """Return the fields of a message, or why one is not shown; ManifestError where its sections do not fit it."""

@@ -1,4 +1,4 @@
-"""GRIB2 files as a zarr group: a variable for each parameter and kind of level, a chunk for each field. No I/O here."""
+"""GRIB files as a zarr group: a variable for each parameter and kind of level, a chunk for each field. No I/O here."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.grib2.decoding import Named, Points, Values, eccodes, named
+from refshard_fs.formats.grib2 import edition_1
+from refshard_fs.formats.grib2.decoding import Named, Points, Values, Values1, eccodes, named
 from refshard_fs.formats.grib2.messages import (
     PACKINGS,
     TEMPLATES,
     Field,
     Grib,
+    Grid,
     Parameter,
     Unshown,
+    describe_grid,
     find_message,
     integer,
     length_of,
     parse_sidecar,
-    signed,
 )
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
@@ -38,7 +40,7 @@ SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's n
 # take one: as many take two rounds of 20 ms at 60 MB/s. Its messages are
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes long, as the first one says: of few long ones, a window each is far less
-VERSION: Final = 1  # of scans in the index cache: counts up whenever a file would have other fields
+VERSION: Final = 2  # of scans in the index cache: counts up whenever a file would have other fields
 FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
@@ -46,8 +48,6 @@ RATIO: Final = 1 << 10  # points may be for each byte: fields of one value take 
 COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many as it has
 _SPARSE: Final = 16  # times and steps to a field: with more, their sums might take gigabytes
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
-# Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
-_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 140: 64}
 _UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as ICON's
 _REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
@@ -79,7 +79,7 @@ _COORDINATES: Final = {
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a GRIB2 file."""
+    """Open a GRIB file, of messages of edition 1 or 2."""
     source, size = probe.file("GRIB2")
     if size == len(probe.head):
         scan = _scanned(b"", probe.head, probe.url)
@@ -220,6 +220,8 @@ def _met(need: Need) -> Any:
 def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
     """Return the fields of a message; why none is shown, where its sections do not fit it."""
     try:
+        if grib.window(at)[7] == 1:
+            return (yield from edition_1.fields(grib, at, length))
         return (yield from grib.fields(at, length))
     except ManifestError as e:
         return [Unshown(at, str(e))]
@@ -236,7 +238,9 @@ def _sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
     return next((offsets for offsets in found if offsets), None)
 
 
-Made = tuple[Sequence[tuple[int, int]], Values | Points]  # (offset, size) of parts of the file, and what makes them up
+Made = tuple[
+    Sequence[tuple[int, int]], Values | Values1 | Points
+]  # (offset, size) of parts of the file, and what makes them up
 
 
 class _Group(ArrayGroupBuilder):
@@ -301,7 +305,7 @@ class _Group(ArrayGroupBuilder):
         valid = self._valid_time(ordered, dimensions, len(fields))
         attributes = {
             **text.attributes,
-            **_named_grid(fields[0].grid),
+            **_named_grid(fields[0]),
             "coordinates": " ".join([*names.values(), *valid, *places]),
         }
         shape = [len(ordered[axis]) for axis in dimensions]
@@ -309,8 +313,7 @@ class _Group(ArrayGroupBuilder):
             f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"),
             [*dimensions.values(), *within], attributes, fill_value="NaN", is_masked=True,
         )  # fmt: skip
-        template = integer(fields[0].grid, 13, 2)
-        flags = integer(fields[0].grid, _SCANNED[template]) if len(inner) > 1 else 0
+        flags = _described(fields[0]).flags if len(inner) > 1 else 0
         chunks: dict[int, Made] = {}
         ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
         for place, field in enumerate(fields):
@@ -320,10 +323,7 @@ class _Group(ArrayGroupBuilder):
             if number in chunks:
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
-                chunks[number] = (
-                    field.parts,
-                    Values(field.count, tuple(size for _, size in field.parts), inner[-1], flags),
-                )
+                chunks[number] = field.parts, _values(field, inner[-1], flags)
         self.add(name, described, MadeChunks(self._source, described.grid(self._zarr_format), chunks))
 
     def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
@@ -367,14 +367,14 @@ class _Group(ArrayGroupBuilder):
 
     def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
         """Return the names of a grid's dimensions, and of the coordinates that are no dimensions, and its shape."""
-        grid, template = field.grid, integer(field.grid, 13, 2)
-        across, down = (integer(grid, 31, 4), integer(grid, 35, 4)) if template in _SCANNED else (0, 0)
+        grid = _described(field)
+        template, across, down = grid.template, grid.across, grid.down
         is_flat = across * down != field.count
         if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
             raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
-        if template in range(40, 44) and integer(grid, 68, 4) > _FINEST:
-            raise ValueError(f"its Gaussian grid has N={integer(grid, 68, 4)}, and {_FINEST} is the limit")
-        number = self._number("grid", grid)
+        if grid.parallels > _FINEST:
+            raise ValueError(f"its Gaussian grid has N={grid.parallels}, and {_FINEST} is the limit")
+        number = self._number("grid", field.grid)
         if template == _UNSTRUCTURED:  # its coordinates are in another file
             return [_numbered("values", number)], [], (field.count,)
         is_regular = template in _REGULAR and not is_flat
@@ -388,15 +388,29 @@ class _Group(ArrayGroupBuilder):
                 data = _axis(grid, axis, inner[axis])
             else:
                 every = across if is_regular and not axis else 1  # rows have a latitude each, and longitudes come again
-                scanned = 0 if is_flat else _SCANNED[template]
-                data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every, scanned)
+                scanned = 0 if is_flat else grid.scanned
+                edition = field.parameter.edition
+                data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every, scanned, edition)
             self._add(names[axis], name, inner[own], (names if is_regular else plain)[own], data)
         return (names, [], inner) if is_regular else (plain, names, inner)
 
 
-def _named_grid(grid: bytes) -> dict[str, Any]:
+def _described(field: Field) -> Grid:
+    return edition_1.describe_grid(field.grid) if field.parameter.edition == 1 else describe_grid(field.grid)
+
+
+def _values(field: Field, across: int, flags: int) -> Values | Values1:
+    """Return what makes the values of a field from its parts."""
+    sizes = tuple(size for _, size in field.parts)
+    if field.parameter.edition == 1:
+        return Values1(field.count, sizes, field.decimal, across, flags)
+    return Values(field.count, sizes, across, flags)
+
+
+def _named_grid(field: Field) -> dict[str, Any]:
     """Return what names an unstructured grid, as attributes; nothing of other grids, which are there in full."""
-    if integer(grid, 13, 2) != _UNSTRUCTURED:
+    grid = field.grid
+    if _described(field).template != _UNSTRUCTURED:
         return {}
     numbers = {"GRIB_numberOfGridUsed": integer(grid, 16, 3), "GRIB_numberOfGridInReference": integer(grid, 19)}
     return {**numbers, "GRIB_uuidOfHGrid": grid[19:35].hex()}
@@ -414,12 +428,10 @@ def _levels(fields: Sequence[Field], kind: str) -> dict[Any, float]:
     return values if len(set(values.values())) == len(pairs) else {pair: float(at) for at, pair in enumerate(pairs)}
 
 
-def _axis(grid: bytes, axis: int, count: int) -> bytes:
+def _axis(grid: Grid, axis: int, count: int) -> bytes:
     """Return the latitudes, or the longitudes (``axis`` 1), of a regular grid."""
-    basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
-    unit = basic / parts if basic and parts not in (0, 0xFFFFFFFF) else 1e-6
-    north, west, south, east = (signed(grid, octet, 4) * unit for octet in (47, 51, 56, 60))
-    if integer(grid, 72) & 0x80:
+    north, west, south, east = grid.corners
+    if grid.flags & 0x80:
         west += 360 if west < east else 0
     elif east < west:
         west -= 360

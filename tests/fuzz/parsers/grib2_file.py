@@ -1,4 +1,4 @@
-"""GRIB2 files and their sidecars: fields that lie in the file, or an error of ours. None is decoded."""
+"""GRIB files of both editions, and their sidecars: all fields lie in the file, or an error of ours."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 IS_TEXT = False
 WORDS = (
     b"GRIB\0\0\0\2",
+    b"GRIB\0\0\x6c\1",
     b"7777",
     b"\0\0\0\x22\4",
     b"\0\0\0\5\7",
@@ -36,6 +37,7 @@ def configured() -> Iterator[None]:
     surface = Surface(100, 0, 50000)
     for centre in _CENTRES:
         named(Parameter(0, 0, 0, centre, (28, 1), 0, 0, 255, 0, (surface, surface)))
+        named(Parameter(0, 128, 130, centre, (0, 0), 0, 0, 255, 0, (surface, surface._replace(kind=255)), edition=1))
     yield
 
 
@@ -57,7 +59,19 @@ def seeds() -> list[bytes]:
         data[: len(messages[0]) * 2] + _END,
         data + _END + index,
         data + _END + b'{"_offset": 0}',
+        _message_1() + messages[0] + _END,
+        _message_1() + _message_1() + _END,
     ]
+
+
+def _message_1() -> bytes:
+    """Return a message of edition 1: six points, of which four have a value."""
+    local = bytes(12) + b"\1\1\2\4\0" + b"0001" + b"\3\0\0"
+    product = b"\0\0\x34\x80\x62\x80\xff\xc0\x82\x64\1\xf4\x18\2\3\4\5\1\0\6\4\0\0\0\x15\0\0\0" + local
+    grid = b"\0\0\x20\0\xff\0\0\3\0\2" + bytes(3) + b"\0\0\0\x80\0\0\1\0\0\x1e\0\x0a\0\x0a\0" + bytes(4)
+    bitmap, packed = b"\0\0\7\2\0\0\xb4", b"\0\0\x0f\0\0\0\x42\x64\0\0\x08\1\2\3\4"
+    sections = product + grid + bitmap + packed + b"7777"
+    return b"GRIB" + (8 + len(sections)).to_bytes(3) + b"\1" + sections
 
 
 def _section(number: int, content: bytes) -> bytes:

@@ -1,0 +1,182 @@
+"""Messages of GRIB edition 1: what their sections say, in the words of edition 2. No I/O here.
+
+A message has sections 0 (8 bytes, with its length), 1 (product), 2 (grid), 3 (bitmap) and 4 (data). Sections 1 to 4
+begin with their length, of three octets.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+from refshard_fs.core.model import Load, Raw, Steps
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.grib2.messages import (
+    MISSING,
+    SECTION,
+    UNITS,
+    Field,
+    Grib,
+    Grid,
+    Parameter,
+    Surface,
+    Unshown,
+    integer,
+    signed,
+)
+
+PRODUCT: Final = 60  # octets of section 1 that are looked at: local definitions may be longer
+ECMWF: Final = 98
+_WITH_MEMBER: Final = frozenset([1, 26, 30])  # ECMWF's local definitions that have the member at octet 50
+# Kinds of level (code table 3) that have two values of one octet; all others have one value of two octets.
+_LAYERS: Final = frozenset([101, 104, 106, 108, 110, 112, 114, 116, 120, 121, 128, 141])
+_FACTORS: Final = {100: -2, 101: -3, 117: 9}  # of the unit of a kind of level, as powers of ten: hPa, kPa, 1e-9
+_INSTANTS: Final = frozenset([0, 1, 10])  # time range indicators (code table 5) of values at one time,
+_BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages of fields that are P1 after their reference times,
+_RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # and of values from P1 to P2
+_UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # of time, in seconds: some have other numbers than in edition 2
+_TEMPLATES: Final = {0: 0, 1: 10, 3: 30, 4: 40, 5: 20, 10: 1, 14: 41}  # of edition 2, by kind of grid (code table 6)
+_REFUSED_GRIDS: Final = {50: "spherical harmonics", 60: "rotated spherical harmonics", 70: "spherical harmonics",
+                         80: "spherical harmonics"}  # fmt: skip
+
+
+def ibm(data: bytes, octet: int) -> float:
+    """Return the floating-point number of IBM's at an ``octet``: sign, power of 16 above -64, and 24 bits after it."""
+    found = integer(data, octet, 4)
+    value: float = (found & 0xFFFFFF) * 2.0 ** (4 * ((found >> 24 & 0x7F) - 64) - 24)
+    return -value if found >> 31 else value
+
+
+def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
+    """Return the field of a message, or why it is not shown; ManifestError where its sections do not fit it."""
+    window = grib.window(at)
+    end = length - 4
+
+    def damaged(reason: str) -> ManifestError:
+        return ManifestError(f"{grib.url}: the message at byte {at} {reason}: it is damaged")
+
+    def read(begin: int, size: int) -> Steps[bytes]:
+        if begin + size > end:
+            raise damaged(f"has {length} bytes, and a section at byte {at + begin}")
+        if begin + size <= len(window):
+            return window[begin : begin + size]
+        found: bytes = yield Load(grib.part(at + begin, size), Raw())
+        return found
+
+    def section(number: int, begin: int, least: int) -> Steps[int]:
+        """Return the length of a section."""
+        size = integer((yield from read(begin, 3)), 1, 3)
+        if size < least or begin + size > end or (number == 2 and size > SECTION):
+            raise damaged(f"has a section {number} of {size} bytes at byte {at + begin}")
+        return size
+
+    size_1 = yield from section(1, 8, 28)
+    product = yield from read(8, min(size_1, PRODUCT))
+    begin, flags = 8 + size_1, integer(product, 8)
+    grid, grid_at = b"", (at, 0)
+    if flags & 0x80:
+        size = yield from section(2, begin, 28)
+        grid, grid_at = (yield from read(begin, size)), (at + begin, size)
+        begin += size
+    parts: list[tuple[int, int]] = []
+    predefined = 0
+    if flags & 0x40:
+        size = yield from section(3, begin, 6)
+        predefined = integer((yield from read(begin, 6)), 5, 2)
+        parts.append((at + begin, size))
+        begin += size
+    header = yield from read(begin, 11)
+    size = integer(header, 1, 3)
+    if window[4] & 0x80 and size < 120:  # see `length_of`
+        size = end - begin
+    if size < 11 or begin + size > end:
+        raise damaged(f"has a section 4 of {size} bytes at byte {at + begin}")
+    parts.append((at + begin, size))
+    try:
+        return [_parse(product, grid, grid_at, predefined, tuple(parts), integer(header, 4))]
+    except (ValueError, OverflowError) as e:
+        return [Unshown(at, str(e))]
+
+
+def _parse(
+    product: bytes, grid: bytes, grid_at: tuple[int, int], predefined: int,
+    parts: tuple[tuple[int, int], ...], packing: int,
+) -> Field:  # fmt: skip
+    """Return what the sections say of a field; ValueError where that cannot be, or is not shown."""
+    if not grid:
+        raise ValueError(
+            f"its grid has number {integer(product, 7)} of its centre, and no description: it is not shown"
+        )
+    kind = integer(grid, 6)
+    if kind in _REFUSED_GRIDS or packing & 0x80:
+        raise ValueError(f"its values are coefficients of {_REFUSED_GRIDS.get(kind, 'harmonics')}: they are not shown")
+    if packing & 0x40:
+        raise ValueError("its values have second-order packing: they are not shown")
+    if packing & 0x10:
+        raise ValueError("its values are matrices: they are not shown")
+    if predefined:
+        raise ValueError(f"its bitmap has number {predefined} of its centre, and is not in the file: it is not shown")
+    century, year = integer(product, 25), integer(product, 13)
+    month, day, hour, minute = (integer(product, octet) for octet in range(14, 18))
+    time = datetime.datetime(100 * (century - 1) + year, month, day, hour, minute, tzinfo=datetime.UTC)
+    unit, indicator = integer(product, 18), integer(product, 21)
+    if unit not in _UNITS:
+        raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
+    first, last = integer(product, 19), integer(product, 20)
+    if indicator == 10:
+        step = integer(product, 19, 2)
+    elif indicator in _INSTANTS | _BEGINNINGS:
+        step = first
+    elif indicator in _RANGES:
+        step = last
+    else:
+        raise ValueError(f"fields of the time range indicator {indicator} are not shown")
+    level, centre = integer(product, 10), integer(product, 5)
+    is_layer, factor = level in _LAYERS, _FACTORS.get(level, 0)
+    surfaces = (
+        Surface(level, factor, integer(product, 11, 1 if is_layer else 2)),
+        Surface(level, factor, integer(product, 12)) if is_layer else Surface(255, 0, MISSING),
+    )
+    has_member = ECMWF in (centre, integer(product, 26)) and len(product) >= 50 and integer(product, 41) in _WITH_MEMBER
+    parameter = Parameter(
+        0, integer(product, 4), integer(product, 9), centre, (0, 0), int(has_member), 0,
+        255 if indicator in _INSTANTS else indicator, 0, surfaces, edition=1,
+    )  # fmt: skip
+    return Field(
+        grid_at, parts, parameter, int(time.timestamp()), step * _UNITS[unit],
+        integer(product, 50) if has_member else 0, _without_levels(grid), _count(grid), signed(product, 27, 2),
+    )  # fmt: skip
+
+
+def _without_levels(grid: bytes) -> bytes:
+    """Return section 2 without the coordinates of hybrid levels, which may differ where the grid is one."""
+    at, values = integer(grid, 5), integer(grid, 4)
+    return (
+        grid if at == 255 or not values else b"\0\0\0\0" + bytes([at]) + grid[5 : at - 1] + grid[at - 1 + 4 * values :]
+    )
+
+
+def _count(grid: bytes) -> int:
+    """Return the number of points."""
+    across, down = integer(grid, 7, 2), integer(grid, 9, 2)
+    if across != 0xFFFF:
+        return across * down
+    at = integer(grid, 5) + 4 * integer(grid, 4)  # of the points of each row
+    if integer(grid, 5) == 255:
+        raise ValueError("its grid has no number of points in a row")
+    return sum(integer(grid, at + 2 * row, 2) for row in range(down))
+
+
+def describe_grid(grid: bytes) -> Grid:
+    """Return what section 2 says of a grid."""
+    kind = integer(grid, 6)
+    has_corners = kind in (0, 4, 10, 14)
+    return Grid(
+        template=_TEMPLATES.get(kind, -1 - kind),
+        across=integer(grid, 7, 2),
+        down=integer(grid, 9, 2),
+        scanned=28,
+        flags=integer(grid, 28),
+        parallels=integer(grid, 26, 2) if kind in (4, 14) else 0,
+        corners=tuple(signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)) if has_corners else (),
+    )

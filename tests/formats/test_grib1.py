@@ -1,0 +1,206 @@
+"""GRIB edition 1: what cfgrib shows of it; damage is an error, or shows what is there."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, RefShardError
+from refshard_fs.formats.grib2.edition_1 import ibm
+from tests.formats.test_grib2 import RNG, check_same_as_cfgrib, message
+from tests.sharding.in_memory import ROOT, Files
+from tests.sharding.writers import array
+
+eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+xr = pytest.importorskip("xarray")
+
+SAMPLE = "regular_ll_pl_grib1"
+GRIDS = [
+    "regular_ll_sfc_grib1",
+    "rotated_ll_sfc_grib1",
+    "reduced_ll_sfc_grib1",
+    "regular_gg_ml_grib1",
+    "regular_gg_pl_grib1",
+    "reduced_gg_pl_32_grib1",
+    "rotated_gg_pl_grib1",
+    "polar_stereographic_pl_grib1",
+]
+
+
+def message_1(values: Any = None, sample: str = SAMPLE, **keys: Any) -> bytes:
+    return message(values, sample, **({"shortName": "t"} if sample == SAMPLE else {}) | keys)
+
+
+def patched(data: bytes, octets: dict[int, int]) -> bytes:
+    """Return a message with other ``octets`` of section 1."""
+    changed = bytearray(data)
+    for octet, value in octets.items():
+        changed[7 + octet] = value
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("sample", GRIDS)
+def test_a_grid_is_shown_as_cfgrib_shows_it(tmp_path: Path, sample: str) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(message_1(sample=sample))
+    check_same_as_cfgrib(path)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"bitsPerValue": 11},
+        {"bitsPerValue": 24},
+        {"bitsPerValue": 0},
+        {"bitsPerValue": 16, "decimalScaleFactor": 7},
+        {"jScansPositively": 1, "latitudeOfFirstGridPointInDegrees": 0, "latitudeOfLastGridPointInDegrees": 60},
+        {"longitudeOfFirstGridPointInDegrees": -10, "longitudeOfLastGridPointInDegrees": 20},
+        {"longitudeOfFirstGridPointInDegrees": 350, "longitudeOfLastGridPointInDegrees": 20},
+    ],
+)
+def test_values_and_coordinates_are_those_of_eccodes(tmp_path: Path, keys: dict[str, Any]) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(message_1(**keys))
+    check_same_as_cfgrib(path)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-7, 1.0, 1e12, 0.0])
+@pytest.mark.parametrize("holes", [0.0, 0.4, 1.0])
+def test_values_are_eccodes_bit_for_bit(scale: float, holes: float) -> None:
+    values = np.where(RNG.random(496) < holes, np.nan, RNG.normal(-3, 9, 496) * scale)
+    data = message_1(values, bitsPerValue=16)
+    handle = eccodes.codes_new_from_message(data)
+    eccodes.codes_set(handle, "missingValue", 1e300)
+    want = eccodes.codes_get_values(handle)
+    eccodes.codes_release(handle)
+    with np.errstate(over="ignore"):
+        want = np.where(want == 1e300, np.nan, want).astype("f4")
+    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+
+
+def test_ibm_numbers_are_exact() -> None:
+    for raw, value in (("42640000", 100.0), ("c276a000", -118.625), ("00000000", 0.0), ("ffffffff", -7.2370051e75)):
+        assert ibm(bytes.fromhex(raw), 1) == pytest.approx(value, rel=1e-7)
+
+
+@pytest.mark.parametrize("indicator", [0, 1, 2, 3, 4, 5, 10, 113, 118, 119, 120, 123, 124, 128])
+def test_times_are_those_of_cfgrib(tmp_path: Path, indicator: int) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(patched(message_1(), {19: 3, 20: 9, 21: indicator}))
+    check_same_as_cfgrib(path)
+
+
+@pytest.mark.parametrize("unit", [0, 1, 2, 10, 11, 12, 13, 14])
+def test_units_of_time_are_those_of_cfgrib(tmp_path: Path, unit: int) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(patched(message_1(), {18: unit, 19: 60}))
+    check_same_as_cfgrib(path)
+
+
+@pytest.mark.parametrize("kind", [1, 100, 103, 105, 106, 107, 109, 111, 112, 113, 116, 117, 160, 200, 210])
+def test_levels_are_those_of_cfgrib(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(patched(message_1(), {10: kind, 11: 3, 12: 7}))
+    check_same_as_cfgrib(path)
+
+
+def test_members_levels_and_steps_are_dimensions(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib"
+    axes = itertools.product((0, 1), (0, 6, 12), (1000, 850))
+    path.write_bytes(b"".join(message_1(number=number, step=step, level=level) for number, step, level in axes))
+    found = check_same_as_cfgrib(path)
+    assert dict(found["t"].sizes) == {"number": 2, "step": 3, "isobaricInhPa": 2, "latitude": 31, "longitude": 16}
+
+
+def test_ecmwfs_local_definitions_are_read_as_cfgrib_does(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(patched(message_1(number=7), {5: 34, 26: 98}))
+    assert check_same_as_cfgrib(path)["number"].item() == 7, "of the subcentre"
+    for definition in (1, 26, 30):
+        path.write_bytes(message_1(localDefinitionNumber=definition, number=5))
+        assert check_same_as_cfgrib(path)["number"].item() == 5
+
+
+def test_final_and_preliminary_fields_are_one_variable(tmp_path: Path) -> None:
+    """ERA5 has `expver` 1, and 5 in the last months: of a time that has both, cfgrib shows the first."""
+    path = tmp_path / "a.grib"
+    fields = [
+        message_1(sample="regular_ll_sfc_grib1", dataDate=20260100 + day, experimentVersionNumber=version)
+        for day, version in ((1, "0001"), (2, "0001"), (2, "0005"), (3, "0005"))
+    ]
+    path.write_bytes(b"".join(fields))
+    assert dict(check_same_as_cfgrib(path)["t2m"].sizes)["time"] == 3
+    assert len(Files({ROOT: path.read_bytes()}).open().reports) == 1
+
+
+def test_parameters_of_other_centres_have_their_names() -> None:
+    data = bytearray(message_1())
+    begin = int.from_bytes(data[8:11]) + 8
+    del data[36:begin]  # the local definition, which is ECMWF's
+    data[4:7], data[8:11] = len(data).to_bytes(3), (28).to_bytes(3)
+    for centre, table, number in ((7, 2, 11), (34, 200, 11), (78, 2, 11), (80, 2, 33), (7, 129, 200), (200, 2, 11)):
+        one = patched(data, {4: table, 5: centre, 9: number})
+        handle = eccodes.codes_new_from_message(one)
+        name = eccodes.codes_get(handle, "cfVarName")
+        eccodes.codes_release(handle)
+        grids = Files({ROOT: one}).open().grids
+        assert (name if name != "unknown" else f"parameter_{table}_{number}") in grids, (centre, table, number)
+
+
+@pytest.mark.parametrize(("side", "has_holes"), [(1_700, False), (2_400, False), (2_400, True)])
+def test_large_messages_are_read(side: int, has_holes: bool) -> None:
+    """A length of more than 16 MB is in units of 120 bytes."""
+    values = np.resize(RNG.normal(280, 9, 1000), side * side)
+    if has_holes:
+        values[0] = np.nan
+    large = message_1(values, Ni=side, Nj=side, bitsPerValue=24, shortName="u")
+    assert large[4] & 0x80
+    data = large + message_1()
+    assert {"u", "t"} <= Files({ROOT: data}).open().grids.keys()
+    np.testing.assert_allclose(array(data, "u")[...].ravel(), values, rtol=1e-5)
+
+
+def test_kinds_of_fields_that_are_not_shown_are_named() -> None:
+    coefficients = message_1(np.zeros(4160), sample="sh_pl_grib1")
+    handle = eccodes.codes_new_from_message(message_1(bitsPerValue=16))
+    eccodes.codes_set(handle, "packingType", "grid_second_order")
+    second = bytes(eccodes.codes_get_message(handle))
+    eccodes.codes_release(handle)
+    shown = message_1(level=850)
+    reports = Files({ROOT: coefficients + second + shown}).open().reports
+    assert reports == {
+        "the message at byte 0": "its values are coefficients of spherical harmonics: they are not shown",
+        f"the message at byte {len(coefficients)}": "its values have second-order packing: they are not shown",
+    }
+
+
+def test_files_that_are_cut_short_are_errors() -> None:
+    whole = message_1(np.where(RNG.random(496) < 0.5, np.nan, 3.5), sample="regular_ll_sfc_grib1")
+    for cut in {*range(len(whole) + 1, len(whole) + 17), *range(len(whole) + 20, 2 * len(whole), 29)}:
+        with pytest.raises(ManifestError, match=f"files://x.*byte {len(whole)}"):
+            Files({ROOT: (whole + whole)[:cut]}).open("grib2")
+
+
+def test_damaged_messages_are_errors_or_show_what_is_there() -> None:
+    whole = message_1(np.where(RNG.random(496) < 0.5, np.nan, RNG.normal(size=496)))
+    for at, bit in itertools.product(range(4, 120), range(0, 8, 3)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << bit
+        try:
+            keyspace = Files({ROOT: bytes(flipped)}).open("grib2")
+        except RefShardError as e:
+            assert str(e)
+        else:
+            assert keyspace.grids
+
+
+def test_a_section_longer_than_its_message_is_named() -> None:
+    data = bytearray(message_1())
+    begin = 8 + int.from_bytes(data[8:11])
+    data[begin : begin + 3] = (1 << 20).to_bytes(3)
+    with pytest.raises(ManifestError, match=f"message at byte 0 has a section 2 of 1048576 bytes at byte {begin}"):
+        Files({ROOT: bytes(data)}).open("grib2")
