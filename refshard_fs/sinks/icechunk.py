@@ -90,10 +90,6 @@ def _require_icechunk() -> Any:
 def _opened(icechunk: Any, storage: Any, stores: Mapping[str, Any], destination: Destination) -> tuple[Any, bool]:
     """Return the repository, whose configuration lists ``stores``, and whether it is new."""
     is_there = icechunk.Repository.exists(storage)
-    if is_there and not destination.overwrite:
-        raise FileExistsError(
-            f"{destination.url} holds an Icechunk repository; overwrite=True commits the set in place of its content"
-        )
     config = icechunk.Repository.fetch_config(storage) if is_there else None
     config = config or icechunk.RepositoryConfig.default()
     for prefix, store in stores.items():
@@ -101,8 +97,14 @@ def _opened(icechunk: Any, storage: Any, stores: Mapping[str, Any], destination:
     if not is_there:
         return icechunk.Repository.create(storage, config), True
     repository = icechunk.Repository.open(storage, config)
+    # A save that failed leaves a repository without any commit.
+    is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
+    if not is_new and not destination.overwrite:
+        raise FileExistsError(
+            f"{destination.url} holds an Icechunk repository; overwrite=True commits the set in place of its content"
+        )
     repository.save_config()
-    return repository, False
+    return repository, is_new
 
 
 def _storage(icechunk: Any, url: str, options: Mapping[str, Any]) -> Any:

@@ -193,3 +193,11 @@ def test_array_without_elements_is_saved(tmp_path: Path) -> None:
 def test_chunk_without_bytes_is_refused_by_its_key(value: Any, tmp_path: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="'a/1' has no bytes"):
         RefShardFileSystem({**ONE_ARRAY, "a/1": value}).save(str(tmp_path / "made.icechunk"))
+
+
+def test_save_after_a_failed_one_needs_no_overwrite(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    with pytest.raises(refshard_fs.ManifestError):
+        RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there)
+    RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there)
+    assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
