@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,58 @@ def test_a_grid_is_shown_as_cfgrib_shows_it(tmp_path: Path, sample: str) -> None
     path = tmp_path / "a.grib"
     path.write_bytes(message_1(sample=sample))
     check_same_as_cfgrib(path)
+
+
+def with_grid(kind: int, *numbers: tuple[int, int]) -> bytes:
+    """Return a message with a section 2 of these ``numbers``, each with its octet; of 31 rows and 16 columns."""
+    grid = bytearray((42).to_bytes(3) + b"\0\xff" + bytes([kind]) + struct.pack(">HH", 16, 31) + bytes(32))
+    for octet, number in numbers:
+        sign = 0x800000 if number < 0 else 0
+        grid[octet - 1 : octet + 2] = (abs(number) | sign).to_bytes(3)
+    grid[16], grid[27] = 8, 0x40
+    data = message_1()
+    begin = 8 + int.from_bytes(data[8:11])
+    rest = data[begin + int.from_bytes(data[begin : begin + 3]) :]
+    size = begin + len(grid) + len(rest)
+    return data[:4] + size.to_bytes(3) + data[7:begin] + grid + rest
+
+
+LAMBERT = with_grid(
+    3, (11, 21138), (14, 237280), (18, 265000), (21, 12191), (24, 12191), (29, 25000), (32, 26000), (35, -90000)
+)
+POLAR = with_grid(5, (11, 40000), (14, -120000), (18, -105000), (21, 60000), (24, 60000))
+ROTATED = with_grid(10, (11, -10000), (14, -20000), (18, 20000), (21, 10000), (33, -40000), (36, 10000))
+MERCATOR = with_grid(1, (11, 0), (14, -20000), (18, 30000), (21, 10000), (24, 20000), (29, 200000), (32, 100000))
+
+
+@pytest.mark.parametrize("data", [LAMBERT, POLAR, ROTATED], ids=["Lambert", "polar", "rotated"])
+def test_projections_are_shown_as_cfgrib_shows_them(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.grib"
+    path.write_bytes(data)
+    assert check_same_as_cfgrib(path)["t"].dims == ("y", "x")
+
+
+def test_mercators_projection_has_the_points_of_eccodes() -> None:
+    """cfgrib shows it along `values`."""
+    handle = eccodes.codes_new_from_message(MERCATOR)
+    for key in ("latitude", "longitude"):
+        want = eccodes.codes_get_array(handle, f"{key}s")
+        found = array(MERCATOR, key)[...]
+        assert found.shape == (31, 16)
+        np.testing.assert_array_equal(found.ravel(), want)
+    eccodes.codes_release(handle)
+
+
+def test_grids_of_unknown_kinds_are_named() -> None:
+    with pytest.raises(ManifestError, match="the message at byte 0: its grid is of kind 192: it is not shown"):
+        Files({ROOT: with_grid(192)}).open("grib2")
+
+
+def test_more_values_than_points_are_an_error() -> None:
+    data = bytearray(with_grid(1))
+    data[8 + int.from_bytes(data[8:11]) + 9] = 30  # rows
+    with pytest.raises(RefShardError, match="480 values of .* bits are due"):
+        array(bytes(data), "t")[...]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ class Values1(msgspec.Struct, frozen=True):
         bits, unused, reference = integer(data, 11), integer(data, 4) & 0xF, ibm(data, 7)
         if integer(data, 4) & 0xD0:
             raise ValueError(f"its values are packed in another way than simply: flags {integer(data, 4):#x}")
-        if bits > 32 or stored * bits > 8 * (len(data) - 11) - unused:
+        spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are filled up to an even length
+        if bits > 32 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"{stored} values of {bits} bits are due, and it has {len(data) - 11} bytes of them")
         out = np.full(self.count, np.nan, "<f4")
         with np.errstate(over="ignore"):  # numbers of IBM's may be larger than 32-bit floats

@@ -110,6 +110,8 @@ def _parse(
     kind = integer(grid, 6)
     if kind in _REFUSED_GRIDS or packing & 0x80:
         raise ValueError(f"its values are coefficients of {_REFUSED_GRIDS.get(kind, 'harmonics')}: they are not shown")
+    if kind not in _TEMPLATES:
+        raise ValueError(f"its grid is of kind {kind}: it is not shown")
     if packing & 0x40:
         raise ValueError("its values have second-order packing: they are not shown")
     if packing & 0x10:
@@ -162,7 +164,7 @@ def _count(grid: bytes) -> int:
     if across != 0xFFFF:
         return across * down
     at = integer(grid, 5) + 4 * integer(grid, 4)  # of the points of each row
-    if integer(grid, 5) == 255:
+    if integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError("its grid has no number of points in a row")
     return sum(integer(grid, at + 2 * row, 2) for row in range(down))
 
@@ -172,7 +174,7 @@ def describe_grid(grid: bytes) -> Grid:
     kind = integer(grid, 6)
     has_corners = kind in (0, 4, 10, 14)
     return Grid(
-        template=_TEMPLATES.get(kind, -1 - kind),
+        template=_TEMPLATES[kind],
         across=integer(grid, 7, 2),
         down=integer(grid, 9, 2),
         scanned=28,
