@@ -14,7 +14,7 @@ OF = {
     "chunk-manifest-json": "chunk-manifests",
     "dmrpp": "dmr",
     "fits": "fits",
-    "grib2": "grib2",
+    "grib2": "grib",
     "hdf5": "netcdf-4-hdf5",
     "kerchunk-json": "json-sets-of-references",
     "kerchunk-parquet": "parquet-sets-of-references",
