@@ -29,6 +29,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     opened_with: Mapping[str, Any] = {}
 
     def arguments(self) -> Mapping[str, Any]:
+        """Return the arguments that opened the sources of this set: the set is opened with the same."""
         return self.opened_with
 
     @property
