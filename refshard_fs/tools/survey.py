@@ -272,7 +272,8 @@ class _Surveying:
                 f"there is no array {self._only!r}: 'refshard tree SOURCE' shows those that there are"
             )
         unlisted = {path for path, error in errors.items() if isinstance(error, NotListable) and path in metas}
-        for path, error in errors.items():
+        # Where the document of an array cannot be read, that says more than that its chunks cannot be listed.
+        for path, error in sorted(errors.items(), key=lambda item: isinstance(item[1], NotListable)):
             if path in texts:  # a document that is read, and says what it should not
                 continue
             if path not in unlisted:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.chunks import ArrayChunks, Chunks, Listing, Numbers, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Listing, Numbers, column_of
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Row
 from refshard_fs.core.documents import ArrayView, Documents
 from refshard_fs.core.dtypes import LONG, check_length
@@ -234,6 +234,11 @@ class ManifestView(ArrayView[Declared]):
     @property
     def references(self) -> Any:
         return None if self.maps_anything else self.base.references
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        if self.is_reference_set:
+            return (yield from self.base.contents(prefix, errors))
+        return (yield from super().contents(prefix, errors))
 
     def list_chunks(self, array: str) -> Steps[Listing | None]:
         if array not in self._documents.arrays:
