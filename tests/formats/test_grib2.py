@@ -237,6 +237,9 @@ def test_the_valid_time_lies_along_time_and_step(tmp_path: Path) -> None:
 
 
 def test_the_only_member_of_an_ensemble_and_levels_in_pascal_are_as_cfgrib_has_them(tmp_path: Path) -> None:
+    """Before it was mended: Levels of a GRIB2 file in Pa were shown a hundred times too small, as if they were in hPa,
+    and those of potential vorticity in another unit than their name has.
+    """
     path = tmp_path / "a.grib2"
     path.write_bytes(on_level(500, productDefinitionTemplateNumber=1, number=0))
     assert check_same_as_cfgrib(path)["number"].item() == 0
@@ -286,6 +289,7 @@ def test_levels_of_potential_vorticity_are_counted_as_cfgrib_counts_them(tmp_pat
 
 
 def test_two_grids_of_one_file_have_coordinates_of_their_own(tmp_path: Path) -> None:
+    """Before it was mended: two grids of one file that differ in their longitudes had those of the first."""
     path = tmp_path / "a.grib2"
     moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
     polar = message(shortName="v", sample="polar_stereographic_sfc_grib2")

@@ -197,6 +197,9 @@ def test_zarr_reads_it(folder: Path) -> None:
 
 
 def test_what_no_url_leads_to_is_not_missing_and_is_not_written(folder: Path, server: RangeServer) -> None:
+    """Before it was mended: An object of a hierarchy with `::` in its name was a missing key, and so filled: fsspec
+    takes such a URL for a chain.
+    """
     (folder / "a::b").write_bytes(b"x")
     fs = opened(folder, mode="a")
     with pytest.raises(ManifestError, match="'a::b': give it another name"):

@@ -49,6 +49,10 @@ def test_manifest_and_references_on_s3(who: str, s3_server: Any, bucket: str) ->
 def test_what_another_process_replaced_or_removed_is_seen_by_who_has_not_read_it(
     mode: str, s3_server: Any, bucket: str
 ) -> None:
+    """Before it was mended: `info` and `exists` of a new filesystem, and after `discard()`, told sizes of a
+    hierarchy's objects on S3 or HTTP that others had replaced or removed since this process asked for them;
+    reading one was then a `TargetChanged` until `invalidate_cache()`.
+    """
     for name in ("h/zarr.json", "h/x", "h/y"):
         s3_server.put(f"{bucket}/{name}", b'{"zarr_format": 3, "node_type": "group"}')
 

@@ -298,6 +298,11 @@ def grouped(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
 def test_groups_whose_coordinates_differ_are_not_put_into_the_union_of_one_of_them(
     tmp_path: Path, which: str, lazy: bool
 ) -> None:
+    """Before it was mended: In sets of groups that each have a coordinate of one name, `join="outer"` gave all groups
+    the union of one group's values, `freq=` filled times of one into others, and `overlap=` and `append(...,
+    on_duplicate=)` left out of all what one of them had already.
+    """
+
     def both(first: int, x: Any, other: Any) -> dict[str, Any]:
         rest = "b" if which == "a" else "a"
         return grouped({g: [first, first + 1] for g in "ab"}, {which: x, rest: other})

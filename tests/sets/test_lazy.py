@@ -545,6 +545,10 @@ def test_whatever_the_sets_keys_and_bytes_are_those_of_the_eager_concatenation(
 
 @pytest.mark.parametrize("has_coordinate", [True, False])
 def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coordinate: bool) -> None:
+    """Before it was mended: `append` of a file without any element along the dimension to a lazy document wrote a line
+    of length 0, and the document could not be opened any more.
+    """
+
     def part(number: int, length: int) -> str:
         """Write references of some times."""
         refs = {".zgroup": '{"zarr_format": 2}'}

@@ -115,6 +115,9 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_a_cube_of_files_that_differ_has_the_values_that_xarray_reads_of_each(tmp_path: Path, name: str) -> None:
+    """Before it was mended: A lazy cube recoded packed numbers with `_Unsigned = "true"` as signed ones: those above
+    127 (of a byte) came out negative.
+    """
     stored = DIFFERENCES[name]
     files = [written(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(stored)]
     cube = refshard_fs.concat(files, "time", lazy=True)
@@ -198,6 +201,9 @@ def test_sets_of_references_say_of_which_type_packing_is(tmp_path: Path, types: 
 
 
 def test_whole_numbers_that_floating_point_numbers_do_not_hold_are_an_error(tmp_path: Path) -> None:
+    """Before it was mended: A lazy cube of floating-point numbers rounded 64-bit whole numbers beyond 2^53 of a file
+    in it.
+    """
     files = [written(tmp_path / f"{i}.nc", i, dtype=dtype) for i, dtype in enumerate(("f8", "i8"))]
     with netCDF4.Dataset(files[1], "a") as file:
         file["v"][1, 0] = 2**53 + 1
@@ -255,6 +261,9 @@ def test_chunks_larger_than_any_that_are_decoded_are_refused_before_one_is_made(
 def test_missing_values_are_those_of_each_store_as_xarray_spells_them(
     tmp_path: Path, fills: tuple[Any, Any], chunk: int
 ) -> None:
+    """Before it was mended: Missing values of one store were numbers in a lazy cube, where stores of version 3 have
+    different ones (which xarray spells in base64), or several in a list.
+    """
     stores = [str(tmp_path / f"{number}.zarr") for number in range(2)]
     for number, (store, fill) in enumerate(zip(stores, fills, strict=True)):
         v = ("time", np.array([np.nan, number, 7.0, -1.0], "f4"))

@@ -146,6 +146,10 @@ def test_an_error_of_a_chunk_of_a_cube_names_the_file_that_was_replaced(tmp_path
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("units", [("hours", "minutes"), ("m", "km"), ("m", None), (None, "m")])
 def test_coordinates_in_other_units_are_not_put_behind_each_other(tmp_path: Path, units: Any, lazy: bool) -> None:
+    """Before it was mended: Coordinates along the joined dimension in different units (`m` and `km`; `hours` and
+    `minutes`, no times since a date) were put behind each other as if they were in those of the first set.
+    """
+
     def in_units(name: Any) -> Change:
         def change(file: Any) -> None:
             del file["time"].attrs["units"]

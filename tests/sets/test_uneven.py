@@ -349,6 +349,10 @@ SPARSE: dict[str, tuple[float, str, int]] = {
 def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_as_they_are(
     tmp_path: Path, request: pytest.FixtureRequest, name: str, is_remote: bool
 ) -> None:
+    """Before it was mended: A chunk of a lazy cube that is joined from pieces of several zarr stores was missing as a
+    whole, and so filled, where one of the stores has no chunk there, or where the target of a reference in
+    another part was gone.
+    """
     fill, dtype, chunk = SPARSE[name]
     stores = [
         sparse(tmp_path, 0, [0, 1, np.nan, np.nan], np.nan),
@@ -376,6 +380,9 @@ def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_
 @needs_zarr_3
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_chunk_that_a_store_lacks_and_that_is_shown_is_listed_and_saved(tmp_path: Path, version: int) -> None:
+    """Before it was mended: What `fs.save` and `refshard convert` wrote of a lazy cube had the fill value of the cube
+    where a part has no chunk and another fill value: such chunks could be read, and were not listed.
+    """
     stores = []
     for number, fill in enumerate([7.0, 0.0]):
         stores.append(str(tmp_path / f"{number}.zarr"))

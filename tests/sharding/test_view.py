@@ -308,6 +308,9 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_set", [False, True])
 def test_outdated_consolidated_metadata_do_not_hide_the_shards_of_an_array(folder: Path, is_set: bool) -> None:
+    """Before it was mended: Chunks of a sharded array were whole shards where consolidated metadata that were made
+    before it call it an ordinary array, and were read after its own: garbage values, or an error of a codec.
+    """
     before = json.loads((folder / "a/.zarray").read_text())
     plain = {name: value for name, value in before.items() if name not in ("shards", "shard_format")}
     doc = {"zarr_consolidated_format": 1, "metadata": {"a/.zarray": plain, "a/.zattrs": {}, "b/.zarray": plain}}

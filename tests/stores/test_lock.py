@@ -122,6 +122,9 @@ def test_a_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="locks as POSIX does")
 def test_lock_of_a_removed_directory_is_taken_again(tmp_path: Path) -> None:
+    """Before it was mended: Two commits to a local directory could be made at once, one over the other, where the
+    commit before them had removed the last object, and the directory with it.
+    """
     objects, inside = Objects(str(tmp_path / "d"), {}), threading.Event()
     entered, leave = threading.Event(), threading.Event()
 

@@ -51,6 +51,9 @@ def held(objects: Objects, name: str) -> bytes | None:
 
 
 def test_names_that_look_like_patterns_are_names(make: Make) -> None:
+    """Before it was mended: Objects below a URL other than a local one, with such names, were looked up and cleaned up
+    as patterns: others could be removed.
+    """
     objects = make()
     for name in ("T [K]/0", "T [K]/1", "T K/0", "T K/1"):
         objects.put(name, [name.encode()])

@@ -77,6 +77,10 @@ def test_a_hierarchy_is_listed_and_read(served: Served) -> None:
 
 @pytest.mark.parametrize("name", ["busy", "hangs-up"])
 def test_busy_ftp_server_is_not_a_missing_key(tmp_path: Path, name: str) -> None:
+    """Before it was mended: An FTP server that answered "450 busy", or had closed the connection, made keys of a
+    hierarchy missing: fsspec's filesystem takes every refusal for a missing file, and keeps a broken
+    connection.
+    """
     with KINDS["ftp"](tmp_path) as served:
         served.put(name, DATA)
         served.put("refs.json", json.dumps({"range": [name, 10, 20], "whole": [name]}).encode())
@@ -120,6 +124,9 @@ def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
 
 
 def test_a_commit_over_one_that_another_made_is_a_conflict(served: Served) -> None:
+    """Before it was mended: A commit to FTP overwrote a document of the same size that somebody else had written, and
+    wrote in place, so that readers saw half of it.
+    """
     first = opened(served, "set.json", mode="a")
     first.pipe_file("k", b"000")
     first.commit()

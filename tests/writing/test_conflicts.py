@@ -203,6 +203,9 @@ def test_a_reader_is_told_that_a_shard_was_replaced_and_starts_over(opened: Open
 
 
 def test_a_chunk_that_this_process_and_then_another_replaced_is_not_written_over(opened: Open) -> None:
+    """Before it was mended: A chunk or a full shard on S3 that was read, then replaced by this process and after that
+    by another one, was written over by an edit of what was read: the other process's bytes were lost.
+    """
     first, second = opened(), opened()
     first.pipe_file("plain/0", chunk(1))
     first.commit()

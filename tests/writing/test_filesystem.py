@@ -64,6 +64,9 @@ def test_without_a_mode_every_write_is_refused_and_the_error_says_why(path: Path
 
 
 def test_a_key_that_looks_like_a_pattern_is_removed_alone() -> None:
+    """Before it was mended: Chunks of an array `T [K]` that became the fill value were not removed, so that it kept
+    its old values. Chunks of a neighbour `T K` were removed instead.
+    """
     names = [f"{path}/{i}" for path in ("T [K]", "T K") for i in range(3)]
     fs = RefShardFileSystem(dict.fromkeys(names, "x"), mode="a")
     asyncio.run(RefShardFileSystem(fs.fo, asynchronous=True, overlay=fs.overlay)._rm("T [K]/0"))
@@ -138,6 +141,7 @@ def test_a_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> N
 
 
 def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
+    """Before it was mended: A file that was opened for writing and never closed was dropped silently."""
     fs = RefShardFileSystem(str(path), mode="a")
     files = [fs.open("a", "wb")]
     files[0].write(b"half")
@@ -147,6 +151,9 @@ def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
 
 
 def test_references_take_what_kerchunk_leaves_and_a_copy_is_a_dict(path: Path) -> None:
+    """Before it was mended: Bytes that begin with `base64:` in a dict of references, as kerchunk's inlining leaves
+    them, were shown undecoded: garbage values.
+    """
     fs = RefShardFileSystem(str(path), mode="a")
     refs = fs.references
     refs["base64"] = b"base64:aGVsbG8="
@@ -218,6 +225,9 @@ def test_a_directory_is_not_moved_into_itself_and_of_a_deep_one_only_what_was_mo
 
 
 def test_what_is_copied_or_moved_by_a_name_like_a_pattern_is_what_has_that_name(tmp_path: Path) -> None:
+    """Before it was mended: `fs.mv("T [K]", "z", recursive=True)` moved `T K` to `z`, and removed `T [K]`: its bytes
+    were lost. `cp` and `get` took other keys, too.
+    """
     keys = {"T [K]/0": b"in brackets", "T K/0": b"plain", "x*": b"star", "xy": b"y"}
     fs = RefShardFileSystem(dict(keys), mode="a")
     fs.get("T [K]/0", str(tmp_path / "0"))
@@ -259,6 +269,9 @@ def test_what_is_copied_or_moved_by_a_name_like_a_pattern_is_what_has_that_name(
 def test_copies_are_where_fsspec_has_them_also_of_keys_in_the_root(
     source: str, target: str, recursive: bool, tmp_path: Path
 ) -> None:
+    """Before it was mended: `fs.cp("g", "d", recursive=True)` with a directory `d` wrote `d/0` over, where fsspec
+    writes `d/g/0`; `fs.cp("a", "d")` made a key `d`.
+    """
     keys = {"a": b"a", "b": b"b", "d/0": b"d", "g/0": b"g", "g/h/0": b"h"}
     memory = fsspec.filesystem("memory")
     root = f"/{tmp_path.name}"
@@ -325,6 +338,9 @@ def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> No
 
 
 def test_writes_that_nobody_committed_are_warned_of_when_the_filesystem_goes(path: Path) -> None:
+    """Before it was mended: What was written and never committed was gone when the process ended, and Python hid the
+    warning.
+    """
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"lost")
     held = [fs]
@@ -554,6 +570,9 @@ def test_chunk_manifests_take_no_commits_and_are_written_anew(tmp_path: Path) ->
 
 @pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
 def test_what_no_source_can_have_as_a_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
+    """Before it was mended: A key that no source can have (`a/../b`, 5000 characters) was committed to a JSON set,
+    which nobody could open any more; to a zarr hierarchy it was written over another key, or outside of it.
+    """
     (tmp_path / "made.zarr").mkdir()
     (tmp_path / "made.zarr" / "zarr.json").write_bytes(group_document())
     for fo in (path, tmp_path / "made.zarr"):
@@ -602,6 +621,10 @@ def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: in
 def test_the_consolidated_metadata_of_a_parquet_set_are_shown_as_a_commit_makes_them(
     tmp_path: Path, change: str
 ) -> None:
+    """Before it was mended: Consolidated metadata of a parquet set were those of the last commit while it had writes:
+    zarr and xarray opened arrays with their old shapes, and did not find new ones.
+    """
+
     def described(length: int) -> bytes:
         plain = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None, "chunks": [1]}
         return json.dumps({"zarr_format": 2, "shape": [length], **plain}).encode()
@@ -671,6 +694,9 @@ def test_what_was_committed_or_discarded_in_a_transaction_does_not_come_back_whe
 
 
 def test_what_a_symbolic_link_leads_to_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+    """Before it was mended: A commit to a document behind a symbolic link replaced the link; the document that it led
+    to was never written.
+    """
     (tmp_path / "real.json").write_text('{".zgroup": "{}"}')
     try:
         (tmp_path / "current.json").symlink_to("real.json")

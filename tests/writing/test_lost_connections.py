@@ -203,6 +203,10 @@ def go_on(pickled: bytes) -> None:
 def test_a_commit_that_was_tried_twice_and_refused_leaves_what_somebody_else_has_of_the_first_try(
     s3_server: SeaweedServer, format: str
 ) -> None:
+    """Before it was mended: A commit on S3 whose first answer was lost, and that botocore tried again after somebody
+    else had gone on from what it had put, was refused with "Nothing was committed": `discard()` then removed
+    objects that the other's set refers to.
+    """
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
     s3_server.create_bucket("vanishing")
     with Overtaking(s3_server.endpoint_url) as proxy:

@@ -294,6 +294,9 @@ def test_only_a_parquet_set_is_ever_replaced(tmp_path: Path, target: str) -> Non
 def test_a_set_that_is_replaced_stays_until_the_other_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, through: str
 ) -> None:
+    """Before it was mended: `fs.save(..., overwrite=True)` of a parquet set or chunk manifests removed the old set
+    first: an error on the way, such as a full disk, lost both.
+    """
     folder = tmp_path / "set"
     url = str(folder)
     if through == "link":

@@ -95,6 +95,9 @@ def test_attributes_that_another_b_tree_is_said_to_list_are_damage(tmp_path: Pat
 
 
 def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: Path) -> None:
+    """Before it was mended: Chunks of an HDF5 dataset were missing, and so filled, where a damaged header says that
+    its index has pages of which no bits tell.
+    """
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,), maxshape=(None,))
@@ -108,6 +111,9 @@ def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: 
 
 
 def test_a_fixed_array_of_too_few_elements_is_damage_and_not_missing_chunks(tmp_path: Path) -> None:
+    """Before it was mended: Chunks of an HDF5 dataset were missing, and so filled, where a damaged header says that
+    its fixed array has fewer elements than the dataset has chunks.
+    """
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,))
