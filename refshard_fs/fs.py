@@ -52,7 +52,7 @@ from refshard_fs.writing.writer import Writer
 if TYPE_CHECKING:
     from refshard_fs.references.reference_set import ReferenceSet
     from refshard_fs.references.stream import Respell
-    from refshard_fs.session.collect import Unread
+    from refshard_fs.source.collect import Unread
     from refshard_fs.tools.picture import Picture
 
 
@@ -1087,13 +1087,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Chunks of arrays that are ``unread`` and would have to be made are not read: see `gather`.
         """
-        from refshard_fs.session.collect import collect  # as in `save`
+        from refshard_fs.source.collect import collect  # as in `save`
 
         return collect(self._stored(), self.source.run, self._respelling(), unread)
 
     def _pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
         """Return the references pinned to what their targets are now, for `refshard_fs.snapshot`."""
-        from refshard_fs.session.collect import pin  # as in `save`
+        from refshard_fs.source.collect import pin  # as in `save`
 
         shard_options = self.source.options.open.shard_options if flatten else None
         given = self._stored(), self.source.run, self._respelling(), inline_threshold, shard_options

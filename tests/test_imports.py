@@ -81,7 +81,7 @@ def test_reading_over_http_imports_nothing_of_s3(http_server: RangeServer) -> No
 
 def test_the_filesystem_comes_without_what_opens_a_source_or_writes_one() -> None:
     needless = {
-        *("session.collect", "writing.save", "writing.commit", "sets", "tools.check", "tools.map", "cli"),
+        *("source.collect", "writing.save", "writing.commit", "sets", "tools.check", "tools.map", "cli"),
         *("formats.kerchunk_json.source", "references.builder", "formats.zip.source"),
     }
     loaded = _loaded("from refshard_fs import RefShardFileSystem")

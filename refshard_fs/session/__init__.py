@@ -1,1 +1,1 @@
-"""A source opened: recognised, with its options, and with an engine for each event loop."""
+"""Names of modules that pickles of earlier versions have; everything in them lies in `refshard_fs.source`."""

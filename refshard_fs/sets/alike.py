@@ -28,8 +28,8 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA
 from refshard_fs.security.origins import MEMBER, Origins
-from refshard_fs.session.collect import respelled
 from refshard_fs.sets.rebase import MadeSet
+from refshard_fs.source.collect import respelled
 from refshard_fs.writing.save import respelling
 
 SIZES: Final = 16  # templates that are remembered, each of another file size: some 64 KiB each

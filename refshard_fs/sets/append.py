@@ -26,7 +26,6 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
-from refshard_fs.session.collect import Unread
 from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import with_digests
@@ -45,6 +44,7 @@ from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import NamedSet, VariableReader
+from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
 from refshard_fs.source.transaction import Base

@@ -26,7 +26,6 @@ from refshard_fs.cubes.fit import fit
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
-from refshard_fs.session.collect import Unread
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
@@ -38,6 +37,7 @@ from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.scanning import opening_options
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.variables import NamedSet, with_type
+from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
 from refshard_fs.tools.views import progress

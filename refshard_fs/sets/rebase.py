@@ -20,8 +20,8 @@ from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
-from refshard_fs.session.collect import respelled
 from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.source.collect import respelled
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects

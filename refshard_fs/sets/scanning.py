@@ -33,9 +33,9 @@ from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
-from refshard_fs.session.collect import Unread, collected, respelled
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
+from refshard_fs.source.collect import Unread, collected, respelled
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.recognition import open_source
 from refshard_fs.source.settings import Settings

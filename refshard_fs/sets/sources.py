@@ -19,7 +19,6 @@ from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.session.collect import Unread
 from refshard_fs.sets.alike import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, opened
 from refshard_fs.sets.scanning import (
@@ -35,6 +34,7 @@ from refshard_fs.sets.scanning import (
     with_coordinates,
 )
 from refshard_fs.sets.variables import NamedSet, VariableReader
+from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 
 OnError = Literal["raise", "skip"]  # what is done with a set that cannot be opened or read

@@ -33,7 +33,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
 )
 from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
 from refshard_fs.references.stream import ReferenceStream, as_written
-from refshard_fs.session.collect import gather
+from refshard_fs.source.collect import gather
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document

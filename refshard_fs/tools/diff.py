@@ -21,7 +21,7 @@ from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
-from refshard_fs.session.collect import with_packing_type
+from refshard_fs.source.collect import with_packing_type
 from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, contents, survey
 from refshard_fs.tools.views import progress
 

@@ -12,11 +12,11 @@ from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, told
 from refshard_fs.references.stream import ReferenceStream, as_written
-from refshard_fs.session.collect import collect
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.parquet_commit import Finish, ParquetCommit
 from refshard_fs.sinks.sink import Destination
+from refshard_fs.source.collect import collect
 from refshard_fs.source.settings import takes_objects
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document

@@ -26,9 +26,9 @@ from refshard_fs.references.stream import ReferenceStream, Respell, as_written
 from refshard_fs.references.values import resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
-from refshard_fs.session.collect import Checks, collect, collected_from, gather
 from refshard_fs.sinks import sink_named
 from refshard_fs.sinks.sink import Destination, Sink
+from refshard_fs.source.collect import Checks, collect, collected_from, gather
 from refshard_fs.source.settings import data_url_of
 from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects

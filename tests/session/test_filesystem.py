@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
-from refshard_fs.session import session
 from refshard_fs.source import recognition as catalog
+from refshard_fs.source import source
 from tests.sharding.test_packing import sharding, version_3
 
 DATA = bytes(range(200))
@@ -365,7 +365,7 @@ def test_what_was_being_opened_when_it_was_forgotten_is_opened_again(
 
 
 def test_a_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "PIECE", 10)
+    monkeypatch.setattr(source, "PIECE", 10)
     (tmp_path / "x").write_bytes(DATA)
     fs = RefShardFileSystem({"k": [str(tmp_path / "x"), 0, 200]})
     fs.get_file("k", str(tmp_path / "out"))

@@ -14,7 +14,7 @@ from fsspec.callbacks import Callback
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, concat
 from refshard_fs.cli.program import main
-from refshard_fs.session import collect
+from refshard_fs.source import collect
 from tests.memory import taking
 from tests.sharding.writers import IS_ZARR_2, array
 
@@ -125,7 +125,7 @@ KILLED = """
 import os, sys
 from fsspec.callbacks import Callback
 from refshard_fs import RefShardFileSystem
-from refshard_fs.session import collect
+from refshard_fs.source import collect
 collect.INLINED = 4000
 class Kill(Callback):
     def relative_update(self, inc=1):
