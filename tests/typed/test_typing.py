@@ -45,6 +45,6 @@ def _members(path: Path) -> set[str]:
 def test_every_method_that_the_api_page_names_has_types() -> None:
     rows = (row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("|"))
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    typed = _members(PACKAGE / "fs.py") | _members(PACKAGE / "session" / "async_filesystem.pyi")
+    typed = _members(PACKAGE / "fs.py") | _members(PACKAGE / "source" / "async_filesystem.pyi")
     assert "transaction" in named
     assert sorted(named - typed) == []
