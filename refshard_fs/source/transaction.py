@@ -173,6 +173,7 @@ class Transaction:
         self.openings = 0  # how often the source had to be opened again
         self.mirror: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self.costs = CostlyWrites()
+        self.given: OverlayCopy | None = None  # what another process, or `forked`, has given
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
@@ -317,6 +318,7 @@ class Transaction:
         worker = self.worker
         if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
             return
+        self.given = given
         with self._changing():
             edits = given.edits()
             edits.number = max(given.number, edits.number)

@@ -228,9 +228,11 @@ class Writer:
                 return base
 
     def overlay_copy(self) -> OverlayCopy | None:
-        """Return ``overlay=`` of copies in other processes; None where this is such a copy, and has been given one."""
+        """Return ``overlay=`` of copies in other processes: of a copy, what it was given itself."""
         overlay = self.session.transaction
-        return None if overlay is None or overlay.worker is not None else overlay.copy()
+        if overlay is None:
+            return None
+        return overlay.copy() if overlay.worker is None else overlay.given
 
     def refuse_elsewhere(self) -> None:
         """Raise ReadOnlyError where another process commits."""
