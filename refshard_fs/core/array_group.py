@@ -41,6 +41,9 @@ PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: 
 class ArrayDescription(msgspec.Struct, frozen=True):
     """What zarr's metadata is to say of an array; ``where`` begins errors, ``order`` is that within a chunk.
 
+    Without ``codecs`` chunks are raw. ``fill_value`` is None unless the file states a missing value, or lacks chunks:
+    in version 2 xarray masks every element that has it, and so would mask zeros where it is 0.
+
     ``codecs``, in the order in which they encode a chunk, and ``fill_value`` are as version 2 spells them (see
     `spelled_fill`). xarray masks the fill value of version 2. Version 3 must have one: where there is none, it is zero,
     and xarray masks nothing by it. With ``is_masked``, xarray masks the fill value of version 3 as well: it is said
@@ -102,10 +105,15 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
 
 class Chunks:
-    """Where the chunks of one array are."""
+    """Where the chunks of one array of a format are; `core.chunks.Chunks` are those of any source, as columns."""
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        """Return the entry of chunk ``number`` of the grid; None if there is no such chunk."""
+        """Return the entry of chunk ``number`` of the grid; None if there is no such chunk.
+
+        Chunks are numbered in C order: the last dimension runs fastest. zarr expects those at the edge of the array as
+        large as all others: where a file cuts them, `Padded` fills them. This is a generator: one that reads nothing
+        begins with ``yield from ()``.
+        """
         raise NotImplementedError
 
     def listed(self) -> Steps[list[Listed] | None]:

@@ -5,10 +5,21 @@ A format of another package is a `Format` that an entry point of the group ``ref
     [project.entry-points."refshard.formats"]
     tiny = "tiny_format:FORMAT"
 
-``recognises`` is called for every source, so the module of a `Format` should import little. The module that opens
-sources is imported when there is one to open. Its function ``open_(probe, options)`` is a generator, which does no I/O:
-it yields what it needs to have read (`core.model.Load` and others), is sent the answers, and returns a
-`core.keyspace.KeySpace`. Formats of shards have a contract of their own: `sharding.layout.ShardFormat`.
+``recognises`` is called for every source, so the module of a `Format` should import little: an error there, or at its
+import, is an error of every source. The module that opens sources is imported when there is one to open; it may be the
+same one (``Format("tiny", begins_with(b"TINY"), __name__)``). Its function ``open_(probe, options)`` is a generator,
+which does no I/O: it yields what it needs to have read (`core.model.Load` and others), is sent the answers, and returns
+a `core.keyspace.KeySpace`. Of a file with a header and chunks of arrays, this is all:
+
+    def open_(probe, options):
+        source, size = probe.file("Tiny file")
+        file = FileBytes(probe.url, source, size, probe.head)
+        [header] = yield from file.load([(8, 100)])  # (start, size) of each range; no request if the head has them
+        group = ArrayGroupBuilder(probe.url)  # of core.array_group
+        group.add("air", ArrayDescription(...), AirChunks(file, header))  # a subclass of core.array_group.Chunks
+        return group.keyspace(options.zarr_format, attributes={})
+
+Formats of shards have a contract of their own: `sharding.layout.ShardFormat`.
 """
 
 from __future__ import annotations
@@ -151,11 +162,11 @@ class OpenOptions(msgspec.Struct, frozen=True):
 
 
 class Format(msgspec.Struct, frozen=True):
-    """One kind of source; ``module`` is the name of the module that has ``open_``.
+    """One kind of source; ``module`` is the full name of the module that has ``open_``.
 
     ``markers`` are names by which a directory of this format is recognised if the target cannot list. ``documents`` are
     those markers whose content is needed, too: each is read once for all formats, before ``recognises`` is called.
-    ``open_`` raises ManifestError or DamagedIndex if the source is not what it seemed to be.
+    ``open_`` raises ManifestError, which names the source, or DamagedIndex if the source is not what it seemed to be.
     """
 
     name: str

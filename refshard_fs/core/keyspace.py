@@ -1,7 +1,8 @@
 """The key space of a source: everything that may be asked about its keys. No I/O here.
 
 `KeySpace` is the only interface between formats and the engine. Key spaces compose by wrapping one another: a view that
-shows inner chunks asks its base for the entry of the shard, and so on.
+shows inner chunks asks its base for the entry of the shard, and so on. A format of arrays that zarr did not write
+returns a `core.array_group.ArrayGroup`, and defines none.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class KeySpace(ABC):
     """An immutable set of keys and their entries, shared by threads and event loops. Keys are normal (`normalise`).
 
     A format has to define `lookup` and `children`. Everything else has a default that is right for any source, though
-    perhaps not fast.
+    perhaps not fast. What returns `Steps` is a generator: it yields needs, and one that has none begins with
+    ``yield from ()``.
     """
 
     # The name of the format as which the source was recognised; references in memory have this one.

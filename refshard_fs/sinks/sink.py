@@ -1,7 +1,19 @@
 """What a format that sets are written in has to do: the whole contract for other packages.
 
-A package defines one subclass of `Sink`, and names an instance of it by an entry point in the group
-``refshard.sinks``. Then ``fs.save(url, format=NAME)`` writes it.
+A package defines one subclass of `Sink`, and names an instance of it (not the class) by an entry point in the group
+``refshard.sinks``. Then ``fs.save(url, format=NAME)`` writes it, where NAME is the sink's ``name``:
+
+    def write(self, references, destination):
+        with destination.objects.stream() as file:  # binary; nothing appears if the block ends with an error
+            for key, value in references.documents():  # metadata: text, JSON values or bytes
+                ...
+            for array, grid in references.grids.items():
+                for numbers, chunks in references.partitions(array, 10_000):
+                    for row in chunks.present():
+                        key = join(array, grid.tail(numbers[row]))  # core.keys.join
+                        found = chunks.value(row)  # bytes, or a range of the target chunks.urls[found.target]
+
+`references.stream.ReferenceStream` and `core.chunks.Chunks` say the rest of what a sink is given.
 """
 
 from __future__ import annotations
@@ -23,6 +35,8 @@ class Destination(msgspec.Struct, frozen=True):
 
     - ``url``: as the user gave it.
     - ``objects``: the objects at and below it, each of which appears whole or not at all; or the one object there.
+      A set of one object is written to ``objects.stream()``, which both have; a directory, to
+      ``objects.directory(replaces=overwrite)``.
     - ``record_size``: the references of a file, for sinks that write several.
     - ``overwrite``: whether a set that is there already is replaced. Otherwise a sink that writes a directory raises
       FileExistsError.
