@@ -43,19 +43,24 @@ class Reading(Protocol):
 class OverlayCopy(msgspec.Struct, frozen=True):
     """The overlay ``id`` after ``number`` changes and ``commits`` commits, as it is sent to another process.
 
-    Its edits are packed once: dask pickles a filesystem several times for each graph.
+    Its edits are packed once: dask pickles a filesystem several times for each graph. A copy of a copy has ``own``
+    changes besides, which the overlay has not seen.
     """
 
     id: str
     number: int
     commits: int
     packed: bytes
+    own: int = 0
 
     @classmethod
     def of(cls, overlay: Transaction) -> OverlayCopy:
         edits = overlay.edits.loaded()
         changes = [(key, _portable(edit)) for key, edit in edits.changes().items()]
         packed = zlib.compress(msgspec.msgpack.encode((list(edits.prefixes()), changes)), 1)
+        worker = overlay.worker
+        if worker is not None:
+            return cls(overlay.id, worker.seen, worker.commits, packed, edits.number)
         return cls(overlay.id, edits.number, overlay.commits, packed)
 
     def edits(self) -> Edits:
@@ -88,6 +93,8 @@ class Worker:
         self.name = fork + uuid.uuid4().hex
         self.seen = seen
         self.commits = commits
+        self.own = 0  # changes of another copy that this one begins with
+        self.begun = seen  # the number of the last change before those that are made here
         self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
         self.numbers = itertools.count(1)  # of writes
 
@@ -173,7 +180,6 @@ class Transaction:
         self.openings = 0  # how often the source had to be opened again
         self.mirror: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self.costs = CostlyWrites()
-        self.given: OverlayCopy | None = None  # what another process, or `forked`, has given
         self._copy: OverlayCopy | None = None  # the latest, for other processes
         self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
@@ -304,8 +310,11 @@ class Transaction:
     def copy(self) -> OverlayCopy:
         """Return what another process needs to write to this overlay."""
         self.is_shared = True
-        known = self._copy
-        if known is None or (known.number, known.commits) != (self.edits.number, self.commits):
+        known, worker = self._copy, self.worker
+        now = (self.edits.number, self.commits, 0)
+        if worker is not None:
+            now = (worker.seen, worker.commits, self.edits.number)
+        if known is None or (known.number, known.commits, known.own) != now:
             known = self._copy = OverlayCopy.of(self)
         return known
 
@@ -316,29 +325,33 @@ class Transaction:
     def become(self, given: OverlayCopy) -> None:
         """Take the edits of another process's overlay, unless newer ones were taken; keep what was added here."""
         worker = self.worker
-        if worker is not None and (given.commits, given.number) <= (worker.commits, worker.seen):
+        if worker is not None and (given.commits, given.number, given.own) <= (
+            worker.commits,
+            worker.seen,
+            worker.own,
+        ):
             return
-        self.given = given
         with self._changing():
             edits = given.edits()
-            edits.number = max(given.number, edits.number)
+            edits.number = begun = max(given.number, edits.number, given.own)
             if worker is None:
-                self.worker = Worker(given.number, given.commits, self.fork)
-            else:
-                if given.commits == worker.commits:
-                    own = self.edits.since(worker.seen)
-                    edits.add(own.prefixes(), own.changes())
-                worker.seen, worker.commits = given.number, given.commits
+                worker = self.worker = Worker(given.number, given.commits, self.fork)
+            elif given.commits == worker.commits:
+                own = self.edits.since(worker.begun)
+                edits.add(own.prefixes(), own.changes())
+            worker.seen, worker.commits, worker.own, worker.begun = given.number, given.commits, given.own, begun
             self.edits = edits
             self._uncommitted[0] = 0
             self.base = None
 
     def after_fork(self) -> None:
         """Become a worker's overlay: the parent commits what is written here."""
-        seen, commits = self.edits.number, self.commits
-        if self.worker is not None:
-            seen, commits = self.worker.seen, self.worker.commits
+        seen, commits, before = self.edits.number, self.commits, self.worker
+        if before is not None:
+            seen, commits = before.seen, before.commits
         self.worker = Worker(seen, commits, self.fork)
+        if before is not None:
+            self.worker.own, self.worker.begun = before.own, before.begun
 
     # ------------------------------------------------------------------ states
 

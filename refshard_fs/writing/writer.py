@@ -228,11 +228,9 @@ class Writer:
                 return base
 
     def overlay_copy(self) -> OverlayCopy | None:
-        """Return ``overlay=`` of copies in other processes: of a copy, what it was given itself."""
+        """Return ``overlay=`` of copies in other processes; that of a copy has what was written to it, too."""
         overlay = self.session.transaction
-        if overlay is None:
-            return None
-        return overlay.copy() if overlay.worker is None else overlay.given
+        return None if overlay is None else overlay.copy()
 
     def refuse_elsewhere(self) -> None:
         """Raise ReadOnlyError where another process commits."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -350,3 +352,17 @@ def test_xarray_writes_by_dask_workers(tmp_path: Path, format: str, forked: bool
             fs.merge(target)
     found: Any = xr.open_zarr(RefShardFileSystem(str(path)).get_mapper(), consolidated=False)
     assert found.load().identical(dataset)
+
+
+def test_pickles_of_a_fork_have_what_was_written_to_it(tmp_path: Path) -> None:
+    fs = writable(tmp_path / "refs.json", "json")
+    fork = fs.fork()
+    for number in range(2):  # each time more, and no copy loses what it wrote itself
+        fork.pipe_file(f"a/{number}", b"%d" % number)
+        again = pickle.loads(pickle.dumps(fork))
+        script = "import pickle, sys; fs = pickle.load(sys.stdin.buffer); print(sorted(fs.cat('a', recursive=True)))"
+        run = subprocess.run([sys.executable, "-c", script], input=pickle.dumps(again), capture_output=True, check=True)
+        assert run.stdout.decode().split() == str([f"a/{each}" for each in range(number + 1)]).split()
+    fs.merge(fork)
+    assert fs.cat("a", recursive=True) == {"a/0": b"0", "a/1": b"1"}
+    fs.discard()
