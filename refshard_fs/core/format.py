@@ -5,11 +5,12 @@ A format of another package is a `Format` that an entry point of the group ``ref
     [project.entry-points."refshard.formats"]
     tiny = "tiny_format:FORMAT"
 
-``recognises`` is called for every source, so the module of a `Format` should import little: an error there, or at its
-import, is an error of every source. The module that opens sources is imported when there is one to open; it may be the
-same one (``Format("tiny", begins_with(b"TINY"), __name__)``). Its function ``open_(probe, options)`` is a generator,
-which does no I/O: it yields what it needs to have read (`core.model.Load` and others), is sent the answers, and returns
-a `core.keyspace.KeySpace`. Of a file with a header and chunks of arrays, this is all:
+``recognises`` is called for every source, so the module of a `Format` should import little. An error of it is an error
+of every source; a module that cannot be imported is left out with a warning. The module that opens sources is imported
+when there is one to open; it may be the same one (``Format("tiny", begins_with(b"TINY"), __name__)``). Its function
+``open_(probe, options)`` is a generator, which does no I/O: it yields what it needs to have read (`core.model.Load` and
+others), is sent the answers, and returns a `core.keyspace.KeySpace`. Of a file with a header and chunks of arrays, this
+is all:
 
     def open_(probe, options):
         source, size = probe.file("Tiny file")
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, distribution, distributions
@@ -188,10 +190,21 @@ def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
 
 
 def plugins(group: str) -> Iterator[Any]:
-    """Yield what other packages have registered in a group of entry points."""
+    """Yield what other packages have registered in a group of entry points; a warning names one that fails."""
     for entry in _entry_points():
-        if entry.group == group:
-            yield entry.load()
+        if entry.group != group:
+            continue
+        try:
+            plugin = entry.load()
+        except Exception as e:  # noqa: BLE001  # of a third party: other sources can still be opened
+            warnings.warn(
+                f"the entry point {entry.name!r} of {group}, {entry.value}, cannot be loaded, and is left out: "
+                f"{type(e).__name__}: {e}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            yield plugin
 
 
 def find_plugins() -> None:

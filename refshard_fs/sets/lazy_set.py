@@ -59,14 +59,14 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Number of parts."""
         return self.document.count
 
-    def save(self, url: str, **storage_options: Any) -> str:
+    def save(self, url: str, format: str | None = None, **storage_options: Any) -> str:
         """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
 
-        A name that ends with ``.icechunk`` makes an Icechunk repository instead, which others read, too: see
+        With ``format``, or a name that ends with ``.icechunk``, it is written in a format that others read, too: see
         `RefShardFileSystem.save`. Returns in one line why only this package reads the document, or what was copied.
         """
-        if format_named(url) == "icechunk":
-            return RefShardFileSystem(self).save(url, **storage_options) or ""
+        if format is not None or format_named(url) == "icechunk":
+            return RefShardFileSystem(self).save(url, format, **storage_options) or ""
         data = self.document.dumps(relative_urls(url))
         Objects(url, storage_options).put("", (data,))
         return self.remark

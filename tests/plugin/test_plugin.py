@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import refshard_fs
+from refshard_fs.core.format import plugins
 
 PLUGIN = Path(__file__).with_name("tiny_plugin.py")
 ENTRY_POINTS = """\
@@ -146,3 +148,10 @@ print(report.findings, report.chunks, fs.visualize())
     said = run(program, installed, of=tmp_path).splitlines()
     assert said[:2] == ["abcdefghijklmnop"] * 2
     assert said[2].startswith("() 2 <Picture: Where the bytes of 0.tiny lie: 2 of 2 chunks in 1 file")
+
+
+def test_a_plugin_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
+    monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
+    with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
+        assert list(plugins("refshard.formats")) == []
