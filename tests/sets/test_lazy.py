@@ -671,3 +671,15 @@ def test_how_sets_spell_keys_makes_no_difference(tmp_path: Path, mine: Any, thei
     assert sorted(found) == sorted(expected)
     assert fs.cat(found) == expected
     assert not fs.exists(key_of(*mine[1:], (1, 1)))
+
+
+def test_a_cube_is_saved_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
+    urls = [str(tmp_path / f"{number}.json") for number in range(2)]
+    for number, url in enumerate(urls):
+        RefShardFileSystem(day(4 * number, 4, 2)).save(url)
+    made: Any = refshard_fs.concat(urls, "time", lazy=True)
+    made.save(str(tmp_path / "cube"), format="json")
+    saved = RefShardFileSystem(str(tmp_path / "cube"))
+    assert saved.find("") == RefShardFileSystem(made).find("")
+    with pytest.raises(ValueError, match="unknown format='nonsense'"):
+        made.save(str(tmp_path / "other"), format="nonsense")
