@@ -22,6 +22,7 @@ from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
 from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, driven, of_origin
 from refshard_fs.cubes import NAME
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.recutting import Placement
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import from_base64
@@ -83,6 +84,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     bounds: dict[str, str] = {}
     stacked: tuple[str, ...] = ()
     unions: dict[str, dict[str, _Axis]] = {}
+    select: tuple[Choice, ...] = ()
 
 
 class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -111,7 +113,8 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     ``bounds`` have the units of another one, by path, in each part. ``stacked`` arrays lack the dimension in the parts,
     each of which is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays that have
     them, by path, and as which axis) a part may have only some elements. The coordinates of such dimensions are
-    ``held``: the document has the bytes of their one chunk, without codecs.
+    ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which each
+    part that is a URL is shown, one after the other: all else here describes what they show.
     """
 
     parts: tuple[Part, ...]
@@ -181,6 +184,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         members = {name: getattr(self, name) for name in _Head.__struct_fields__}
         members |= {"join": "outer" if self.join == "outer" else None}
         members["held"] = {path: _base64(data) for path, data in self.held.items()}
+        members["select"] = [choice.spelled() for choice in self.select]
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}
 

@@ -49,6 +49,7 @@ from refshard_fs.cubes.recutting import (
     joined,
     wanted,
 )
+from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
@@ -806,9 +807,12 @@ def _opened(
             return Nothing()
         url = resolve(part.url)
         if is_trusted(url):
-            return (yield from open_other(url, theirs))
+            return (yield from open_selection(url))
         origin = server_of(url)
-        return PartView((yield from of_part(open_other(url, theirs), (origin,))), origin)
+        return PartView((yield from of_part(open_selection(url), (origin,))), origin)
+
+    def open_selection(url: str) -> Steps[KeySpace]:
+        return (yield from Selection.of((yield from open_other(url, theirs)), document.select))
 
     first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)

@@ -64,6 +64,7 @@ class Rules(msgspec.Struct, frozen=True):
     is_outer: bool = False
     is_rectilinear: bool = False
     lazy: bool = False
+    select: tuple[Choice, ...] = ()  # of each set, for documents
 
 
 class SetRow(msgspec.Struct, frozen=True):
@@ -139,6 +140,7 @@ class SetRow(msgspec.Struct, frozen=True):
             unions={d: {path: axis for path, axis in lead.along(d).items() if path in axes} for d in unions},
             parts=tuple(lines),
             held=held,
+            select=self.rules.select if any(line.url for line in lines) else (),
         )
         return document, whole
 
@@ -228,6 +230,10 @@ def concat(
     *,
     dims: Sequence[str | None] | None = None,
     same: Iterable[str] = (),
+    keep: Iterable[str] | str | None = None,
+    drop: Iterable[str] | str = (),
+    rename: Mapping[str, str] | None = None,
+    attrs: Mapping[str, Mapping[str, Any]] | None = None,
     lazy: Literal[True],
     sort: bool = False,
     overlap: Overlap = "error",
@@ -286,7 +292,7 @@ def concat(
     units, or of finer ones where these do not hold all; no instant changes.
 
     With ``keep``, ``drop``, ``rename`` and ``attrs``, as `RefShardFileSystem.select` takes them, that part of each set
-    is joined. What is left out need not fit. Sets are then opened one by one.
+    is joined. What is left out need not fit.
 
     With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
@@ -333,11 +339,6 @@ def concat(
     choice = Choice.of(drop, keep, rename, attrs).spelled()
     if choice:
         options = {**options, "select": [*(options.get("select") or ()), choice]}
-    if lazy and options.get("select"):
-        raise TypeError(
-            "lazy=True names its parts, which are whole: leave keep=, drop=, rename= and attrs= out, and select from "
-            "the filesystem of what it returns"
-        )
     order = tuple(dims) if dims is not None else (dim,)
     same = frozenset(same)
     if dims is not None and dim is not None:
@@ -418,6 +419,7 @@ def concat(
         is_outer=join == "outer",
         is_rectilinear=grid == "rectilinear",
         lazy=lazy,
+        select=tuple(map(Choice.read, options.get("select") or ())),
     )
     units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
     if file_grid is not None:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
@@ -26,6 +27,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
 from refshard_fs.cubes.document import of_part
+from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, RefShardError, told_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
@@ -51,7 +53,9 @@ LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in th
 SAYS: Final = frozenset(["axis", "standard_name", "units"])  # attributes of scalars that may be coordinates
 # Options that say how sources are read, and not what they mean.
 READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "retries", "timeout"])
-_UNDERSTOOD: Final = READING | {"index_cache", "max_manifest_bytes", "options", "ref_storage_args", "target_options"}
+_UNDERSTOOD: Final = READING | {
+    *("index_cache", "max_manifest_bytes", "options", "ref_storage_args", "select", "target_options")
+}
 
 
 class Scanned(NamedTuple):
@@ -119,7 +123,7 @@ def scan(
 
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
     """
-    session = RefShardFileSystem({}, **reading_options(urls, options)).source
+    session = RefShardFileSystem({}, **reading_options(urls, options), select=options.get("select")).source
     whole = msgspec.structs.replace(session.options.open, shards="whole")
     scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread)
     try:
@@ -177,10 +181,11 @@ class _Scanner(Engines):
             if url in self._known and (yield Stat(url, fresh=True)) == self._known[url]:
                 return Unchanged()
             yield from first.read()
-            alike = None if is_document(url) else self._alike.find(first)
+            is_set = is_document(url) and not self.options.select
+            alike = None if is_set else self._alike.find(first)
             if alike is not None and alike[1]:
                 return Scanned(alike[0], first.facts)
-            refs = (yield from self._document(first)) if is_document(url) else alike and alike[0]
+            refs = (yield from self._document(first)) if is_set else alike and alike[0]
             if refs is None:
                 refs = yield from self._opened(first)
                 if refs is None:
@@ -210,7 +215,8 @@ class _Scanner(Engines):
 
     def _opened(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a source."""
-        space = yield from first.run(open_source(first.url, self.options.open))
+        opened = yield from first.run(open_source(first.url, self.options.open))
+        space = yield from first.run(Selection.of(opened, self.options.select))
         try:
             refs = yield from first.run(collected(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which
@@ -273,12 +279,16 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScansFile:
-    """The scans in the file at ``path``, which is made where there is none. For one writer at a time."""
+    """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
 
-    def __init__(self, path: str) -> None:
+    Those that are read and kept are of sources of which ``select`` is shown, as the option of a filesystem.
+    """
+
+    def __init__(self, path: str, select: Sequence[Mapping[str, Any]] | None = None) -> None:
         if protocol_of(path) not in (None, *LOCAL):
             raise ValueError(f"resume={path!r}: it is a file of this machine")
         self._path = path = os.path.expanduser(path)
+        self._selection = f" select={zarrmeta.dumps(list(select)).decode()}" if select else ""
         self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record
         descriptor = os.open(
             path_to_write(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
@@ -313,12 +323,18 @@ class ScansFile:
 
     def facts(self, urls: Iterable[str], kind: str = "") -> dict[str, Facts]:
         """Return the versions of those of ``urls`` that were scanned, in part (of that ``kind``) or as a whole."""
-        known = {url: self._places.get(url + kind) or self._places.get(url) for url in urls}
+        known = {url: self._place(url, kind) for url in urls}
         return {url: place[0] for url, place in known.items() if place is not None}
+
+    def _place(self, url: str, kind: str) -> tuple[Facts, int, int] | None:
+        return self._places.get(url + kind + self._selection) or self._places.get(url + self._selection)
 
     def scanned(self, url: str, kind: str = "") -> Scanned | Exception:
         """Return the kept scan of ``url``."""
-        facts, start, length = self._places.get(url + kind) or self._places[url]
+        place = self._place(url, kind)
+        if place is None:
+            raise KeyError(url)
+        facts, start, length = place
         self._file.seek(start)
         record: Any = msgspec.msgpack.decode(self._file.read(length), type=_Record)
         self._file.seek(0, os.SEEK_END)
@@ -332,7 +348,7 @@ class ScansFile:
         facts = scanned.facts
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
-        data = msgspec.msgpack.encode(_Record(url, facts, shrink(scanned.refs)))
+        data = msgspec.msgpack.encode(_Record(url + self._selection, facts, shrink(scanned.refs)))
         self._file.write(_HEAD.pack(len(data), zlib.crc32(data)) + data)
         self._file.flush()
 

@@ -140,7 +140,7 @@ def _scan(
     kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # what such a scan lacks others need
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
-    kept = None if resume is None else ScansFile(os.fspath(resume))
+    kept = None if resume is None else ScansFile(os.fspath(resume), options.get("select"))
     known: Known = {} if kept is None else kept.facts(urls, kind)
 
     def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
