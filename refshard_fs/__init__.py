@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from refshard_fs.tuning import tune_zarr
     from refshard_fs.universal_path import RefShardPath
     from refshard_fs.xarray_backend import RefShardBackend, load
+    from refshard_fs.zarr_store import Store
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ __all__ = [
     "ReferenceNotReachable",
     "Report",
     "SourceNotReachable",
+    "Store",
     "Summary",
     "Target",
     "TargetChanged",
@@ -96,10 +98,16 @@ _NAMES = {  # by module, of what is imported at its first use
     "tools.picture": "Picture",
     "universal_path": "RefShardPath",
     "xarray_backend": "RefShardBackend load",
+    "zarr_store": "Store",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_OF_OTHERS = {"xarray": '"refshard_fs[xarray]"', "upath": "universal_pathlib"}  # packages that some of it needs
+_OF_OTHERS = {
+    "xarray": '"refshard_fs[xarray]"',
+    "upath": "universal_pathlib",
+    "zarr": '"refshard_fs[zarr]"',
+    "zarr.abc": '"zarr>=3.1"',
+}  # packages that some of it needs
 
 
 def _at_first_use(name: str) -> Any:

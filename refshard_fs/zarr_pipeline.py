@@ -45,9 +45,10 @@ from refshard_fs.reading.memory import Share, SharedMemory
 from refshard_fs.reading.selection import ANSWER, TOGETHER
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
+from refshard_fs.zarr_store import Store
 
 if TYPE_CHECKING:
-    from zarr.abc.store import Store
+    from zarr.abc import store as abc
     from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
     from zarr.core.metadata import ArrayMetadata
 
@@ -65,7 +66,7 @@ class RefShardCodecPipeline(CodecPipeline):
     """What zarr asks for pipelines: it makes ours for our arrays, and zarr's own for all others."""
 
     @classmethod
-    def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Any:
+    def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: abc.Store) -> Any:
         """Return the pipeline of one array."""
         made = (
             _of_zarr().from_codecs
@@ -246,6 +247,8 @@ class _InMemory:
 
 def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
     """Return the filesystem of ours that ``store`` reads, and the key of its root; None for all other stores."""
+    if isinstance(store, Store) and type(store).get is Store.get:
+        return store.fs, ""
     if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
         return None
     fs, path = store.fs, store.path.strip("/")

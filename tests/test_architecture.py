@@ -37,7 +37,7 @@ fs
 sets
 direct_array
 unpacking
-cli universal_path xarray_backend zarr_pipeline
+cli universal_path xarray_backend zarr_pipeline zarr_store
 __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}

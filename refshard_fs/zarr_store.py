@@ -1,0 +1,203 @@
+"""`Store`: a source as a store of zarr 3, without fsspec's interface in between.
+
+zarr hands whole selections to `refshard_fs.zarr_pipeline`, for this store as for its own `FsspecStore` over a
+filesystem of ours. Values that are asked for together (`Store.get_partial_values`) are read together. The blocking
+methods take no turn of an event loop where the bytes are on this machine.
+
+Source: zarr-python's `zarr.abc.store`, and its tests of stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from zarr.abc import store as abc
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.plan import Request
+from refshard_fs.source import files
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+
+class Store(abc.Store):
+    """A source as a store of zarr 3: what zarr, and xarray's ``engine="zarr"``, take where they take a store.
+
+    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is one. The store takes writes
+    where the filesystem does (``mode="a"``), unless ``read_only``; ``store.fs.commit()`` makes them part of the source.
+
+    Stores are equal if they show the same source, opened with the same options, and share uncommitted writes. They may
+    be pickled. A chunk whose bytes cannot be had raises `ReferenceNotReachable`: zarr does not fill it.
+
+    >>> import json, refshard_fs, zarr
+    >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
+    ...         "fill_value": None, "filters": None, "compressor": None}
+    >>> store = refshard_fs.Store({"a/.zarray": json.dumps(meta), "a/0": "abc"})
+    >>> zarr.open_array(store, path="a", mode="r")[:].tolist()
+    [97, 98, 99]
+    """
+
+    # In threads, zarr asks for a chunk at a time; its coroutines ask for all chunks of a selection.
+    _supports_sync_io = False
+    supports_listing = True
+
+    def __init__(self, source: Any, *, read_only: bool | None = None, **options: Any) -> None:
+        if isinstance(source, RefShardFileSystem):
+            if options:
+                raise TypeError(f"{', '.join(options)}: a filesystem was given, which has its options already")
+            fs = source
+        else:
+            fs = RefShardFileSystem(source, asynchronous=True, **options)
+        if read_only is False and fs.mode == "r":
+            raise ValueError("read_only=False: the source was opened for reading; mode='a' lets one write")
+        self.fs = fs
+        super().__init__(read_only=fs.mode == "r" if read_only is None else read_only)
+
+    def __repr__(self) -> str:
+        return f"<Store of {self.fs!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Store) or self.read_only != other.read_only:
+            return False
+        one, two = self.fs, other.fs
+        return one is two or (type(one), one._alike, one.overlay) == (type(two), two._alike, two.overlay)
+
+    __hash__ = None  # type: ignore[assignment]  # as zarr's own: what it shows may change
+
+    def with_read_only(self, read_only: bool = False) -> Store:
+        """Return a store of the same source that takes no writes, or takes them."""
+        return type(self)(self.fs, read_only=read_only)
+
+    @property
+    def supports_writes(self) -> bool:
+        """Whether the filesystem takes writes."""
+        return self.fs.mode != "r"
+
+    @property
+    def supports_deletes(self) -> bool:
+        """Whether the filesystem takes writes."""
+        return self.fs.mode != "r"
+
+    # ------------------------------------------------------------------ reading
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: abc.ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return the bytes of ``key``, or a range of them; None if there is no such key."""
+        await self._ensure_open()
+        try:
+            data = await self.fs._cat_file(key, *_bounds(byte_range))
+        except FileNotFoundError:
+            return None
+        return prototype.buffer.from_bytes(data)
+
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: abc.ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return what `get` does, for callers that may block."""
+        try:
+            data = self.fs.cat_file(key, *_bounds(byte_range))
+        except FileNotFoundError:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, abc.ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Return what `get` does for each of several keys, read together."""
+        await self._ensure_open()
+        requests = [Request(self.fs._strip_protocol(key), *_bounds(span)) for key, span in key_ranges]
+        out: list[Buffer | None] = []
+        for data in await self.fs.source.read_all(requests):
+            if isinstance(data, BaseException) and not isinstance(data, FileNotFoundError):
+                raise data
+            out.append(None if isinstance(data, BaseException) else prototype.buffer.from_bytes(data))
+        return out
+
+    async def exists(self, key: str) -> bool:
+        """Return whether there is ``key``; directories are no keys."""
+        return await self.fs._isfile(key)
+
+    async def getsize(self, key: str) -> int:
+        """Return the number of bytes of ``key``, which are not read."""
+        info = await self.fs._info(key)
+        if info["type"] != "file":
+            raise FileNotFoundError(key)
+        return int(info["size"])
+
+    # ------------------------------------------------------------------ listing
+
+    def list(self) -> AsyncIterator[str]:
+        """Yield all keys."""
+        return self.list_prefix("")
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield all keys that begin with ``prefix``."""
+        for key in await self.fs._find(prefix.rpartition("/")[0]):
+            if key.startswith(prefix):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names of what lies directly below ``prefix``."""
+        directory = self.fs._strip_protocol(prefix)
+        stem = directory and directory + "/"
+        with contextlib.suppress(FileNotFoundError):
+            for path in await files.ls(self.fs.source, directory, detail=False):
+                if path.startswith(stem):
+                    yield path[len(stem) :]
+
+    # ------------------------------------------------------------------ writing
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Let ``key`` hold ``value``."""
+        self._check_writable()
+        await self._ensure_open()
+        await self.fs._pipe_file(key, value.to_bytes())
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Do what `set` does, for callers that may block."""
+        self._check_writable()
+        self.fs.pipe_file(key, value.to_bytes())
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Let ``key`` hold ``value`` unless there is such a key."""
+        self._check_writable()
+        with contextlib.suppress(FileExistsError):
+            await self.fs._pipe_file(key, value.to_bytes(), mode="create")
+
+    async def delete(self, key: str) -> None:
+        """Let there be no ``key``."""
+        self._check_writable()
+        with contextlib.suppress(FileNotFoundError):
+            await self.fs._rm(key)
+
+    def delete_sync(self, key: str) -> None:
+        """Do what `delete` does, for callers that may block."""
+        self._check_writable()
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.source.wait(self.fs._rm, key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Let there be nothing at ``prefix``, nor below it."""
+        self._check_writable()
+        with contextlib.suppress(FileNotFoundError):
+            await self.fs._rm(prefix, recursive=True)
+
+
+def _bounds(span: abc.ByteRequest | None) -> tuple[int | None, int | None]:
+    """Return the first byte that ``span`` asks for, and the one after its last, as slicing has them."""
+    match span:
+        case None:
+            return None, None
+        case RangeByteRequest():
+            return span.start, span.end
+        case OffsetByteRequest():
+            return span.offset, None
+        case SuffixByteRequest():
+            return (-span.suffix, None) if span.suffix else (0, 0)
+    raise ValueError(f"Unexpected byte_range, got {span!r}: expected one of zarr.abc.store's ByteRequest")
