@@ -31,7 +31,7 @@ import refshard_fs
 from benchmarks.engine import Link, Server
 from benchmarks.measure import Goal, Row, in_turns, show
 from refshard_fs.xarray_backend import RefShardBackend
-from tests.sets.files import WRITERS
+from tests.support.set_files import WRITERS
 
 FILES, QUICK = 10_000, 100
 PEER = 200  # files that open_mfdataset opens, of each writer's

@@ -17,13 +17,16 @@ import fsspec
 import pytest
 
 from refshard_fs.targets import failures, versioned
-from tests.fault_matrix import MATRIX, summary
-from tests.forked import ForkServer
 from tests.servers.http import RangeServer
 from tests.servers.models import share_models
 from tests.servers.nginx import NginxServer, nginx_binary
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer, weed_binary
+from tests.support.fault_matrix import MATRIX, summary
+from tests.support.forked import ForkServer
+
+with suppress(ImportError):
+    import hdf5plugin  # noqa: F401  # before netCDF4, whose own filter for Blosc would take the place of this one
 
 # Tests start hundreds of processes, each of which would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

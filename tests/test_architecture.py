@@ -221,3 +221,37 @@ def test_the_page_on_the_architecture_names_modules_that_there_are() -> None:
     named -= {name for name in named if name.startswith("tests/")}
     assert named
     assert not {name for name in named if not (ROOT / name).exists()}
+
+
+TESTS = ROOT.parent / "tests"
+SUPPORT = ("support", "servers", "fuzz", "soak")  # helpers, and two programs; all other modules are tests
+PROGRAMS = {"plugin/tiny_plugin.py", "typed/program.py"}  # a package of somebody else, and a user's program
+
+
+def test_helpers_of_tests_are_in_their_folders() -> None:
+    found = {path.relative_to(TESTS) for path in TESTS.rglob("*.py")}
+    helpers = {path for path in found if not path.name.startswith(("test_", "__init__", "conftest"))}
+    assert not {str(path) for path in helpers if path.parts[0] not in SUPPORT} - PROGRAMS
+
+
+def test_test_modules_import_no_other() -> None:
+    for path in TESTS.rglob("*.py"):
+        imported = {name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in names_in(node)}
+        assert not {name for name in imported if re.match(r"tests\.(.*\.)?test_", name)}, path
+
+
+def names_in(node: ast.AST) -> set[str]:
+    match node:
+        case ast.ImportFrom(module=str(module), names=names):
+            return {module} | {f"{module}.{alias.name}" for alias in names}
+        case ast.Import(names=names):
+            return {alias.name for alias in names}
+    return set()
+
+
+def test_imports_from_tests_lead_to_modules() -> None:
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+                target = ROOT.parent / str(node.module).replace(".", "/")
+                assert target.is_dir() or target.with_suffix(".py").exists(), f"{path} imports {node.module}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-INNER, WHOLE = "refshard_fs:RefShardFileSystem", "tests.whole_shards:WholeShards"
+INNER, WHOLE = "refshard_fs:RefShardFileSystem", "tests.support.whole_shards:WholeShards"
 PARTS = {"refs/": INNER, "values/": INNER, "shards": INNER, "manifest/": INNER, "bcolz/": INNER, "zip/": WHOLE}
 
 

@@ -16,9 +16,9 @@ import refshard_fs
 from refshard_fs import ReferenceNotReachable
 from refshard_fs.references import binary as pickled
 from refshard_fs.source import recognition as catalog
-from tests.sets.files import days, days_of
-from tests.test_zarr import VALUES, reference_set
-from tests.threads import settle
+from tests.support.reference_sets import VALUES, reference_set
+from tests.support.set_files import days, days_of
+from tests.support.threads import settle
 
 xr = pytest.importorskip("xarray")
 dask = pytest.importorskip("dask")

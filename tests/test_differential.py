@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.source.source import INDEXES
-from tests.threads import settle
+from tests.support.threads import settle
 
 pytest.importorskip("pyarrow")
 

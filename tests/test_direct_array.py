@@ -22,8 +22,8 @@ from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
 from refshard_fs.xarray_backend import RefShardBackend
-from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
+from tests.support.chunked import CHUNK, Chunked
 
 pytestmark = pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 3 alone")
 

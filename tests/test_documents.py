@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.documents import blocks, made_by_ci
 from tests.servers.http import RangeServer
 from tests.servers.wire import Answer, failure
+from tests.support.documents import blocks, made_by_ci
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -107,7 +107,7 @@ def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path, fast_pyt
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "FSSPEC_"))}
     environment |= scene.environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment["PATH"] = f"{commands}{os.pathsep}{environment['PATH']}"
-    command = [*fast_python, "-W", "error", str(Path(__file__).with_name("documents.py")), str(document)]
+    command = [*fast_python, "-W", "error", str(Path(__file__).with_name("support") / "documents.py"), str(document)]
     done = subprocess.run(
         [*command, json.dumps(scene.places)],
         cwd=directory,
@@ -139,7 +139,7 @@ def test_what_is_left_to_ci_is_run_there() -> None:
 
 def test_an_unknown_language_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.md").write_text("```fortran\nend\n```\n")
-    command = [sys.executable, str(Path(__file__).with_name("documents.py")), str(tmp_path / "x.md"), "{}"]
+    command = [sys.executable, str(Path(__file__).with_name("support") / "documents.py"), str(tmp_path / "x.md"), "{}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "nobody knows how to run 'fortran'" in done.stderr

@@ -15,7 +15,7 @@ import refshard_fs  # noqa: E402  # zarr may be absent
 from refshard_fs import ReferenceNotReachable  # noqa: E402
 from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
-from tests.sharding.writers import indexed  # noqa: E402
+from tests.support.shard_writers import indexed  # noqa: E402
 
 COUNT = 40
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
+from tests.support.chunked import CHUNK, Chunked
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")

@@ -640,7 +640,7 @@ def test_a_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
 SCRIPT = """
 import json, sys, warnings
 {before}
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem  # noqa: E402
 fs = RefShardFileSystem(sys.argv[1], asynchronous=True)
 import zarr
 from zarr.storage import FsspecStore
@@ -652,7 +652,7 @@ print("chunk by chunk" in repr(fs.stats()))
 
 MINE = """
 import zarr
-from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.codec_pipeline import BatchedCodecPipeline  # noqa: E402
 class Mine(BatchedCodecPipeline): pass
 zarr.registry.register_pipeline(Mine)
 zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
@@ -687,7 +687,7 @@ def test_it_is_simply_there_unless_it_is_turned_off(
 def test_only_a_read_by_zarr_changes_its_settings() -> None:
     code = """
 import fsspec, zarr
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem  # noqa: E402
 fs = RefShardFileSystem({"zarr.json": '{"zarr_format": 3, "node_type": "group"}', "k": "v"})
 again = fsspec.filesystem("refshard", fo={"k": "w"}, asynchronous=True)
 fs.cat_file("k"), fs.cat(["k"]), fs.find(""), fs.get_mapper(), fs.stats()

@@ -17,7 +17,7 @@ import refshard_fs
 from benchmarks.jobs.data import Days, Grib, Months, Scenes, Steps
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.xarray_backend import RefShardBackend
-from tests.threads import settle
+from tests.support.threads import settle
 
 __all__: list[str] = []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.sets import REFS, Refs
+from tests.support.cli_sets import REFS, Refs
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem, __version__
 from refshard_fs.cli import main
 from refshard_fs.cli.program import parser
-from tests.cli.sets import ARRAY, Refs
+from tests.support.cli_sets import ARRAY, Refs
 
 
 def test_info_counts_the_chunks_of_each_array(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.sets.files import days, days_of, plain_file, shown, with_scipy
+from tests.support.set_files import days, days_of, plain_file, shown, with_scipy
 
 PROGRAM = "import sys; from refshard_fs.cli import main; sys.exit(main())"
 

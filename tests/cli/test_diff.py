@@ -7,7 +7,7 @@ import json
 import pytest
 
 from refshard_fs.cli import main
-from tests.cli.sets import ARRAY, REFS, Refs
+from tests.support.cli_sets import ARRAY, REFS, Refs
 
 
 def test_the_same_set_differs_in_nothing(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs.cli import main
-from tests.cli.sets import ARRAY, V3_ARRAY, Refs
+from tests.support.cli_sets import ARRAY, V3_ARRAY, Refs
 
 
 def test_tree_shows_groups_and_arrays(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from refshard_fs.cli import inspect as reading
 from refshard_fs.cli import main
 from refshard_fs.errors import ManifestError
-from tests.cli.sets import Refs
+from tests.support.cli_sets import Refs
 
 
 def files(directory: Path) -> dict[str, bytes]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from refshard_fs.cli import main
-from tests.cli.sets import ARRAY, V3_ARRAY
 from tests.servers.http import RangeServer
+from tests.support.cli_sets import ARRAY, V3_ARRAY
 
 SHARDED = V3_ARRAY | {
     "shape": [8, 4],

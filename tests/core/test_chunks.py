@@ -22,7 +22,7 @@ from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.references.values import decode
-from tests.sharding.writers import sparse, write_prototype
+from tests.support.shard_writers import sparse, write_prototype
 
 GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
 

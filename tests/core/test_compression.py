@@ -18,7 +18,7 @@ import pytest
 import refshard_fs
 from refshard_fs.core.compression import MOST, check_chunk, decompressed, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
-from tests.memory import taking
+from tests.support.memory import taking
 
 ZEROS = bytes(4 << 20)
 DATA = np.arange(4, dtype="<i8")

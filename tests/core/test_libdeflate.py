@@ -17,7 +17,7 @@ from refshard_fs.core.libdeflate import fast_codec, fast_gzip, fast_zlib
 from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.cubes.recoding import decode_chunk
 from refshard_fs.formats.hdf5 import filters
-from tests.sharding.writers import IS_ZARR_2
+from tests.support.shard_writers import IS_ZARR_2
 
 pytest.importorskip("deflate")
 RAW = np.cumsum(np.random.default_rng(0).integers(-3, 4, 4096)).astype("<i2").tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
-from tests.sets.test_concatenating import chunked, day
-
-Rows = list[Any]
+from tests.support.joined_sets import chunked, day
+from tests.support.key_spaces import check
 
 DAYS = [day(0, 4), day(4, 2), day(6, 3)]
 OTHER = {"compressor": {"id": "zlib", "level": 1}}
@@ -66,33 +62,6 @@ def test_columns_of_a_cube_are_those_found_key_by_key(
         sources.append(http_server.put(f"{number}.json", path.read_bytes()) if is_remote else str(path))
     lazy = refshard_fs.concat(sources, lazy=True, **{"dim": "time", **how})
     check(RefShardFileSystem(lazy, skip_instance_cache=True))
-
-
-def check(fs: RefShardFileSystem) -> None:
-    space, run = fs.source.open().whole_shards, fs.source.run
-    found = run("", space.contents)
-    expected = run("", partial(KeySpace.contents, space))
-    assert found.members == expected.members
-    assert found.others.keys() == expected.others.keys()
-    assert found.arrays.keys() == expected.arrays.keys()
-    for path, array in found.arrays.items():
-        assert set(expected.arrays[path].column.tolist()) <= set(array.column.tolist())
-        for numbers in (range(array.grid.size), np.arange(array.grid.size, dtype=np.uint64)[::-1].copy()):
-            by_key = run("", partial(KeySpace.chunks, space, path, numbers, array.grid))
-            in_columns = run("", partial(space.chunks, path, numbers, array.grid))
-            assert rows_of(in_columns) == rows_of(by_key)
-
-
-def rows_of(chunks: Chunks) -> Rows:
-    rows: Rows = []
-    for number in range(len(chunks)):
-        row = chunks.ranges.row(number)
-        target: Any = None
-        if row is not None:
-            origin = chunks.origins[row.target] if chunks.origins else ()
-            target = chunks.urls[row.target], row.offset, row.length, origin
-        rows.append((target, chunks.inline.get(number), chunks.packed.get(number)))
-    return rows
 
 
 def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,37 +17,14 @@ from numcodecs import blosc
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.errors import DamagedIndex, NotListable
-from tests.formats.blosc_samples import Sample, sample, samples
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.blosc_samples import Sample, sample, samples
+from tests.support.blosc_sources import carray_of, table_of
+from tests.support.shards_in_memory import ROOT, Files
 
 ROOTDIRS = [s for s in samples() if not s.is_file]
 SOUND = [s for s in ROOTDIRS if not s.is_refused]
 named = {"ids": lambda s: s.name}
-
-
-def carray_of(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) -> dict[str, bytes]:
-    """Return the files of a carray as bcolz lays them out."""
-    storage = {"dtype": str(values.dtype), "cparams": {"clevel": 5, "shuffle": 1, "cname": "lz4"},
-               "chunklen": chunklen, "expectedlen": len(values), "dflt": 0}  # fmt: skip
-    sizes = {"shape": list(values.shape), "nbytes": values.nbytes, "cbytes": 1}
-    files = {}
-    for i, start in enumerate(range(0, len(values), chunklen)):
-        part = np.ascontiguousarray(values[start : start + chunklen])
-        frame = blosc.compress(part, b"lz4", 5, 1)
-        files[f"{ROOT}/data/__{i}.blp"] = b"blpk\1\0\0\0" + struct.pack("<q", 1) + frame
-    storage.update({k: v for k, v in changes.items() if k in storage})
-    sizes.update({k: v for k, v in changes.items() if k in sizes})
-    files[f"{ROOT}/meta/storage"] = json.dumps(storage).encode()
-    files[f"{ROOT}/meta/sizes"] = json.dumps(sizes).encode()
-    return files
-
-
-def table_of(**columns: dict[str, bytes]) -> dict[str, bytes]:
-    files = {f"{ROOT}/__rootdirs__": json.dumps({"names": list(columns)}).encode()}
-    for name, column in columns.items():
-        files.update({url.replace(ROOT, f"{ROOT}/{name}"): data for url, data in column.items()})
-    return files
 
 
 def chunk_of(files: Files, key: str) -> np.ndarray[Any, Any]:
@@ -58,7 +35,7 @@ def chunk_of(files: Files, key: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("s", SOUND, **named)
 def test_zarr_gives_the_writers_values(s: Sample) -> None:
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     for zarr_format in reading.FORMATS:
         group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format))
         if s.expected["kind"] == "ctable":
@@ -131,7 +108,7 @@ def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(htt
 
 @pytest.mark.parametrize("s", SOUND, **named)
 def test_zarr_reads_each_frame_once_and_no_other_bytes(s: Sample) -> None:
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=s.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}"))
         for name, expected in s.arrays.items():
@@ -216,7 +193,7 @@ def test_a_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
         fs.cat(["data/0", "data/1", "data/2"], on_error="omit")
     with pytest.raises(KeyError):
         fs.get_mapper("")["data/3"]
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     array = reading.open_group(fs)["data"]
     assert array[:10].tolist() == list(range(10))
     with pytest.raises(ReferenceNotReachable, match="missing"):

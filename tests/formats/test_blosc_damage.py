@@ -17,9 +17,8 @@ import pytest
 from numcodecs import blosc
 
 from refshard_fs import ManifestError, RefShardError
-from tests.formats.test_bcolz import carray_of, table_of
-from tests.formats.test_bloscpack import numpy_metadata, superchunk
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.blosc_sources import carray_of, numpy_metadata, superchunk, table_of
+from tests.support.shards_in_memory import ROOT, Files
 
 ERRORS = (RefShardError, EOFError, ValueError, RuntimeError)  # EOFError: in memory, of a range past the end
 

@@ -19,53 +19,16 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.bcolz.blosc import CHECKSUMS
 from refshard_fs.formats.bcolz.bloscpack import PIECE
-from tests.formats.blosc_samples import Sample, sample, samples
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.blosc_samples import Sample, sample, samples
+from tests.support.blosc_sources import numpy_metadata, superchunk
+from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.usefixtures("large_files")
 
 EVERY = [s for s in samples() if s.is_file]
 SOUND = [s for s in EVERY if not s.is_refused]
 named = {"ids": lambda s: s.name}
-
-
-def superchunk(
-    values: np.ndarray[Any, Any],
-    frame_size: int,
-    *,
-    checksum: int = 0,
-    offsets: bool = True,
-    spare: int = 0,
-    metadata: dict[str, Any] | None = None,
-    gap: int = 0,
-) -> bytes:
-    """Return a bloscpack file of ``values`` as its specification lays it out."""
-    data = values.tobytes()
-    parts = [data[i : i + frame_size] for i in range(0, len(data), frame_size)]
-    digest = CHECKSUMS[checksum].digest
-    typesize = values.dtype.itemsize
-    frames = [blosc.compress(np.frombuffer(part, "u1"), b"lz4", 5, 1) for part in parts]
-    out = struct.pack("<4sBBBBiiqq", b"blpk", 3, offsets + 2 * (metadata is not None), checksum, typesize,
-                      frame_size, len(parts[-1]), len(parts), spare)  # fmt: skip
-    if metadata is not None:
-        text = json.dumps(metadata).encode()
-        stored = zlib.compress(text)
-        out += struct.pack("<8sBBBBIII8s", b"JSON", 0, 1, 1, 6, len(text), 2 * len(stored), len(stored), b"")
-        out += stored.ljust(2 * len(stored), b"\0") + zlib.adler32(stored).to_bytes(4, "little")
-    at = len(out) + (len(parts) + spare) * 8 * offsets
-    table, body = [], b""
-    for frame in frames:
-        body += bytes(gap)
-        table.append(at + len(body))
-        body += frame + digest(frame)
-    if offsets:
-        out += struct.pack(f"<{len(parts) + spare}q", *table, *[-1] * spare)
-    return out + body
-
-
-def numpy_metadata(values: np.ndarray[Any, Any], order: str = "C") -> dict[str, Any]:
-    return {"dtype": repr(values.dtype.str), "shape": list(values.shape), "order": order, "container": "numpy"}
 
 
 def whole(data: bytes, **options: Any) -> bytes:
@@ -88,7 +51,7 @@ def _itemsize(files: Files, keyspace: KeySpace) -> int:
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("s", SOUND, **named)
 def test_zarr_gives_the_writers_values(s: Sample, verify: bool) -> None:
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     expected = s.expected
     for zarr_format in reading.FORMATS:
         group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format, verify=verify))
@@ -131,7 +94,7 @@ def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
 @pytest.mark.parametrize("s", SOUND, **named)
 @pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
 def test_zarr_reads_the_table_headers_and_frames_and_no_other_bytes(s: Sample, options: dict[str, Any]) -> None:
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=s.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", **options))
         server.clear()  # opening reads the first 4 KiB, by which files are recognised
@@ -271,7 +234,7 @@ def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> N
     fs = RefShardFileSystem(fo=str(tmp_path / "x.blp"), verify=True)
     with pytest.raises(ReferenceNotReachable, match="'data/1'.*crc32 checksum"):
         fs.cat_file("data/1")
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     with pytest.raises(ReferenceNotReachable, match="crc32 checksum"):
         reading.open_group(fs)["data"][:]
 
@@ -279,7 +242,7 @@ def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> N
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("frame_size", [8, 40, 80, 200, 333, 400, 1000, 2**12])
 def test_whole_rows_are_shown_whatever_the_frames_are(order: str, frame_size: int) -> None:
-    reading = pytest.importorskip("tests.sharding.zarr_reading")
+    reading = pytest.importorskip("tests.support.zarr_reading")
     values = np.arange(13 * 10).reshape(13, 10)
     flat = values.T if order == "F" else values
     for offsets in (True, False):

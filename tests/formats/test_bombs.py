@@ -19,10 +19,10 @@ from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.tiles import header_block
 from refshard_fs.formats.grib2.decoding import Values
 from refshard_fs.formats.grib2.messages import MOST, parse_sidecar
-from tests.formats.test_dmrpp import document
-from tests.formats.test_tiff import plain_tiff
-from tests.memory import taking
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.dmrpp_writer import document
+from tests.support.memory import taking
+from tests.support.plain_tiff import plain_tiff
+from tests.support.shards_in_memory import ROOT, Files
 
 
 def refused(data: bytes, most: int = 64 << 20) -> str:

@@ -19,7 +19,6 @@ import zarr
 from refshard_fs import (
     ManifestError,
     ReferenceNotReachable,
-    RefShardFileSystem,
     SourceNotReachable,
     TargetChanged,
     check,
@@ -29,38 +28,9 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.formats.chunk_manifest.manifest import parse
 from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
-
-needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")
+from tests.support.chunk_manifests import metadata, needs_zarr_3, opened, write
 
 GRID = ChunkGrid((4, 3), ChunkKeyEncoding("default", "/"))
-
-
-def opened(fo: Any, **options: Any) -> RefShardFileSystem:
-    return RefShardFileSystem(fo, skip_instance_cache=True, **options)
-
-
-def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], manifest: Any = "./manifest.json", **more: Any) -> Any:
-    doc = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 9,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {},
-    }
-    if manifest is not None:
-        doc["storage_transformers"] = [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
-    return doc | more
-
-
-def write(folder: Path, manifest: Any, shape: tuple[int, ...] = (4,), chunks: tuple[int, ...] = (2,)) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "zarr.json").write_text(json.dumps(metadata(shape, chunks)))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
 
 
 # ---------------------------------------------------------------------- parsing

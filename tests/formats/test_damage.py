@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardError, RefShardFileSystem
-from tests.formats.test_chunk_manifest import metadata, opened
+from tests.support.chunk_manifests import metadata, opened
 
 TARGET = bytes(range(64))
 MANIFEST = {

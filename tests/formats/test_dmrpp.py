@@ -13,26 +13,18 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed
-from tests.formats.files_of_arrays import check_commands, same
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import ROOT, Files
-from tests.sharding.writers import IS_ZARR_2, array
+from tests.support.files_of_arrays import check_commands, same
+from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shards_in_memory import ROOT, Files
 
 xr = pytest.importorskip("xarray")
 netcdf4 = pytest.importorskip("netCDF4")
 h5py = pytest.importorskip("h5py")
 
-from tests.formats.dmrpp_writer import write_dmrpp  # noqa: E402  # h5py may be absent
+from tests.support.dmrpp_writer import document, write_dmrpp  # noqa: E402  # h5py may be absent
 
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
-HEAD = (
-    '<?xml version="1.0" encoding="ISO-8859-1"?>'
-    '<Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#" '
-)
-
-
-def document(body: str, attributes: str = 'name="x" dmrpp:href="files://data"') -> bytes:
-    return f"{HEAD}{attributes}>{body}</Dataset>".encode("iso-8859-1", "xmlcharrefreplace")
 
 
 def opened(body: str, **files: bytes) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs import ReferenceNotReachable, TargetChanged
-from tests.formats.test_chunk_manifest import opened
+from tests.support.chunk_manifests import opened
 
 TEXT = (Path(__file__).parents[2] / "FORMATS.md").read_text()
 EXAMPLES = dict(re.findall(r"<!-- example: (\S+) -->\n```json\n(.*?)```", TEXT, re.DOTALL))

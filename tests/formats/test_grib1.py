@@ -12,9 +12,9 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError
 from refshard_fs.formats.grib2.edition_1 import ibm
-from tests.formats.test_grib2 import RNG, check_same_as_cfgrib, message
-from tests.sharding.in_memory import ROOT, Files
-from tests.sharding.writers import array
+from tests.support.grib_messages import RNG, check_same_as_cfgrib, message
+from tests.support.shard_writers import array
+from tests.support.shards_in_memory import ROOT, Files
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")

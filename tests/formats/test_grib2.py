@@ -20,35 +20,18 @@ from refshard_fs.formats.grib2 import messages, source
 from refshard_fs.formats.grib2.decoding import Values
 from refshard_fs.formats.grib2.source import FileScan
 from refshard_fs.source.source import INDEXES
-from tests.formats.files_of_arrays import check_commands
-from tests.memory import taking
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import ROOT, Files
-from tests.sharding.writers import IS_ZARR_2, array
-from tests.threads import settle
+from tests.support.files_of_arrays import check_commands
+from tests.support.grib_messages import RNG, check_same_as_cfgrib, message, open_cfgrib
+from tests.support.memory import taking
+from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shards_in_memory import ROOT, Files
+from tests.support.threads import settle
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
 
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
-RNG = np.random.default_rng(5)
-
-
-def message(values: Any = None, sample: str = "regular_ll_sfc_grib2", **keys: Any) -> bytes:
-    """Return a message by eccodes: a grid of 31 rows and 16 columns, if not said otherwise."""
-    handle = eccodes.codes_grib_new_from_samples(sample)
-    try:
-        for key, value in keys.items():
-            eccodes.codes_set(handle, key, value)
-        if values is None:
-            values = RNG.normal(280, 9, eccodes.codes_get(handle, "numberOfDataPoints"))
-        if np.isnan(values).any():
-            eccodes.codes_set(handle, "bitmapPresent", 1)
-            eccodes.codes_set(handle, "missingValue", 9999.0)
-        eccodes.codes_set_values(handle, np.where(np.isnan(values), 9999.0, values))
-        return bytes(eccodes.codes_get_message(handle))
-    finally:
-        eccodes.codes_release(handle)
 
 
 def on_level(level: int, **keys: Any) -> bytes:
@@ -64,13 +47,6 @@ def cube() -> bytes:
     found += [message(**rain, stepRange=range_) for range_ in ("0-6", "0-12")]
     holes = np.where(RNG.random(496) > 0.5, np.nan, 3.5)
     return b"".join([*found, message(holes, shortName="sst")])
-
-
-def open_cfgrib(path: Path, **keys: Any) -> Any:
-    pytest.importorskip("cfgrib", exc_type=Exception)
-    return xr.open_dataset(
-        path, engine="cfgrib", backend_kwargs={"filter_by_keys": keys, "indexpath": ""}, decode_timedelta=True
-    )
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
@@ -204,22 +180,6 @@ def test_a_grid_of_every_kind_has_dimensions_coordinates_and_attributes_as_cfgri
     path = tmp_path / "a.grib2"
     path.write_bytes(message(sample=sample))
     check_same_as_cfgrib(path)
-
-
-def check_same_as_cfgrib(path: Path, **keys: Any) -> Any:
-    """Compare all that cfgrib shows; what it says of how a field is stored (``GRIB_gridType``) is not shown here."""
-    want, got = open_cfgrib(path, **keys), xr.open_dataset(path, engine="refshard")
-    assert list(got.data_vars) == list(want.data_vars)
-    assert set(got.coords) == set(want.coords)
-    for name, one in want.variables.items():
-        found = got[name].variable
-        assert found.dims == one.dims, name
-        np.testing.assert_array_equal(found.values.astype(one.dtype), one.values, name)
-        known = {key: value for key, value in one.attrs.items() if key in found.attrs or not key.startswith("GRIB_")}
-        known.pop("stored_direction", None)
-        if known.get("standard_name") != "unknown":
-            assert {key: found.attrs.get(key) for key in known} == known, name
-    return got
 
 
 def test_the_valid_time_lies_along_time_and_step(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,56 +26,10 @@ from refshard_fs import (
 )
 from refshard_fs.formats.kerchunk_parquet import source as kerchunk_parquet
 from tests.servers.http import RangeServer
+from tests.support.parquet_sets import DATA, ENCODINGS, files, partition, store, v2_array, v3_array
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-DATA = bytes(range(256)) * 4
-
-
-def v2_array(shape: list[int], chunks: list[int], **more: Any) -> dict[str, Any]:
-    codecs = {"compressor": None, "filters": None, "fill_value": 0, "order": "C"}
-    return {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", **codecs, **more}
-
-
-def v3_array(shape: list[int], chunks: list[int], encoding: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": encoding,
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-    }
-
-
-def partition(rows: list[Any]) -> bytes:
-    """Return a file of rows as in JSON: None, bytes, [url] or [url, offset, size]."""
-    spans = [row if isinstance(row, list) else [None] for row in rows]
-    columns = {
-        "path": pa.array([s[0] for s in spans], pa.string()),
-        "offset": pa.array([s[1] if len(s) == 3 else 0 for s in spans], pa.int64()),
-        "size": pa.array([s[2] if len(s) == 3 else 0 for s in spans], pa.int64()),
-        "raw": pa.array([row if isinstance(row, bytes) else None for row in rows], pa.binary()),
-    }
-    out = io.BytesIO()
-    parquet.write_table(pa.table(columns), out)
-    return out.getvalue()
-
-
-def files(metadata: Mapping[str, Any], record_size: int, partitions: Mapping[str, list[Any]]) -> dict[str, bytes]:
-    out = {name: partition(rows) for name, rows in partitions.items()}
-    return {".zmetadata": json.dumps({"metadata": metadata, "record_size": record_size}).encode(), **out}
-
-
-def store(root: Path, content: Mapping[str, bytes]) -> str:
-    for name, data in content.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return str(root)
 
 
 @pytest.fixture
@@ -188,19 +141,6 @@ def test_sets_that_fsspec_writes(engine: str, threshold: int, tmp_path: Path, ta
 
 
 # ---------------------------------------------------------------------- every spelling of keys
-
-
-ENCODINGS = {
-    "v2/.": (v2_array([4, 6], [2, 2]), ".zarray", "{}.{}"),
-    "v2 nested": (v2_array([4, 6], [2, 2], dimension_separator="/"), ".zarray", "{}/{}"),
-    "v3": (v3_array([4, 6], [2, 2], {"name": "default"}), "zarr.json", "c/{}/{}"),
-    "v3/.": (
-        v3_array([4, 6], [2, 2], {"name": "default", "configuration": {"separator": "."}}),
-        "zarr.json",
-        "c.{}.{}",
-    ),
-    "v3 as v2": (v3_array([4, 6], [2, 2], {"name": "v2", "configuration": {"separator": "/"}}), "zarr.json", "{}/{}"),
-}
 
 
 @pytest.mark.parametrize("array", ["", "a", "g/deep/a"])

@@ -13,10 +13,10 @@ import pytest
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.formats.netcdf3 import source
 from refshard_fs.formats.netcdf3.source import parse_header
-from tests.formats.files_of_arrays import check_commands, check_damage, rounds_to_open, same
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import ROOT, Files
-from tests.sharding.writers import IS_ZARR_2, array
+from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open, same
+from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shards_in_memory import ROOT, Files
 
 xr = pytest.importorskip("xarray")
 netcdf4 = pytest.importorskip("netCDF4")

@@ -19,9 +19,9 @@ from refshard_fs.formats.neuroglancer.info import parse_info
 from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex, Sharding, murmur
 from refshard_fs.formats.neuroglancer.volume import Padded
 from refshard_fs.sharding.packing import MortonCode
-from tests.formats.volumes import KEY, pattern, write_volume
 from tests.servers.http import RangeServer
-from tests.sharding.writers import array, opened
+from tests.support.shard_writers import array, opened
+from tests.support.volumes import KEY, pattern, write_volume
 
 SAMPLES = Path(__file__).parent.parent / "data" / "neuroglancer"
 VALUES = pattern((11, 9, 5, 2))

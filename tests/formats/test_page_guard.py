@@ -19,7 +19,7 @@ from refshard_fs.core.columns import Row  # noqa: E402
 from refshard_fs.formats.kerchunk_parquet import page_guard  # noqa: E402  # not without pyarrow
 from refshard_fs.formats.kerchunk_parquet.page_guard import Damaged, ThriftReader  # noqa: E402
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex  # noqa: E402
-from tests.formats.parquet_forging import DATA_V2, DICTIONARY, Found, forged, pages_of, partition, varint  # noqa: E402
+from tests.support.parquet_forging import DATA_V2, DICTIONARY, Found, forged, pages_of, partition, varint  # noqa: E402
 
 MIB = 1 << 20
 INDEX = PartitionIndex(8, 8)

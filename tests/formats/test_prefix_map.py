@@ -12,8 +12,8 @@ import pytest
 import zarr
 
 from refshard_fs import ManifestError, NotListable, ReferenceNotReachable, TargetChanged, TargetNotAllowed
-from tests.formats.test_chunk_manifest import metadata, needs_zarr_3, opened
 from tests.servers.http import RangeServer
+from tests.support.chunk_manifests import metadata, needs_zarr_3, opened
 
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 

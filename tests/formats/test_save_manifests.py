@@ -16,7 +16,7 @@ import zarr
 from refshard_fs import ManifestError, concat
 from refshard_fs.cli import main
 from refshard_fs.core.version_3 import array_3
-from tests.formats.test_chunk_manifest import metadata, needs_zarr_3, opened, write
+from tests.support.chunk_manifests import metadata, needs_zarr_3, opened, write
 
 pytest.importorskip("pyarrow")
 

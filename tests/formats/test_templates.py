@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.expressions import TemplateLimits
 from refshard_fs.formats.templates.templates import Templates, expand_gen
-from tests.memory import taking
+from tests.support.memory import taking
 
 SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[3] / "shared"))
 

@@ -16,10 +16,11 @@ import pytest
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.formats.tiff.images import Decoded
-from tests.formats.files_of_arrays import check_commands, check_damage, rounds_to_open
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import ROOT, Files
-from tests.sharding.writers import IS_ZARR_2, array
+from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
+from tests.support.plain_tiff import plain_tiff
+from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shards_in_memory import ROOT, Files
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -92,14 +93,6 @@ def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, c
         path.write_bytes(plain_tiff(zlib.compress(packed.tobytes()), 37, 21, bits, 8))
     assert array(path, "0").dtype == values.dtype
     np.testing.assert_array_equal(array(path, "0")[...], values)
-
-
-def plain_tiff(data: bytes, width: int, height: int, bits: int = 8, compression: int = 1, **more: int) -> bytes:
-    """Return a TIFF of one strip, as the specification lays it out; ``more`` are tags, as in ``t266=2``."""
-    tags = {256: width, 257: height, 258: bits, 259: compression, 262: 1, 273: 8, 277: 1, 278: height, 279: len(data)}
-    tags |= {int(name[1:]): value for name, value in more.items()}
-    entries = b"".join(struct.pack("<HHII", number, 4, 1, value) for number, value in sorted(tags.items()))
-    return struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 def test_bits_that_are_filled_from_the_lowest_are_refused() -> None:

@@ -25,8 +25,8 @@ from refshard_fs.core.compression import zstd
 from refshard_fs.core.model import Inline, Load, Packed, Span, Steps
 from refshard_fs.formats.zip.directory import Members, parse_tail, plain
 from refshard_fs.formats.zip.source import ZipKeySpace
-from tests.memory import taking
 from tests.servers.http import RangeServer
+from tests.support.memory import taking
 
 pytestmark = pytest.mark.usefixtures("large_files")
 

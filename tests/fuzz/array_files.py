@@ -9,7 +9,7 @@ from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Steps
 from refshard_fs.errors import RefShardError
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 
 def opened(

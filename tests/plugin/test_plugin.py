@@ -136,7 +136,7 @@ def test_sources_of_another_package_are_joined_checked_and_mapped(installed: Pat
         tiny(tmp_path / f"{number}.tiny", chunks)
     program = """
 import sys, refshard_fs
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem  # noqa: E402
 urls = [f"{sys.argv[1]}/{number}.tiny" for number in range(2)]
 for lazy in (False, True):
     joined = RefShardFileSystem(refshard_fs.concat(urls, dim="x", lazy=lazy))

@@ -29,11 +29,11 @@ from refshard_fs.errors import CostlyPattern
 from refshard_fs.reading import chunk_cache
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.source.source import INDEXES
-from tests.chunked import Chunked
 from tests.servers.http import RangeServer
 from tests.servers.log import Request
 from tests.servers.wire import Answer, Head
-from tests.threads import settle
+from tests.support.chunked import Chunked
+from tests.support.threads import settle
 
 SPAN = Span("https://host/x", 0, 1000)
 FACTS = Facts(10_000, '"1"')

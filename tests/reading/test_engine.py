@@ -19,8 +19,8 @@ from refshard_fs.reading import prefetch
 from refshard_fs.reading.dispatch import Block, Dispatch
 from refshard_fs.reading.plan import MIB, Request
 from refshard_fs.reading.readahead import ReadAhead
-from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
+from tests.support.chunked import CHUNK, Chunked
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from refshard_fs.reading import index_cache, loading
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.source.source import INDEXES
 from refshard_fs.targets import local
-from tests.threads import settle
+from tests.support.threads import settle
 
 ARRAY = {"zarr_format": 2, "shape": [100], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

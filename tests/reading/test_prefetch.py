@@ -14,8 +14,8 @@ import pytest
 
 from refshard_fs import RefShardFileSystem, TargetNotAllowed
 from refshard_fs.reading import prefetch
-from tests.chunked import CHUNK, Chunked
 from tests.servers.http import RangeServer
+from tests.support.chunked import CHUNK, Chunked
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from refshard_fs.core.columns import Row, Texts
 from refshard_fs.core.keys import is_within, join, parent
 from refshard_fs.core.zarrmeta import dumps
-from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
 from refshard_fs.references import binary as compiled
 from refshard_fs.references import binary as pickled
@@ -25,6 +23,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.source.in_memory_source import digest_of
+from tests.support.key_spaces import answer
 
 
 @pytest.mark.parametrize("first", [0, 5_000])
@@ -80,16 +79,6 @@ def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> Non
     for key in found:
         below.setdefault(parent(key)[0], set()).add(key)
     assert {path: {table.key(row) for row in rows} for path, rows in table.keys_in_rows.by_directory().items()} == below
-
-
-def answer(steps: Any) -> Any:
-    try:
-        steps.send(None)
-    except StopIteration as stopped:
-        return list(stopped.value) if isinstance(stopped.value, Sequence) else stopped.value
-    except ManifestError as error:  # of half a surrogate pair
-        return str(error)
-    raise AssertionError("nothing has to be read")
 
 
 @given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8

@@ -22,7 +22,7 @@ from refshard_fs.references import binary as pickled
 from refshard_fs.references import builder
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import References, ReferenceSet
-from tests.references.test_key_table import answer
+from tests.support.key_spaces import answer
 
 ARRAY = {"zarr_format": 2, "shape": [3, 4], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}

@@ -21,8 +21,8 @@ from refshard_fs.core import compression as inflate
 from refshard_fs.formats.kerchunk_parquet import partition
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
 from refshard_fs.targets import answer
-from tests.memory import taking
 from tests.servers.http import RangeServer
+from tests.support.memory import taking
 
 MIB = 1 << 20
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

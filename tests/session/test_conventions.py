@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.test_zarr import VALUES, reference_set
+from tests.support.reference_sets import VALUES, reference_set
 
 ENTRIES = {
     (group, point.name)

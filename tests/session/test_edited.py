@@ -16,8 +16,8 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core import edits as module
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool
 from refshard_fs.core.model import Inline
-from tests.sharding.in_memory import Files
-from tests.sharding.writers import sparse, write_prototype
+from tests.support.shard_writers import sparse, write_prototype
+from tests.support.shards_in_memory import Files
 
 
 def test_edited_keys_are_found_as_they_are_now_and_the_others_together(tmp_path: Path) -> None:

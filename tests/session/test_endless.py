@@ -13,8 +13,8 @@ from fsspec.spec import AbstractFileSystem
 
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 from refshard_fs.targets import answer
-from tests.memory import taking
 from tests.servers.endless import EndlessServer
+from tests.support.memory import taking
 
 MIB = 1 << 20
 MOST = MIB  # bytes that documents may have here

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fault_matrix import Matrix, summary
+from tests.support.fault_matrix import Matrix, summary
 
 CELLS: Matrix = {
     ("HTTP", "reset", "cat_file"): "error",

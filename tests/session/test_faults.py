@@ -21,10 +21,10 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged
-from tests.fault_matrix import MATRIX, Matrix
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
+from tests.support.fault_matrix import MATRIX, Matrix
 
 zarr = pytest.importorskip("zarr")
 

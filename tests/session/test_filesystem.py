@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
 from refshard_fs.source import recognition as catalog
 from refshard_fs.source import source
-from tests.sharding.test_packing import sharding, version_3
+from tests.support.shard_codecs import sharding, version_3
 
 DATA = bytes(range(200))
 ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "|u1"}

@@ -22,7 +22,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
-from tests.sharding.writers import indexed
+from tests.support.shard_writers import indexed
 
 KEYS, SIZE = 40, 100
 DATA = random.Random(3).randbytes(KEYS * SIZE)
@@ -51,7 +51,7 @@ def seen(server: RangeServer, count: int, path: str = "/x.bin") -> None:
 # Reads until it is interrupted, as often as asked for; then, with the same instance, whole and without interruption.
 READER = """
 import faulthandler, json, signal, sys
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem  # noqa: E402
 faulthandler.register(signal.SIGUSR1)
 fo, how, times = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 fs = RefShardFileSystem(fo, max_gap=-1, max_block=1, concurrency=4, retries=1)

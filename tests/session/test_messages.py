@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.cli.sets import ARRAY
+from tests.support.cli_sets import ARRAY
 
 
 @pytest.fixture

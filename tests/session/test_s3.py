@@ -17,7 +17,7 @@ from numcodecs.zstd import Zstd
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, snapshot
 from refshard_fs.tools.info import summarise
 from tests.servers.proxy import CountingProxy
-from tests.test_zarr import VALUES, open_group, reference_set
+from tests.support.reference_sets import VALUES, open_group, reference_set
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from refshard_fs.core.model import Facts, Steps
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets import scanning
 from refshard_fs.sets.alike import FileTemplates, FirstBytes
-from tests.sets.files import days, days_of, plain_file, shown
+from tests.support.set_files import days, days_of, plain_file, shown
 
 
 @pytest.fixture

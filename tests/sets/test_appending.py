@@ -17,8 +17,7 @@ from refshard_fs import ConflictError, ManifestError, RefShardFileSystem, Source
 from refshard_fs.cli import main
 from refshard_fs.sets import append as appending
 from tests.servers.s3 import SeaweedServer
-from tests.sets.test_concatenating import VERSIONS, chunked, day, read
-from tests.sets.test_lazy import archives
+from tests.support.joined_sets import VERSIONS, archives, chunked, day, read
 
 pytest.importorskip("zarr")
 

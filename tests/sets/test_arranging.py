@@ -13,7 +13,7 @@ import xarray as xr
 import refshard_fs
 from refshard_fs.cli import main
 from refshard_fs.errors import ManifestError
-from tests.sets.reading import values_of
+from tests.support.set_values import values_of
 
 UNITS = "days since 2024-01-01"
 

@@ -87,7 +87,7 @@ def _fits(number: int, kind: str) -> bytes:
 
 def _grib(number: int) -> bytes:
     pytest.importorskip("eccodes", exc_type=Exception)
-    from tests.formats.test_grib2 import message
+    from tests.support.grib_messages import message
 
     grid = {"Ni": 400, "Nj": 300, "iDirectionIncrementInDegrees": 0.5, "jDirectionIncrementInDegrees": 0.5}
     grid |= {"longitudeOfLastGridPointInDegrees": 199.5, "latitudeOfFirstGridPointInDegrees": 60}

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from tests.killed import NEVER, DeadlyProxy, Jobs
 from tests.servers.s3 import SeaweedServer
-from tests.sets.appended_daily import options
-from tests.sets.files import days_of, plain_file
+from tests.support.appended_daily import options
+from tests.support.killed import NEVER, DeadlyProxy, Jobs
+from tests.support.set_files import days_of, plain_file
 
-SCRIPT = Path(__file__).with_name("appended_daily.py")
+SCRIPT = Path(__file__).parents[1] / "support/appended_daily.py"
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does"),
     pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),

@@ -12,7 +12,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError
 from refshard_fs.core.zarrmeta import zarr_major
-from tests.sets.test_concatenating import VERSIONS
+from tests.support.joined_sets import VERSIONS
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("netCDF4")
@@ -200,7 +200,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 def test_fields_that_differ_are_right_or_refused_by_name(tmp_path: Path) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
-    from tests.formats.test_grib2 import message
+    from tests.support.grib_messages import message
 
     for name, (one, other, *outcomes) in FIELDS.items():
         files = []

@@ -15,7 +15,6 @@ import fsspec
 import numpy as np
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 import refshard_fs
 from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, TargetNotAllowed
@@ -24,8 +23,8 @@ from refshard_fs.formats.kerchunk_json import source as kerchunk_json_source
 from refshard_fs.security import admission
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
-from tests.sets.files import days
-from tests.sets.test_concatenating import VERSIONS, chunked, day, read
+from tests.support.joined_sets import VERSIONS, archives, chunked, day, read
+from tests.support.set_files import days
 
 zarr = pytest.importorskip("zarr")
 
@@ -487,29 +486,6 @@ def test_xarray_opens_the_first_part_only(http_server: RangeServer, tmp_path: Pa
         expected = read(refshard_fs.concat(parts, "time"))["air"]
         np.testing.assert_array_equal(ds["air"].isel(time=slice(4, 6)).values, expected[4:6])
     assert "/x/1.json" not in {request.path for request in http_server.log.requests()}
-
-
-@st.composite
-def archives(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
-    """Sets of one array each, of random lengths along a random axis, some of their chunks missing."""
-    axis = draw(st.integers(0, 2))
-    chunks = tuple(draw(st.integers(1, 3)) for _ in range(3))
-    shape = [draw(st.integers(1, 4)) for _ in range(3)]
-    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-    version = draw(st.sampled_from([2, 3]))
-    parts = []
-    for number, count in enumerate(counts):
-        length = count * chunks[axis]
-        if number == len(counts) - 1:
-            length -= draw(st.integers(0, chunks[axis] - 1))
-        shape[axis] = length
-        data = np.full(shape, number + 1, "<i2")
-        part = chunked("a", data, chunks, ["t", "y", "x"], version=version, inline=True)
-        keys = [key for key in part if not key.endswith(("zarr.json", ".zarray", ".zattrs"))]
-        for key in draw(st.lists(st.sampled_from(keys), unique=True, max_size=2)):
-            del part[key]
-        parts.append(part)
-    return parts, axis
 
 
 def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:

@@ -16,7 +16,7 @@ import pytest
 import refshard_fs
 from refshard_fs.cli import main
 from tests.servers.http import RangeServer
-from tests.sets.files import PLACES, days
+from tests.support.set_files import PLACES, days
 
 COUNT = 5
 

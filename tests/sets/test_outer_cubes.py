@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.sets.lazy_set import LazySet
-from tests.sets.test_concatenating import VERSIONS, chunked
+from tests.support.joined_sets import VERSIONS, chunked
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")

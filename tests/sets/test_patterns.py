@@ -14,7 +14,7 @@ from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.sets.patterns import FileGrid, Pattern
 from refshard_fs.sets.variables import NamedSet
-from tests.sets.test_concatenating import VERSIONS
+from tests.support.joined_sets import VERSIONS
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("h5netcdf")
@@ -280,7 +280,7 @@ def test_files_of_one_time_each_are_joined_along_it_as_xarray_does(tmp_path: Pat
 def test_grib_files_of_one_field_each_are_a_cube_of_times_and_steps(tmp_path: Path, *, lazy: bool) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
-    from tests.formats.test_grib2 import message
+    from tests.support.grib_messages import message
 
     files = [[str(tmp_path / f"{time}-{step}.grib2") for step in (0, 3)] for time in (0, 600, 1200)]
     for row, time in zip(files, (0, 600, 1200), strict=True):

@@ -11,7 +11,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs.errors import ManifestError
-from tests.sets.test_concatenating import VERSIONS
+from tests.support.joined_sets import VERSIONS
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("netCDF4")
@@ -19,7 +19,7 @@ pytest.importorskip("cftime")
 pytest.importorskip("zarr", minversion="3")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
-from tests.sets.random_cubes import Case  # noqa: E402  # xarray may be absent
+from tests.support.random_cubes import Case  # noqa: E402  # xarray may be absent
 
 
 @pytest.mark.parametrize("seed", [4, 5, 18, 39, 1001, 1122])

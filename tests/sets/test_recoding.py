@@ -15,9 +15,9 @@ from refshard_fs.core.zarrmeta import array_meta
 from refshard_fs.cubes.recoding import recoding
 from refshard_fs.cubes.recutting import check_recut
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
-from tests.memory import taking
 from tests.servers.http import RangeServer
-from tests.sets.test_concatenating import VERSIONS
+from tests.support.joined_sets import VERSIONS
+from tests.support.memory import taking
 
 xr = pytest.importorskip("xarray")
 netCDF4 = pytest.importorskip("netCDF4")

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import refshard_fs
 from refshard_fs import ManifestError
-from tests.sets.files import days, days_of
+from tests.support.set_files import days, days_of
 
 h5py = pytest.importorskip("h5py")
 

@@ -16,9 +16,9 @@ import refshard_fs
 from refshard_fs.cli import main
 from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
 from refshard_fs.sets import scanning
-from tests.memory import taking
 from tests.servers.http import RangeServer
-from tests.sets.files import PLACES, WRITERS, days, days_of, plain_file, shown
+from tests.support.memory import taking
+from tests.support.set_files import PLACES, WRITERS, days, days_of, plain_file, shown
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -12,8 +12,8 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cubes.document import ConcatDocument
-from tests.cubes.test_keyspace import check
-from tests.sets.test_concatenating import VERSIONS, chunked
+from tests.support.joined_sets import VERSIONS, chunked
+from tests.support.key_spaces import check
 
 zarr = pytest.importorskip("zarr")
 

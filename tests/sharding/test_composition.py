@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.servers.http import RangeServer
-from tests.sharding.writers import IS_ZARR_2, array, opened, sparse
+from tests.support.shard_writers import IS_ZARR_2, array, opened, sparse
 
 if IS_ZARR_2:
     pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)

@@ -7,43 +7,17 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
-from refshard_fs.core.checksums import crc32c
 from refshard_fs.sharding.index import OffsetsLevel
-from tests.sharding.writers import ONES, indexed, opened
+from tests.support.shard_writers import ONES, indexed, opened
+from tests.support.shards_by_hand import META_2, meta_3, pairs, shard_3
 
 CHUNKS = {0: b"A" * 10, 1: b"B" * 20, 3: b"D" * 7}  # of 4; slot 2 is empty
-META_2 = {"zarr_format": 2, "shape": [16], "chunks": [4], "shards": [4], "dtype": "|u1", "fill_value": 0}
 SHARD_2 = indexed(CHUNKS, 4)
-
-
-def meta_3(*, location: str, checked: bool) -> dict[str, Any]:
-    index: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}]
-    if checked:
-        index.append({"name": "crc32c"})
-    inner = {"chunk_shape": [4], "codecs": ["bytes"], "index_codecs": index, "index_location": location}
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [16],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [16]}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
-    }
-
-
-def shard_3(pairs: list[tuple[int, int]], payload: bytes, *, location: str, checked: bool) -> bytes:
-    index = np.array(pairs, "<u8").tobytes()
-    if checked:
-        index += crc32c(index).to_bytes(4, "little")
-    return payload + index if location == "end" else index + payload
 
 
 KINDS = {
@@ -151,10 +125,6 @@ def test_any_index_gives_ranges_of_the_shard_or_an_error(tmp_path: Path, data: A
         elif got != "error":
             assert got == content[offset : offset + length]
             assert len(got) == length
-
-
-def pairs(*rows: tuple[int, int]) -> bytes:
-    return np.array(rows, "<u8").tobytes()
 
 
 @pytest.mark.parametrize(

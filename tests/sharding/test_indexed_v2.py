@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.sharding.writers import ZLIB, array, opened, sparse, write_prototype
+from tests.support.shard_writers import ZLIB, array, opened, sparse, write_prototype
 
 
 @pytest.mark.parametrize("separator", [None, ".", "/"])

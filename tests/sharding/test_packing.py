@@ -13,48 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.checksums import crc32c
-from tests.sharding.packing import chunks_read, layout_of, store, written
-from tests.sharding.writers import IS_ZARR_2, array, chunks_of, opened, sparse
+from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
+from tests.support.shard_packing import chunks_read, layout_of, store, written
+from tests.support.shard_writers import IS_ZARR_2, array, chunks_of, opened, sparse
 
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
-CRC = {"name": "crc32c"}
 ONES = (2**64 - 1).to_bytes(8, "little")
-
-
-def sharding(chunk_shape: Any, codecs: Any = (LITTLE,), index: Any = (LITTLE, CRC), at: str = "end") -> dict[str, Any]:
-    configuration = {"chunk_shape": chunk_shape, "codecs": codecs, "index_codecs": index, "index_location": at}
-    return {"name": "sharding_indexed", "configuration": configuration}
-
-
-def version_3(shape: Any, shards: Any, codecs: Any, separator: str = "/", fill: int = 0) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "int32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shards)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
-        "fill_value": fill,
-        "codecs": codecs,
-        "attributes": {},
-    }
-
-
-def version_2(shape: Any, chunks: Any, shards: Any, **more: Any) -> dict[str, Any]:
-    return {
-        "zarr_format": 2,
-        "shape": list(shape),
-        "chunks": list(chunks),
-        "dtype": "<i4",
-        "compressor": None,
-        "filters": None,
-        "fill_value": 0,
-        "order": "C",
-        "shards": list(shards),
-        "shard_format": "indexed",
-        **more,
-    }
 
 
 def payloads(data: np.ndarray[Any, Any], chunk_shape: Any, fill: int = 0) -> dict[tuple[int, ...], bytes]:

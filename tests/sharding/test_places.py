@@ -19,10 +19,10 @@ from refshard_fs import DamagedIndex, RefShardFileSystem, check
 from refshard_fs.core.checksums import crc32c
 from refshard_fs.formats.neuroglancer.minishards import ShardIndex
 from refshard_fs.sharding.index import OffsetsLevel, TableIndex
-from tests.formats.volumes import KEY, pattern, write_volume
 from tests.servers.http import RangeServer
-from tests.sharding.test_damaged import META_2, meta_3, shard_3
-from tests.sharding.writers import opened
+from tests.support.shard_writers import opened
+from tests.support.shards_by_hand import META_2, meta_3, shard_3
+from tests.support.volumes import KEY, pattern, write_volume
 
 Source = Callable[[dict[str, bytes]], RefShardFileSystem]
 

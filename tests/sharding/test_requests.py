@@ -15,7 +15,7 @@ import pytest
 
 from refshard_fs import DamagedIndex
 from tests.servers.http import RangeServer
-from tests.sharding.writers import IS_ZARR_2, opened
+from tests.support.shard_writers import IS_ZARR_2, opened
 
 if IS_ZARR_2:
     pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)

@@ -9,7 +9,7 @@ import pytest
 from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import unsharded
 from refshard_fs.sharding.writing import resharded
-from tests.sharding.test_packing import CRC, LITTLE, sharding, version_2, version_3
+from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
 
 TRANSPOSE = {"name": "transpose", "configuration": {"order": "F"}}
 STORED = {

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from refshard_fs.cli import main
-from tests.sharding.in_memory import Files
-from tests.sharding.writers import IS_ZARR_2, array, opened, sparse
+from tests.support.shard_writers import IS_ZARR_2, array, opened, sparse
+from tests.support.shards_in_memory import Files
 
 if IS_ZARR_2:
     pytest.skip("zarr 2 writes no shards of version 3", allow_module_level=True)

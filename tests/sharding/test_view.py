@@ -17,7 +17,16 @@ from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.tools.survey import survey
-from tests.sharding.writers import ZLIB, array, chunks_of, indexed, opened, prototype_shards, sparse, write_prototype
+from tests.support.shard_writers import (
+    ZLIB,
+    array,
+    chunks_of,
+    indexed,
+    opened,
+    prototype_shards,
+    sparse,
+    write_prototype,
+)
 
 DATA = sparse((20, 3))
 CHUNKS, SHARDS = (3, 2), (2, 2)

@@ -20,6 +20,7 @@ from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.servers.wire import Answer, Head, failure
+from tests.support.scripted_server import Forgetful
 
 
 def test_each_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
@@ -57,17 +58,6 @@ def test_a_server_that_cannot_be_reached_is_an_os_error() -> None:
     objects = Objects("s3://bucket/x", options)
     with pytest.raises(OSError, match=r"127\.0\.0\.1"):
         objects.facts("a")
-
-
-class Forgetful(CountingProxy):
-    """Passes the first PUT on, and answers that it is out of order."""
-
-    puts = 0
-
-    async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
-        answer = await super().answer(head, body, request)
-        self.puts += head.method == "PUT"
-        return failure(503) if head.method == "PUT" and self.puts == 1 else answer
 
 
 def test_put_whose_answer_was_lost_is_recognised(s3_server: SeaweedServer) -> None:

@@ -20,7 +20,7 @@ from refshard_fs.targets import Pool, PoolOptions
 from refshard_fs.targets.connections import in_context
 from tests.servers.http import RangeServer
 from tests.servers.tls import certificate, far_away
-from tests.targets.test_wire import RIGHT, Script
+from tests.support.scripted_server import RIGHT, Script
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 

@@ -27,7 +27,7 @@ from refshard_fs.errors import TargetChanged
 from refshard_fs.targets import Pool, PoolOptions, Retry, generic
 from refshard_fs.targets.failures import HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
-from tests.targets.reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, with_pool
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None), (9, 9)]

@@ -15,7 +15,7 @@ import pytest
 
 from refshard_fs import ConflictError, ReferenceNotReachable, RefShardFileSystem
 from tests.servers.kinds import KINDS, Served
-from tests.threads import settle
+from tests.support.threads import settle
 
 DATA = bytes(range(256))
 

@@ -17,7 +17,7 @@ from refshard_fs.errors import TargetChanged
 from refshard_fs.targets import Pool, PoolOptions, Versions, local
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.local import LocalTarget
-from tests.targets.reading import Reader
+from tests.support.target_reading import Reader
 
 DATA = random.Random(0).randbytes(5000)
 

@@ -17,7 +17,7 @@ import trustme
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem
 from tests.servers.http import RangeServer
 from tests.servers.nginx import NginxServer
-from tests.targets.reading import Reader
+from tests.support.target_reading import Reader
 
 DATA = bytes(i * 31 % 251 for i in range(30_000))
 SETTINGS = """

@@ -16,7 +16,7 @@ from refshard_fs.targets.failures import Unreadable
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.targets.reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, with_pool
 
 DATA = bytes(range(256))
 

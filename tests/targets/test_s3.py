@@ -25,8 +25,8 @@ from tests.servers.s3 import SeaweedServer
 from tests.servers.tls import certificate
 from tests.servers.wire import Answer as Wire
 from tests.servers.wire import Head, Resource, answer_read, failure
-from tests.targets.reading import AT_ONCE, Reader, with_pool
-from tests.targets.test_wire import RIGHT, Script
+from tests.support.scripted_server import RIGHT, Script
+from tests.support.target_reading import AT_ONCE, Reader, with_pool
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None)]

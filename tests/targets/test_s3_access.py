@@ -17,7 +17,7 @@ from tests.servers.aws import REGION, AwsServer, Keys, is_installed
 from tests.servers.http import RangeServer
 from tests.servers.machine import MachineMetadata
 from tests.servers.proxy import CountingProxy
-from tests.targets.reading import Reader
+from tests.support.target_reading import Reader
 
 DATA = bytes(i * 31 % 251 for i in range(3000))
 KEYS = ["x", "a b+c%2F~#é&=?/.hidden", "a//b", "dir/./x"]

@@ -16,8 +16,8 @@ from refshard_fs.targets.failures import Retry
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
 from tests.servers.tls import certificate
-from tests.targets.reading import Reader
-from tests.targets.test_wire import RIGHT, Script
+from tests.support.scripted_server import RIGHT, Script
+from tests.support.target_reading import Reader
 
 pytest.importorskip("s3fs")
 
@@ -158,7 +158,7 @@ def test_client_certificate_is_shown(verify: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [bytes, io.BytesIO])
 def test_body_is_sent_again_when_the_server_asks(kind: Any, s3_server: SeaweedServer) -> None:
-    from tests.stores.test_s3 import Forgetful
+    from tests.support.scripted_server import Forgetful
 
     s3_server.create_bucket("client")
     data = bytes(3 << 20)

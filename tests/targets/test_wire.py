@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import socket
-import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -15,45 +12,15 @@ import pytest
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions
 from refshard_fs.targets.failures import ConnectionLost, HttpStatus, Incomplete, Unfit, Unreadable, as_failure
-from tests.targets.reading import AT_ONCE
+from tests.support.scripted_server import RIGHT, Script
+from tests.support.target_reading import AT_ONCE
 
 T = TypeVar("T")
 Ask = Callable[..., Awaitable[Answer]]
 
-RIGHT = b'HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/9\r\nETag: "x"\r\n\r\n01234'
 CHUNKED = RIGHT.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked").replace(
     b"01234", b"5\r\n01234\r\n0\r\n\r\n"
 )
-
-
-class Script:
-    """A server that answers the n-th request of all with the n-th of ``answers``; None hangs up."""
-
-    def __init__(self, answers: Sequence[bytes | None], *, piece: int = 1 << 20, reset: bool = False) -> None:
-        self.answers = list(answers)
-        self.piece = piece
-        self.reset = reset
-        self.heads: list[tuple[int, str]] = []  # connection and head of each request
-        self.connections = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        number = self.connections
-        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while self.answers:
-                self.heads.append((number, (await reader.readuntil(b"\r\n\r\n")).decode()))
-                answer = self.answers.pop(0)
-                if answer is None:
-                    break
-                for i in range(0, len(answer), self.piece):
-                    writer.write(answer[i : i + self.piece])
-                    await writer.drain()
-                    await asyncio.sleep(0)
-            if self.reset:
-                await asyncio.sleep(0.01)
-                linger = struct.pack("ii", 1, 0)
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                writer.transport.abort()
 
 
 def talk(script: Script, use: Callable[[Ask], Awaitable[T]], host: str = "127.0.0.1") -> T:

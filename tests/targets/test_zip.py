@@ -24,7 +24,7 @@ from refshard_fs.targets import Pool, PoolOptions
 from refshard_fs.targets import zip as zip_target
 from refshard_fs.targets.failures import Unreadable
 from tests.servers.http import RangeServer
-from tests.targets.reading import AT_ONCE, Reader, with_pool
+from tests.support.target_reading import AT_ONCE, Reader, with_pool
 
 DATA = os.urandom(3000)
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-9999, None), (9, 9)]

@@ -12,7 +12,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.tools import diff
 from refshard_fs.tools.diff import compare
-from tests.tools.test_surveying import SOURCES, meta
+from tests.support.tool_sources import SOURCES, meta
 
 
 def source(shape: list[int], chunks: list[int], **more: Any) -> RefShardFileSystem:

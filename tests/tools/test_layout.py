@@ -16,7 +16,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.tools.map import FINE, as_picture, map_of_array
 from refshard_fs.tools.picture import Box, Boxes, Label, Picture
 from refshard_fs.tools.survey import Extents, PlacedChunks
-from tests.tools.sources import in_files, many, source
+from tests.support.tool_sources import in_files, many, source
 
 KINDS = list(many())
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from refshard_fs.tools import picture
-from tests.tools.sources import many
+from tests.support.tool_sources import many
 
 
 @pytest.mark.parametrize("name", ["few files", "many files", "some of all", "plane of one file"])

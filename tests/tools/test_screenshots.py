@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.sources import many, source
-from tests.tools.test_notebook import views
+from tests.support.notebook_views import views
+from tests.support.tool_sources import many, source
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --hide-scrollbars"

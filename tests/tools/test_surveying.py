@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,27 +13,7 @@ from refshard_fs.core.columns import WHOLE
 from refshard_fs.core.model import Inline, Packed, Span
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.tools.survey import INLINE, Survey, survey
-
-SOURCES = [
-    "values/air.kerchunk.json",
-    "values/cesm2_native.parq",
-    "values/lcmap.tifffile.json",
-    "refs/arg-wrf-parquet/combined.parq",
-    "refs/titiler-reference/reference.json",
-    "shards/zarrs-rust-8x8",
-    "shards/zarrita-py-2d-ragged",
-    "shards/zarrita-py-1d-filled",
-    "shards/zarr-java-index-start",
-    "bcolz/table.bcolz",
-    "shards-v2/pr876-zlib-1d",
-    "zips/ome-zarr-simple-0.5.zip",
-    "manifests/virtualizarr-1.0.0/combined.zarr",
-]
-
-
-def meta(shape: list[int], chunks: list[int]) -> dict[str, Any]:
-    common = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None}
-    return {"zarr_format": 2, "shape": shape, "chunks": chunks, **common}
+from tests.support.tool_sources import SOURCES, meta
 
 
 def keys_of(found: Survey) -> set[str]:

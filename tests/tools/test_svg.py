@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from refshard_fs.cli import main
-from tests.tools.sources import in_files, many, source
+from tests.support.tool_sources import in_files, many, source
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [

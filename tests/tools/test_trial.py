@@ -19,7 +19,7 @@ pytest.importorskip("zarr")
 
 CODEC = """
 import os
-from numcodecs.abc import Codec
+from numcodecs.abc import Codec  # noqa: E402
 
 class Odd(Codec):
     codec_id = "odd"

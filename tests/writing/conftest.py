@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.writing.arrays import KINDS
+from tests.support.written_arrays import KINDS
 
 
 @pytest.fixture(params=KINDS)

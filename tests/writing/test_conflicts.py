@@ -19,8 +19,8 @@ from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.stores.objects import Objects
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from tests.servers.s3 import SeaweedServer
-from tests.sharding.test_packing import version_2
-from tests.writing.arrays import array
+from tests.support.shard_codecs import version_2
+from tests.support.written_arrays import array
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
 GROUP = json.dumps({"zarr_format": 2}).encode()

@@ -15,8 +15,8 @@ from fsspec.callbacks import Callback
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, concat
 from refshard_fs.cli.program import main
 from refshard_fs.source import collect
-from tests.memory import taking
-from tests.sharding.writers import IS_ZARR_2, array
+from tests.support.memory import taking
+from tests.support.shard_writers import IS_ZARR_2, array
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -124,7 +124,7 @@ def test_a_damaged_chunk_in_the_middle_leaves_nothing(file: Path) -> None:
 KILLED = """
 import os, sys
 from fsspec.callbacks import Callback
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem  # noqa: E402
 from refshard_fs.source import collect
 collect.INLINED = 4000
 class Kill(Callback):

@@ -19,8 +19,8 @@ from refshard_fs import ConflictError, RefShardFileSystem
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Condition
 from tests.servers.s3 import SeaweedServer
-from tests.sharding.writers import IS_ZARR_2
-from tests.writing.overwriting import begin, check_partly_committed, found, state, write
+from tests.support.overwriting import begin, check_partly_committed, found, state, write
+from tests.support.shard_writers import IS_ZARR_2
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
 

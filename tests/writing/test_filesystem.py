@@ -18,7 +18,7 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 
 from refshard_fs import ManifestError, ReadOnlyError, RefShardFileSystem
 from refshard_fs.source.transaction import Transaction
-from tests.writing.model import array_document, group_document, writable
+from tests.support.hierarchy_model import array_document, group_document, writable
 
 LARGE = b"0123456789" * 60
 

@@ -14,8 +14,8 @@ import zarr
 from refshard_fs import CostlyPattern, DamagedIndex, ManifestError, ReadOnlyError, RefShardFileSystem
 from refshard_fs.core.model import Span
 from tests.servers.http import RangeServer
-from tests.sharding.writers import IS_ZARR_2, prototype_shards
-from tests.writing.arrays import (
+from tests.support.shard_writers import IS_ZARR_2, prototype_shards
+from tests.support.written_arrays import (
     CHUNKS,
     FILL,
     KINDS,

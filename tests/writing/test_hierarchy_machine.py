@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from refshard_fs import CostlyPattern, RefShardFileSystem
 from refshard_fs.stores.objects import Objects
-from tests.sharding.packing import layout_of
-from tests.sharding.test_packing import CRC, LITTLE, sharding, version_2, version_3
+from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
+from tests.support.shard_packing import layout_of
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "sharded": version_3((9, 5), (4, 4), [sharding([2, 2])]),

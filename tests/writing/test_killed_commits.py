@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.writing.model import FORMATS, array_document, expected, group_document, path_of, shown, writable
+from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown, writable
 
-SCRIPT = Path(__file__).with_name("killed.py")
+SCRIPT = Path(__file__).parents[1] / "support/killed_commit.py"
 LENGTHS = (9, 43, 47)  # of values: the first are inline; there are as many chunks as the remainder by 7, and three
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL here")
 
@@ -29,7 +29,7 @@ def content(value: bytes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def writers() -> Iterator[subprocess.Popen[str]]:
-    """What commits, as `tests.writing.killed` says."""
+    """What commits, as `tests.support.killed_commit` says."""
     command = [sys.executable, str(SCRIPT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process

@@ -15,10 +15,10 @@ import pytest
 import zarr
 
 from refshard_fs import RefShardFileSystem
-from tests.sharding.writers import IS_ZARR_2
-from tests.writing.overwriting import begin, check_partly_committed, found, leftovers, state, values
+from tests.support.overwriting import begin, check_partly_committed, found, leftovers, state, values
+from tests.support.shard_writers import IS_ZARR_2
 
-SCRIPT = Path(__file__).with_name("killed_hierarchy.py")
+SCRIPT = Path(__file__).parents[1] / "support/killed_hierarchy.py"
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL here"),
     pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
@@ -29,7 +29,7 @@ NEVER = 10**6  # steps: nobody is killed
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs what `tests.writing.killed_hierarchy` says, in a process that is killed at a step."""
+    """Runs what `tests.support.killed_hierarchy` says, in a process that is killed at a step."""
     command = [sys.executable, str(SCRIPT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 

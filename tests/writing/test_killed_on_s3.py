@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.killed import NEVER, DeadlyProxy, Jobs
 from tests.servers.s3 import SeaweedServer
-from tests.writing import overwriting
-from tests.writing.killed_on_s3 import begin, count_of, opened, row_of, rows_of
-from tests.writing.model import FORMATS, array_document, expected, group_document, path_of, shown
+from tests.support import overwriting
+from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown
+from tests.support.killed import NEVER, DeadlyProxy, Jobs
+from tests.support.killed_on_s3 import begin, count_of, opened, row_of, rows_of
 
-SCRIPT = Path(__file__).with_name("killed_on_s3.py")
+SCRIPT = Path(__file__).parents[1] / "support/killed_on_s3.py"
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does"),
     pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),

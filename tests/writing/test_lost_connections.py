@@ -20,7 +20,7 @@ from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.servers.wire import Answer, Head, failure
-from tests.writing.model import FORMATS, array_document, group_document, path_of
+from tests.support.hierarchy_model import FORMATS, array_document, group_document, path_of
 
 LARGE = b"0123456789" * 9
 ALL = (*FORMATS, "zarr-hierarchy")

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,11 @@ import numpy as np
 import pytest
 
 from refshard_fs import ConflictError, ReadOnlyError, RefShardFileSystem
-from tests.writing.arrays import KINDS, make_sharded, opened
-from tests.writing.model import array_document, group_document, writable
+from tests.support.hierarchy_model import array_document, group_document, writable
+from tests.support.processes import elsewhere
+from tests.support.written_arrays import KINDS, make_sharded, opened
 
 SOURCES = {"json": "refs.json", "parquet": "refs.parq", "zarr-hierarchy": "store.zarr"}
-# Where there is a fork, each new process is one of a process that has imported what takes time, and nothing else.
-FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "refshard_fs.writing.commit"])
-
-
-def elsewhere(fs: RefShardFileSystem, code: str) -> None:
-    """Run ``code`` in a new process, which has ``fs`` from here."""
-    process = multiprocessing.get_context(FRESH).Process(target=_run_code, args=(pickle.dumps(fs), code))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-
-
-def _run_code(pickled: bytes, code: str) -> None:
-    warnings.simplefilter("error")
-    fs = pickle.loads(pickled)
-    assert fs.mode in ("a", "w")
-    exec(code, {"fs": fs})
 
 
 @pytest.fixture

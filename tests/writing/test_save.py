@@ -19,8 +19,8 @@ from refshard_fs import DamagedIndex, ManifestError, RefShardFileSystem, TargetN
 from refshard_fs.cli import main
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from refshard_fs.stores.objects import Objects
-from tests.formats.test_kerchunk_parquet import DATA, ENCODINGS, files, store, v2_array
 from tests.servers.http import RangeServer
+from tests.support.parquet_sets import DATA, ENCODINGS, files, store, v2_array
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -18,7 +18,7 @@ from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.writing.model import FORMATS, array_document, group_document, path_of, writable
+from tests.support.hierarchy_model import FORMATS, array_document, group_document, path_of, writable
 
 Open = Callable[..., RefShardFileSystem]
 LARGE = b"0123456789" * 9

@@ -15,8 +15,8 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.sharding.test_packing import sharding, version_3
-from tests.writing.arrays import array, opened
+from tests.support.shard_codecs import sharding, version_3
+from tests.support.written_arrays import array, opened
 
 pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
 SHARD, CHUNK = (40, 50), (10, 10)  # 20 inner chunks

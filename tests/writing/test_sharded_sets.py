@@ -14,9 +14,9 @@ from refshard_fs import ConflictError, CostlyPattern, RefShardFileSystem
 from refshard_fs.core.model import Span
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
-from tests.sharding.writers import IS_ZARR_2
-from tests.writing.arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
-from tests.writing.test_processes import elsewhere
+from tests.support.processes import elsewhere
+from tests.support.shard_writers import IS_ZARR_2
+from tests.support.written_arrays import CHUNKS, FILL, QUIET, SHARDS, array, gappy, make_sharded, objects, opened
 
 FORMATS = {"json": "refs.json", "parquet": "refs.parquet"}
 KIND = "prototype" if IS_ZARR_2 else "end"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from refshard_fs import RefShardFileSystem
-from tests.writing.model import FORMATS, array_document, expected, group_document, path_of, shown, writable
+from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown, writable
 
 ARRAYS = {"a": 1, "g/b": 2}
 VALUES = st.one_of(st.binary(min_size=0, max_size=12), st.binary(min_size=17, max_size=40))

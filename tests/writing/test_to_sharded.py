@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.sharding.writers import IS_ZARR_2
+from tests.support.shard_writers import IS_ZARR_2
 
 xr = pytest.importorskip("xarray")
 if IS_ZARR_2:

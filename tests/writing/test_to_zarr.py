@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
+from tests.support.written_datasets import NAMES, dataset, opened
 
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr")
+
 IS_2 = zarr.__version__.startswith("2.")
-NAMES = ["refs.json", "refs.parq"]
 
 
 def writable(path: Path) -> RefShardFileSystem:
@@ -21,25 +20,10 @@ def writable(path: Path) -> RefShardFileSystem:
     return RefShardFileSystem(str(path), mode="a")
 
 
-def dataset(start: int, steps: int) -> Any:
-    time = np.arange(start, start + steps, dtype="int64")
-    data = np.random.default_rng(7).random((50, 20, 10))[start : start + steps]
-    return xr.Dataset(
-        {"air": (("time", "y", "x"), data)},
-        coords={"time": time, "y": np.arange(20), "x": np.arange(10)},
-        attrs={"title": "made"},
-    ).chunk({"time": 2})
-
-
 def state(path: Path) -> dict[str, bytes]:
     """What lies at a source, file by file."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file): file.read_bytes() for file in files}
-
-
-def opened(path: Path) -> Any:
-    fs = RefShardFileSystem(str(path))
-    return xr.open_zarr(fs.get_mapper(), consolidated=False).load()
 
 
 @pytest.mark.parametrize("name", NAMES)

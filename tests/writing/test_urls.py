@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from refshard_fs import ReadOnlyError, RefShardFileSystem
-from tests.writing.test_to_zarr import NAMES, dataset, opened, xr, zarr
+from tests.support.written_datasets import NAMES, dataset, opened
+
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr")
 
 
 def held(path: Path) -> tuple[RefShardFileSystem, dict[str, Any]]:

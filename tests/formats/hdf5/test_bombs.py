@@ -18,10 +18,10 @@ from refshard_fs.formats.hdf5.file import LEAST_READ, TIMES_READ, MetadataFile
 from refshard_fs.formats.hdf5.source import open_
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.info import summarise
-from tests.formats.hdf5.messages import in_memory
 from tests.fuzz.array_files import opened
-from tests.memory import taking
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.hdf5_messages import in_memory
+from tests.support.memory import taking
+from tests.support.shards_in_memory import ROOT, Files
 
 
 def file_of(fill: Callable[[h5py.File], object]) -> bytes:

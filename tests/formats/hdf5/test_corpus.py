@@ -14,8 +14,9 @@ import xarray as xr
 import zarr
 
 from refshard_fs import RefShardFileSystem
-from tests.formats.hdf5 import corpus, netcdf_files
-from tests.formats.hdf5.comparison import check_file, check_xarray
+from tests.support import hdf5_corpus as corpus
+from tests.support import netcdf_files
+from tests.support.hdf5_comparison import check_file, check_xarray
 
 SAMPLES = Path(__file__).parents[2] / "data"
 

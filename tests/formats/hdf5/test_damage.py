@@ -15,11 +15,12 @@ from refshard_fs import DamagedIndex, ManifestError, ReferenceNotReachable, RefS
 from refshard_fs.core.model import Inline
 from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, index_of
 from refshard_fs.formats.hdf5.file import MetadataFile, Sizes
-from tests.formats.files_of_arrays import all_bytes, check_damage
-from tests.formats.hdf5 import corpus, netcdf_files
-from tests.formats.hdf5.messages import in_memory
-from tests.memory import taking
-from tests.sharding.in_memory import ROOT, Files
+from tests.support import hdf5_corpus as corpus
+from tests.support import netcdf_files
+from tests.support.files_of_arrays import all_bytes, check_damage
+from tests.support.hdf5_messages import in_memory
+from tests.support.memory import taking
+from tests.support.shards_in_memory import ROOT, Files
 
 WRITERS = corpus.WRITERS | netcdf_files.WRITERS
 NAMES = [

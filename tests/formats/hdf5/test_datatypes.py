@@ -11,7 +11,7 @@ import pytest
 
 from refshard_fs.formats.hdf5 import datatypes
 from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
-from tests.formats.hdf5.messages import DATATYPE, in_memory, messages
+from tests.support.hdf5_messages import DATATYPE, in_memory, messages
 
 PLAIN = [
     f"{order}{code}"

@@ -15,8 +15,8 @@ from refshard_fs import ManifestError
 from refshard_fs.formats.hdf5 import filters
 from refshard_fs.formats.hdf5.datatypes import Datatype, parse_datatype
 from refshard_fs.formats.hdf5.filters import Codecs, Filter, parse_pipeline
-from tests.formats.hdf5.messages import DATATYPE, PIPELINE, in_memory, messages
-from tests.memory import taking
+from tests.support.hdf5_messages import DATATYPE, PIPELINE, in_memory, messages
+from tests.support.memory import taking
 
 PLUGINS: dict[str, dict[str, Any]] = {
     "deflate": {"compression": "gzip", "compression_opts": 3},

@@ -18,9 +18,9 @@ from refshard_fs.cli import main
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.formats.hdf5 import heaps
 from refshard_fs.source.collect import collected
-from tests.formats.files_of_arrays import check_commands
 from tests.servers.http import RangeServer
-from tests.sharding.in_memory import Files
+from tests.support.files_of_arrays import check_commands
+from tests.support.shards_in_memory import Files
 
 h5py = pytest.importorskip("h5py")
 xr = pytest.importorskip("xarray")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from tests.formats.files_of_arrays import all_bytes
-from tests.formats.hdf5.comparison import arrays
 from tests.servers.http import RangeServer
+from tests.support.files_of_arrays import all_bytes
+from tests.support.hdf5_comparison import arrays
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")

@@ -11,7 +11,7 @@ from refshard_fs.core.format import HEAD, OpenOptions, Probe
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.dmrpp.source import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

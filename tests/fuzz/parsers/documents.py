@@ -7,7 +7,7 @@ from contextlib import nullcontext as configured
 from refshard_fs.core.keys import join
 from refshard_fs.errors import ReferenceNotReachable, RefShardError
 from tests.fuzz.parsers import bloscpack_file, compressed, json_references, prefix_map, zarr_metadata, zip_archive
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

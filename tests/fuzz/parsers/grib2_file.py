@@ -11,7 +11,7 @@ from refshard_fs.formats.grib2.decoding import _CENTRES, Parameter, named
 from refshard_fs.formats.grib2.messages import Surface
 from refshard_fs.formats.grib2.source import open_
 from tests.fuzz.array_files import opened, some_chunks
-from tests.sharding.in_memory import ROOT
+from tests.support.shards_in_memory import ROOT
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

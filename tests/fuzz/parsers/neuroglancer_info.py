@@ -11,7 +11,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.neuroglancer import INFO
 from refshard_fs.formats.neuroglancer.info import LARGEST
 from refshard_fs.formats.neuroglancer.volume import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

@@ -9,7 +9,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.kerchunk_parquet.source import ParquetKeySpace
 from tests.fuzz.parsers.json_references import _ARRAY, _ARRAY_3
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

@@ -10,7 +10,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.model import Facts, Inline, Span
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.prefix_map import open_
-from tests.sharding.in_memory import Files
+from tests.support.shards_in_memory import Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

@@ -12,7 +12,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.zip.source import open_
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

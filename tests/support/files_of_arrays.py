@@ -10,7 +10,7 @@ import pytest
 
 from refshard_fs import RefShardError
 from refshard_fs.cli import main
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 
 def check_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], array: str) -> Path:

@@ -11,8 +11,8 @@ import pytest
 import zarr
 
 from refshard_fs import RefShardFileSystem
-from tests.sharding.test_packing import CRC, LITTLE, sharding, version_3
-from tests.sharding.writers import IS_ZARR_2, write_prototype
+from tests.support.shard_codecs import CRC, LITTLE, sharding, version_3
+from tests.support.shard_writers import IS_ZARR_2, write_prototype
 
 FILL = -1
 SHARDS, CHUNKS = (8, 12), (2, 3)

@@ -14,7 +14,7 @@ import netCDF4
 import numpy as np
 import xarray as xr
 
-from tests.formats.hdf5.corpus import Writer, sample
+from tests.support.hdf5_corpus import Writer, sample
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     "plain": {},

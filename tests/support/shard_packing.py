@@ -9,7 +9,7 @@ from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.sharding.layout import ShardLayout, unsharded
-from tests.sharding.in_memory import ROOT, Files
+from tests.support.shards_in_memory import ROOT, Files
 
 Coords = tuple[int, ...]
 

@@ -61,3 +61,25 @@ def many() -> dict[str, tuple[RefShardFileSystem, Any]]:
         ),
         "backwards": (source((50,), lambda n: ["s3://b/one", 5000 - 100 * n, 100]), "air[3:5]"),
     }
+
+
+SOURCES = [
+    "values/air.kerchunk.json",
+    "values/cesm2_native.parq",
+    "values/lcmap.tifffile.json",
+    "refs/arg-wrf-parquet/combined.parq",
+    "refs/titiler-reference/reference.json",
+    "shards/zarrs-rust-8x8",
+    "shards/zarrita-py-2d-ragged",
+    "shards/zarrita-py-1d-filled",
+    "shards/zarr-java-index-start",
+    "bcolz/table.bcolz",
+    "shards-v2/pr876-zlib-1d",
+    "zips/ome-zarr-simple-0.5.zip",
+    "manifests/virtualizarr-1.0.0/combined.zarr",
+]
+
+
+def meta(shape: list[int], chunks: list[int]) -> dict[str, Any]:
+    common = {"dtype": "|u1", "order": "C", "fill_value": 0, "filters": None, "compressor": None}
+    return {"zarr_format": 2, "shape": shape, "chunks": chunks, **common}

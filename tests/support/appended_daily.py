@@ -1,4 +1,4 @@
-"""Processes that append a day to a set on S3, for somebody to kill them: a script of `tests.killed`.
+"""Processes that append a day to a set on S3, for somebody to kill them: a script of `tests.support.killed`.
 
 The arguments of a job are the URL of the set, that of the day, and the endpoint; its status says by how much it grew.
 """
@@ -18,8 +18,8 @@ import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.formats.netcdf3.source
 import refshard_fs.sets.append
 import refshard_fs.writing.commit  # as above
-from tests.killed import serve, when_told
 from tests.servers.s3 import SeaweedServer
+from tests.support.killed import serve, when_told
 
 
 def options(endpoint: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # once, not in each process
-from tests.writing.model import array_document, writable
+from tests.support.hierarchy_model import array_document, writable
 
 STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "makedirs")
 

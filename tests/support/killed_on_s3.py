@@ -1,4 +1,4 @@
-"""Processes that commit to S3, for somebody to kill them: a script of `tests.killed`.
+"""Processes that commit to S3, for somebody to kill them: a script of `tests.support.killed`.
 
 The arguments of a job are URL, format, endpoint and value; of a hierarchy that is to be overwritten, the number of the
 state. All is written when it says that it waits.
@@ -19,11 +19,11 @@ import s3fs  # noqa: F401  # once, not in each process
 import refshard_fs.formats.kerchunk_parquet.partition
 import refshard_fs.writing.commit  # as above
 from refshard_fs import RefShardFileSystem
-from tests.killed import serve, when_told
 from tests.servers.s3 import SeaweedServer
-from tests.sharding.test_packing import sharding, version_3
-from tests.writing import overwriting
-from tests.writing.model import array_document, group_document
+from tests.support import overwriting
+from tests.support.hierarchy_model import array_document, group_document
+from tests.support.killed import serve, when_told
+from tests.support.shard_codecs import sharding, version_3
 
 WIDTH = 4  # elements of a row, which is a shard of two chunks
 

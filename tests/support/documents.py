@@ -1,6 +1,6 @@
 """The code blocks of a Markdown document: what they are, and, as a program, all of them run in order.
 
-    python tests/documents.py README.md '{"https://host/": "http://127.0.0.1:1234/"}'
+    python tests/support/documents.py README.md '{"https://host/": "http://127.0.0.1:1234/"}'
 
 runs the Python blocks in one namespace (with ``await`` at the top level, as in a notebook) and the shell blocks in the
 working directory, writes those as files that a comment (``<!-- file: NAME -->``) names, and prints a line for each.

@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 
 from refshard_fs import RefShardFileSystem
-from tests.sharding.test_packing import LITTLE, sharding, version_3
+from tests.support.shard_codecs import LITTLE, sharding, version_3
 
 __all__ = ["begin", "check_partly_committed", "found", "leftovers", "state", "values", "write"]
 

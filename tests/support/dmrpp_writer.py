@@ -121,3 +121,13 @@ def _chunks(item: Any) -> str:
                 f'chunkPositionInArray="[{position}]"{mask}/>'
             )
     return f'<dmrpp:chunks{compression}{fill} byteOrder="{order}">' + "\n".join(inside) + "</dmrpp:chunks>"
+
+
+HEAD = (
+    '<?xml version="1.0" encoding="ISO-8859-1"?>'
+    '<Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#" '
+)
+
+
+def document(body: str, attributes: str = 'name="x" dmrpp:href="files://data"') -> bytes:
+    return f"{HEAD}{attributes}>{body}</Dataset>".encode("iso-8859-1", "xmlcharrefreplace")

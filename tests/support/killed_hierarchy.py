@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import refshard_fs.writing.commit  # noqa: F401  # once, not in each process
 from refshard_fs import RefShardFileSystem
-from tests.writing.overwriting import write
+from tests.support.overwriting import write
 
 STEPS = ("replace", "unlink", "remove", "rmdir", "fsync", "mkdir")
 

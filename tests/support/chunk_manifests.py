@@ -1,0 +1,44 @@
+"""Hierarchies with chunk manifests, written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+from refshard_fs import (
+    RefShardFileSystem,
+)
+
+needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")
+
+
+def opened(fo: Any, **options: Any) -> RefShardFileSystem:
+    return RefShardFileSystem(fo, skip_instance_cache=True, **options)
+
+
+def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], manifest: Any = "./manifest.json", **more: Any) -> Any:
+    doc = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 9,
+        "codecs": [{"name": "bytes"}],
+        "attributes": {},
+    }
+    if manifest is not None:
+        doc["storage_transformers"] = [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
+    return doc | more
+
+
+def write(folder: Path, manifest: Any, shape: tuple[int, ...] = (4,), chunks: tuple[int, ...] = (2,)) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "zarr.json").write_text(json.dumps(metadata(shape, chunks)))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder

@@ -1,0 +1,28 @@
+"""Code that runs in another process, with a filesystem of this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+
+from refshard_fs import RefShardFileSystem
+
+# Where there is a fork, each new process is one of a process that has imported what takes time, and nothing else.
+FRESH = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+multiprocessing.get_context(FRESH).set_forkserver_preload([__name__, "pytest", "numpy", "refshard_fs.writing.commit"])
+
+
+def elsewhere(fs: RefShardFileSystem, code: str) -> None:
+    """Run ``code`` in a new process, which has ``fs`` from here."""
+    process = multiprocessing.get_context(FRESH).Process(target=_run_code, args=(pickle.dumps(fs), code))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def _run_code(pickled: bytes, code: str) -> None:
+    warnings.simplefilter("error")
+    fs = pickle.loads(pickled)
+    assert fs.mode in ("a", "w")
+    exec(code, {"fs": fs})
