@@ -121,7 +121,7 @@ def _service_models_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _further_tries_are_made_at_once() -> Iterator[None]:
-    """Hundreds of tests have servers that fail now and then; only `tests/targets/test_retry.py` looks at the waits."""
+    """Hundreds of tests have servers that fail now and then; `tests/targets/test_failures.py` alone looks at waits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failures, "_FIRST", 0.001)
         yield

@@ -13,11 +13,11 @@ pytest.importorskip("uvloop")
 pytestmark = pytest.mark.skipif("REFSHARD_UVLOOP" in os.environ, reason="it is so already")
 
 TESTS = [
-    "tests/targets/test_wire.py",
+    "tests/targets/test_answer.py",
     "tests/targets/test_http.py::test_options_for_one_server_do_not_reach_another",
     "tests/targets/test_http.py::test_what_passes_is_tried_again",
     "tests/targets/test_s3.py::test_certificates_are_verified_as_botocore_does",
-    "tests/session/test_filesystem.py",
+    "tests/test_fs.py",
     "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
 ]
 # Which start an object store and a cluster.

@@ -23,7 +23,7 @@ from tests.servers.http import RangeServer
 from tests.support.shard_writers import array, opened
 from tests.support.volumes import KEY, pattern, write_volume
 
-SAMPLES = Path(__file__).parent.parent / "data" / "neuroglancer"
+SAMPLES = Path(__file__).parents[2] / "data" / "neuroglancer"
 VALUES = pattern((11, 9, 5, 2))
 
 

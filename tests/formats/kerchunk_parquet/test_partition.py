@@ -23,7 +23,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import encode
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAN = float("nan")
 
 

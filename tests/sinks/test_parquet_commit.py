@@ -159,7 +159,7 @@ def test_readers_beside_writers_that_are_killed(opened: Open, request: pytest.Fi
     options = {"url": fs.source.options.source, "options": fs.storage_options.get("target_options")}
     seen: set[int] = set()
     for kill in (False, True, False)[: 1 if "s3" in request.node.name else 3]:
-        writer = subprocess.Popen([sys.executable, "-m", "tests.writing.test_parquet_generations", json.dumps(options)])
+        writer = subprocess.Popen([sys.executable, "-m", "tests.sinks.test_parquet_commit", json.dumps(options)])
         try:
             for _ in range(12):
                 seen.add(check_state(opened()))

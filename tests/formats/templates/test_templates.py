@@ -19,7 +19,7 @@ from refshard_fs.formats.templates.expressions import TemplateLimits
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from tests.support.memory import taking
 
-SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[3] / "shared"))
+SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[4] / "shared"))
 
 DEFINITIONS = {
     "u": "s3://bucket/path",

@@ -67,8 +67,8 @@ def test_a_page_that_promises_what_it_does_not_hold_is_refused() -> None:
 
 def test_no_memory_is_taken_for_what_a_page_promises() -> None:
     """In a process of its own: Arrow tells the most that it has ever taken, and Python as well."""
-    code = "from tests.formats import test_page_guard as t; t.most_taken()"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, check=True)
+    code = "from tests.formats.kerchunk_parquet import test_page_guard as t; t.most_taken()"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, check=True)
     assert int(ran.stdout) < 16 * MIB
 
 

@@ -30,7 +30,7 @@ from tests.support.memory import taking
 
 pytestmark = pytest.mark.usefixtures("large_files")
 
-DATA = Path(__file__).parent.parent / "data" / "zips"
+DATA = Path(__file__).parents[2] / "data" / "zips"
 URL = "s3://bucket/a.zip"
 
 

@@ -15,7 +15,7 @@ import pytest
 import refshard_fs
 from refshard_fs.core.format import plugins
 
-PLUGIN = Path(__file__).with_name("tiny_plugin.py")
+PLUGIN = Path(__file__).parents[1] / "plugin/tiny_plugin.py"
 ENTRY_POINTS = """\
 [refshard.formats]
 tiny = tiny_plugin:FORMAT
