@@ -63,7 +63,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ----------
     fo:
         The source: a URL (any fsspec protocol or chain), a path (also a ``UPath``, or what `fsspec.open`
-        returns), a mapping, bytes or a binary file. Recognised by its content; ``format=`` overrides.
+        returns), a mapping, bytes or a binary file; or ``(store, path)``, an object of a store of obstore, or of any
+        other that has obspec's methods. Recognised by its content; ``format=`` overrides.
     target:
         The URL that references without one (``[null, offset, length]``) stand for.
     ref_storage_args:
@@ -78,7 +79,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Options for ``remote_protocol``; without that, for the protocol of the first reference that names one.
     fs:
         A filesystem instance for the targets, or a mapping of protocol to instance or
-        options. Synchronous or asynchronous, of any event loop.
+        options. Synchronous or asynchronous, of any event loop. Stores of obstore (of obspec's protocols) may stand
+        for filesystems, here and in ``options``; so may an ``ObjectStoreRegistry``, for the URLs below its prefixes.
     options:
         Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
         longest prefix wins, and wins over ``remote_options``. ``"versions": "ignore"`` among them

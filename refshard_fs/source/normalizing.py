@@ -6,14 +6,18 @@ import inspect
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Final, ParamSpec
+from urllib.parse import quote
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.reference import LazyReferenceMapper
 
+from refshard_fs.security.admission import WEB
+from refshard_fs.security.policy import protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource, source_of
 from refshard_fs.source.options import configured, keywords, with_spread
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
+from refshard_fs.targets import is_store, urls_of
 
 P = ParamSpec("P")
 SESSION: Final = "session"  # the keyword that names the session which copies of a filesystem share
@@ -43,6 +47,12 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             if options and not {"target_options", "ref_storage_args"} & named.keys():
                 kwargs["target_options"] = options
             fo = fo.fs.unstrip_protocol(fo.path)
+        store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
+        if is_store(store):
+            place = urls_of(store)
+            fo = place + (quote(path) if protocol_of(place) in WEB else path)
+            if type(store).__name__ != "LocalStore":
+                kwargs["options"] = {place: store, **(kwargs.get("options") or {})}
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         source = source_of(fo, named.get("target_protocol"), overrides, simple)
         if isinstance(fo, InMemorySource):

@@ -24,7 +24,7 @@ from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.layout import check_options
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS, OverlayCopy
-from refshard_fs.targets import arguments_of
+from refshard_fs.targets import ObjectStore, Registry, arguments_of
 
 RECORD_SIZE: Final = 10_000  # references in a partition of a parquet set that is written
 INLINE: Final = 512  # bytes; larger values become objects
@@ -36,15 +36,22 @@ def _told(effect: str, unit: str = "") -> msgspec.Meta:
     return msgspec.Meta(description=effect, extra={"unit": unit})
 
 
-PrefixOptions: TypeAlias = Mapping[str, Mapping[str, Any]]  # options of filesystems by URL prefix
-Filesystems: TypeAlias = AbstractFileSystem | Mapping[str | None, AbstractFileSystem | Mapping[str, Any]]
+PrefixOptions: TypeAlias = Mapping[str, Mapping[str, Any] | ObjectStore]  # by URL prefix
+Filesystems: TypeAlias = (
+    AbstractFileSystem
+    | ObjectStore
+    | Registry
+    | Mapping[str | None, AbstractFileSystem | ObjectStore | Mapping[str, Any]]
+)
 Directory: TypeAlias = bool | str | os.PathLike[str]
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is opened, and what it shows."""
 
-    fo: Annotated[str | InMemorySource, _told("The source: a URL, a path, a mapping, bytes or a binary file.")]
+    fo: Annotated[
+        str | InMemorySource, _told("The source: a URL, a path, a mapping, bytes, a binary file, or `(store, path)`.")
+    ]
     target: Annotated[str | None, _told("URL of references that name none.")] = None
     target_protocol: Annotated[str | None, _told("Protocol of `fo` where it names none.")] = None
     remote_protocol: Annotated[str | None, _told("Protocol of references that name none.")] = None
@@ -92,9 +99,10 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
     remote_options: Annotated[
         Mapping[str, Any] | None, _told("Options for `remote_protocol`, or the first protocol that references name.")
     ] = None
-    fs: Annotated[Filesystems | None, _told("Filesystem for all targets, or filesystems and options by protocol.")] = (
-        None
-    )
+    fs: Annotated[
+        Filesystems | None,
+        _told("Filesystem or obspec store for all targets, some of them by protocol, or a registry of stores."),
+    ] = None
     options: Annotated[
         PrefixOptions | None, _told("Options by URL prefix; the longest prefix wins, also over protocols.")
     ] = None

@@ -20,7 +20,7 @@ from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protoco
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.options import CachingOptions, Options
 from refshard_fs.source.transaction import Transaction, transaction_of
-from refshard_fs.targets import PoolOptions, Retry
+from refshard_fs.targets import PoolOptions, Retry, StoreFileSystem, is_store, stores_of, urls_of
 
 
 class Settings(msgspec.Struct, frozen=True, eq=False):
@@ -132,11 +132,11 @@ def route(given: Options, data_url: str | None) -> Routes:
     What the user writes may be read again, with the options that it was written with.
     """
     source, source_options = given.source.url, given.trust.of_source
-    fs: Any = given.trust.fs
-    allow, options = given.trust.allow, given.trust.options
+    allow = given.trust.allow
+    fs, options = _with_stores(given.trust.fs, given.trust.options or {})
     remote_protocol, remote_options = given.source.remote_protocol, given.trust.remote_options
     by_protocol = _by_protocol(fs, remote_protocol, remote_options)
-    by_prefix, only_sizes = _versions_apart(options or {})
+    by_prefix, only_sizes = _versions_apart(options)
     if data_url is not None:
         protocol = protocol_of(data_url)
         known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
@@ -144,7 +144,7 @@ def route(given: Options, data_url: str | None) -> Routes:
             near = source is not None and (protocol_of(source) or "file") == protocol
             chosen = (source_options if near else None) or remote_options or {}
             by_prefix[data_url] = {name: value for name, value in chosen.items() if name not in _OF_THE_SOURCE}
-        options = {**(options or {}), data_url: {}}
+        options = {**options, data_url: {}}
         if allow is not None and not isinstance(allow, str):
             allow = [*allow, data_url + "/"]
     if source is not None:
@@ -158,7 +158,7 @@ def route(given: Options, data_url: str | None) -> Routes:
             by_prefix[source] = {}  # fs= serves the references, not the manifest
     by_prefix = {normalize(prefix): chosen for prefix, chosen in by_prefix.items()}
     bare = by_protocol.get(None)
-    rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*(options or ())])
+    rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*options])
     retry = Retry(given.reading.retries, given.reading.timeout)
     return Routes(
         PoolOptions(by_protocol, by_prefix, rule_of(source), retry, given.reading.fast_s3, rule_of, only_sizes),
@@ -166,6 +166,21 @@ def route(given: Options, data_url: str | None) -> Routes:
         remote_protocol if fs is None or isinstance(fs, Mapping) else None,
         isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
     )
+
+
+def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return ``fs`` and ``options`` with filesystems in the place of obspec's stores; those of a registry by prefix."""
+    registered = stores_of(fs)
+    if registered is not None:
+        # This machine's files are read without it, and only where the source may point to them.
+        own = {prefix: store for prefix, store in registered.items() if type(store).__name__ != "LocalStore"}
+        fs, options = None, {**own, **options}
+    elif is_store(fs):
+        options = {urls_of(fs): fs, **options}
+        fs = {None: fs}
+    if isinstance(fs, Mapping):
+        fs = {protocol: StoreFileSystem.of(one) if is_store(one) else one for protocol, one in fs.items()}
+    return fs, {prefix: StoreFileSystem.of(one) if is_store(one) else one for prefix, one in options.items()}
 
 
 def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

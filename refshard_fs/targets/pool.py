@@ -45,6 +45,7 @@ from refshard_fs.targets.generic import (
     split_chain,
 )
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
+from refshard_fs.targets.obspec import ObspecTarget, StoreFileSystem
 from refshard_fs.targets.versioned import VersionedObject, Versions
 
 if TYPE_CHECKING:
@@ -237,6 +238,8 @@ class Pool:
     ) -> tuple[Target, str] | None:
         while type(fs) is AsyncFileSystemWrapper:
             fs = fs.sync_fs
+        if isinstance(fs, StoreFileSystem):
+            return self._cached((*token, "store"), lambda _: ObspecTarget(fs.store), fs.path_of(url))
         immediate = IMMEDIATE.get(type(fs))
         if immediate is not None:
             return immediate, fs._strip_protocol(url)

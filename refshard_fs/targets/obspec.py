@@ -1,0 +1,195 @@
+"""Read the objects of any store of the obspec protocols: those of obstore, and others that VirtualiZarr takes.
+
+A store needs `get_async` or `get`; `head` and `list_with_delimiter` are used if it has them. The path of a URL in a
+store is what obspec_utils' `ObjectStoreRegistry` makes of it: without the prefix that the store itself has.
+
+Source: obspec's protocols (https://developmentseed.org/obspec).
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from fsspec.spec import AbstractFileSystem
+
+from refshard_fs.core.model import Facts, Listed
+from refshard_fs.security.admission import WEB
+from refshard_fs.security.policy import protocol_of
+from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
+from refshard_fs.targets.generic import in_thread
+
+
+class ObjectStore(Protocol):
+    """What a store has at least, to type checkers: obspec's `Get`."""
+
+    def get(self, path: str, *, options: Any = None) -> Any:
+        """Return an object, or the range of it that ``options`` name."""
+
+
+class Registry(Protocol):
+    """What `ObjectStoreRegistry` has, to type checkers."""
+
+    def resolve(self, url: str) -> tuple[Any, str]:
+        """Return the store of a URL, and the object's path there."""
+
+
+def is_store(value: Any) -> bool:
+    """Whether ``value`` has the methods of an obspec store."""
+    if isinstance(value, Mapping | AbstractFileSystem | type):
+        return False
+    return any(callable(getattr(value, name, None)) for name in ("get_async", "get_range"))
+
+
+def stores_of(registry: Any) -> dict[str, Any] | None:
+    """Return the stores of an `ObjectStoreRegistry` by URL prefix; None if ``registry`` is no such thing."""
+    if not hasattr(registry, "resolve") or not isinstance(getattr(registry, "map", None), Mapping):
+        return None
+    found: dict[str, Any] = {}
+
+    def add(prefix: str, entry: Any) -> None:
+        if entry.store is not None:
+            found[prefix] = entry.store
+        for name, child in entry.children.items():
+            add(f"{prefix}/{name}", child)
+
+    for (scheme, netloc), entry in registry.map.items():
+        add(f"{scheme}://{netloc}", entry)
+    return found
+
+
+def urls_of(store: Any) -> str:
+    """Return the URL of the directory that a store's paths begin at; one of our own where it names none."""
+    url, config, kind = getattr(store, "url", None), getattr(store, "config", None), type(store).__name__
+    if isinstance(url, str):
+        return url.rstrip("/") + "/"
+    named = config if isinstance(config, Mapping) else {}
+    place = named.get("bucket") or named.get("container_name")
+    if kind in _SCHEMES and (place or kind == "LocalStore"):
+        return f"{_SCHEMES[kind]}://{place or ''}/{_prefix(store)}".rstrip("/") + "/"
+    return f"obspec://{kind}-{StoreFileSystem.of(store).name[:12]}/"
+
+
+_SCHEMES = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az", "LocalStore": "file"}
+
+
+class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
+    """A store in the place of a filesystem: `Pool` opens the objects of ``store`` by `ObspecTarget`."""
+
+    protocol = "obspec"
+    cachable = False
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self.store = store
+        self.name = uuid.uuid4().hex
+
+    @classmethod
+    def of(cls, store: Any) -> StoreFileSystem:
+        """Return the filesystem of ``store``: the same one as long as one is in use."""
+        found = _known.get(id(store))
+        if found is None:
+            found = _known[id(store)] = cls(store)
+        return found
+
+    def __repr__(self) -> str:  # sources are told apart by this
+        return f"<{type(self.store).__name__} {self.name}>"
+
+    def path_of(self, url: str) -> str:
+        """Return the path of the object at ``url`` in the store."""
+        is_web = protocol_of(url) in WEB  # elsewhere "%", "?" and "#" are characters of names
+        path = unquote(urlsplit(url).path) if is_web else url
+        if not is_web and "://" in url:
+            path = url.partition("://")[2].partition("/")[2]
+        path, own = path.strip("/"), _prefix(self.store)
+        return path[len(own) :].lstrip("/") if f"{path}/".startswith(f"{own}/") else path
+
+
+_known: weakref.WeakValueDictionary[int, StoreFileSystem] = weakref.WeakValueDictionary()
+
+
+def _prefix(store: Any) -> str:
+    """Return the part of URLs' paths that a store puts before its own paths."""
+    prefix, url = getattr(store, "prefix", None), getattr(store, "url", None)
+    if not prefix and isinstance(url, str):
+        prefix = urlsplit(url).path
+    return str(prefix or "").strip("/")
+
+
+class ObspecTarget(Target):
+    """The objects of one store."""
+
+    most_retries = 2  # stores try again themselves
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        is_web = isinstance(getattr(store, "url", None), str)  # obstore asks such servers for WebDAV's listings
+        self._lists = hasattr(store, "list_with_delimiter") and not is_web
+
+    async def read(
+        self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
+    ) -> Answer:
+        if stop is not None and stop <= start:
+            return Answer(b"")
+        wanted: Any = {"suffix": -start} if start < 0 else (start, stop) if stop is not None else {"offset": start}
+        options = {} if start == 0 and stop is None else {"options": {"range": wanted}}
+        try:
+            result = await self._call(self._store, "get", path, **options)
+            facts = self._of(result.meta)
+            if not options:
+                check_size(facts.size, most)
+            data = bytes(await self._call(result, "buffer"))
+        except OSError:
+            raise
+        except Exception:  # any store's; raised again unless the range is what it cannot serve
+            facts = await self.facts(path) if options else UNKNOWN
+            if facts.size is not None and start < 0:  # it does not count from the end
+                return await self.read(path, max(facts.size + start, 0), facts.size, etag, most)
+            if facts.size is None or start < facts.size:
+                raise
+            return Answer(b"", facts)
+        check_size(len(data), most)
+        return Answer(data, facts)
+
+    async def facts(self, path: str) -> Facts:
+        if hasattr(self._store, "head") or hasattr(self._store, "head_async"):
+            return self._of(await self._call(self._store, "head", path))
+        return self._of((await self._call(self._store, "get", path)).meta)
+
+    async def names(self, path: str) -> tuple[Listed, ...] | None:
+        if not self._lists:
+            return None
+        found = await self._call(self._store, "list_with_delimiter", path)
+        listed = [Listed(_last(prefix), None, True) for prefix in found["common_prefixes"]]
+        for meta in found["objects"]:
+            facts = self._of(meta)
+            listed.append(Listed(_last(meta["path"]), facts.size, False, facts.etag, facts.last_modified))
+        return tuple(sorted(listed, key=lambda each: each.name))
+
+    def _of(self, meta: Mapping[str, Any]) -> Facts:
+        modified = meta.get("last_modified")
+        etag = None if type(self._store).__name__ == "MemoryStore" else meta.get("e_tag")  # which counts its writes
+        return Facts(meta.get("size"), etag, modified.isoformat() if isinstance(modified, datetime) else None)
+
+    async def _call(self, owner: Any, name: str, *arguments: Any, **options: Any) -> Any:
+        """Return what a method of ``owner``, or its coroutine, returns; errors that obspec names become Python's."""
+        method = getattr(owner, f"{name}_async", None)
+        try:
+            if method is not None:
+                return await method(*arguments, **options)
+            return await in_thread(lambda: getattr(owner, name)(*arguments, **options))
+        except Exception as e:  # obspec's exceptions have names in common, and no class
+            match type(e).__name__:
+                case "FileNotFoundError" | "NotFoundError":
+                    raise FileNotFoundError(*arguments) from e
+                case "PermissionDeniedError" | "UnauthenticatedError":
+                    raise PermissionError(str(e).partition("\n")[0]) from e
+            raise
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
