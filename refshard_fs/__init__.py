@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
+    from refshard_fs.sets.cube import cube
     from refshard_fs.sets.lazy_set import LazySet
     from refshard_fs.sets.rebase import MadeSet, rebase, snapshot
     from refshard_fs.tools.check import Finding, Report, check
@@ -77,6 +78,7 @@ __all__ = [
     "append",
     "check",
     "concat",
+    "cube",
     "load",
     "rebase",
     "replace_reference_filesystem",
@@ -90,6 +92,7 @@ _NAMES = {  # by module, of what is imported at its first use
     "tuning": "tune_zarr",
     "sets.append": "append",
     "sets.concat": "concat",
+    "sets.cube": "cube",
     "sets.lazy_set": "LazySet",
     "sets.rebase": "MadeSet rebase snapshot",
     "tools.check": "Finding Report check",

@@ -65,6 +65,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         The source: a URL (any fsspec protocol or chain), a path (also a ``UPath``, or what `fsspec.open`
         returns), a mapping, bytes or a binary file; or ``(store, path)``, an object of a store of obstore, or of any
         other that has obspec's methods. Recognised by its content; ``format=`` overrides.
+        A pattern, a list of URLs, or a table of URLs and their places stands for all of them, joined as by
+        `refshard_fs.cube`.
     target:
         The URL that references without one (``[null, offset, length]``) stand for.
     ref_storage_args:
@@ -155,6 +157,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         its own (bcolz, bloscpack).
     select:
         What of the source is shown: the arguments of `select` as JSON values, for each selection in turn.
+    concat:
+        Arguments of `refshard_fs.cube`, where ``fo`` is many sources: a pattern (``"2024/*.nc"``), a list of URLs, or a
+        table. They are joined when the filesystem is made: ``{"dim": "time", "keep": ["sst"]}``.
     verify:
         Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
         chunk is then read with the bytes of its checksum.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import xarray as xr
 
 from tests.servers.http import RangeServer
 from tests.servers.wire import Answer, failure
@@ -73,6 +74,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any, dask_cluster
             s3_server.put(f"{bucket}/air.nc", air)
             absolute = references(folder / "air.nc", f"s3://{bucket}/air.nc")
             s3_server.put(f"{bucket}/refs.json", json.dumps(absolute).encode())
+        with xr.open_dataset(folder / "air.nc", engine="h5netcdf") as month:
+            month = month.load().drop_encoding()
+            for day in range(2):
+                month.isel(time=slice(4 * day, 4 * day + 4)).to_netcdf(folder / "day.nc", engine="h5netcdf")
+                s3_server.put(f"bucket/days/{day}.nc", (folder / "day.nc").read_bytes())
+        (folder / "day.nc").unlink()
         files = {"/refs.json": relative, "/air.nc": air}
         environment = {
             "AWS_ENDPOINT_URL": s3_server.endpoint_url,

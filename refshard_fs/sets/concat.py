@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import reprlib
 import warnings
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from operator import itemgetter
 from typing import Any, Literal, overload
 
 import msgspec
@@ -30,17 +32,21 @@ from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import described, roomier, with_digests
 from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
+from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.scanning import opening_options
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
+from refshard_fs.sets.tables import placed_sources
 from refshard_fs.sets.variables import NamedSet, with_type
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
 from refshard_fs.tools.views import progress
+
+logger = logging.getLogger("refshard_fs")
 
 Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any
 
@@ -218,6 +224,7 @@ def concat(
     grid: Literal["regular", "rectilinear"] = "regular",
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    assets: Sequence[str] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
     callback: Callback = DEFAULT_CALLBACK,
@@ -242,6 +249,7 @@ def concat(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    assets: Sequence[str] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
     callback: Callback = DEFAULT_CALLBACK,
@@ -266,6 +274,7 @@ def concat(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    assets: Sequence[str] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
     callback: Callback = DEFAULT_CALLBACK,
@@ -340,29 +349,31 @@ def concat(
     if choice:
         options = {**options, "select": [*(options.get("select") or ()), choice]}
     order = tuple(dims) if dims is not None else (dim,)
+    finds = lazy and dim is None and dims is None  # the dimensions
     same = frozenset(same)
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
-    file_grid = _grid_of(sets, order, join, on_error, options)
+    file_grid = _grid_of(sets, None if finds else order, join, on_error, options, assets)
     if file_grid is not None:
-        found = sorted(file_grid.files.items())
+        order = tuple(file_grid.dims)
+        leaves = sorted(file_grid.files.items())
     else:
-        found = list(_leaves(expanded(sets, options) if len(order) == 1 else sets, len(order)))
-    if not found:
+        leaves = list(_leaves(expanded(sets, options) if len(order) == 1 else sets, len(order)))
+    if not leaves:
         raise ValueError("there are no sets to concatenate")
-    places, sources = zip(*found, strict=True)
+    places, sources = zip(*leaves, strict=True)
 
     if chunks is not None and (not lazy or min(chunks.values(), default=1) < 1):
         raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
     if lazy and grid != "regular":
         raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
-    if lazy and None in order:
+    if lazy and not finds and None in order:
         raise TypeError("lazy=True joins along dimensions that have names: give dim=, or dims=")
     if subchunks is not None and min(subchunks.values(), default=1) < 1:
         raise ValueError("subchunks= are lengths of 1 and more, by dimension")
-    if freq is not None and order[0] is None:
+    if freq is not None and order[0] is None and not finds:
         raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
-    if len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and file_grid is None)):
+    if not finds and len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and file_grid is None)):
         raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
     if lazy:
         sources = tuple(url_of_set(fo, options, "lazy=True") for fo in sources)
@@ -393,6 +404,23 @@ def concat(
         places = tuple(sorted(file_grid.files))
     skipped(failed, any_left=bool(sources))
 
+    if finds and file_grid is not None:
+        file_grid = named_by_files(file_grid, dict(zip(places, read, strict=True)))
+        order = tuple(file_grid.dims)
+    elif finds:
+        found = find_dimensions(read)
+        if None in found.dims:
+            raise ManifestError(
+                f"{read[0].name} and {read[-1].name} have no variable in common, so that they follow one another along "
+                "no dimension: concat(sets) without lazy=True merges them"
+            )
+        logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
+        order = found.dims
+        by_place = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
+        places, sources = (tuple(place for place, _, _ in by_place), tuple(source for _, source, _ in by_place))
+        read = [part for _, _, part in by_place]
+        dim = order[0] if len(order) == 1 else None
+        sort = dim is not None and all(dim in part.variables and part.values(dim) is not None for part in read)
     stored = read
     if file_grid is None and len(order) == 1 and dim is not None:
         stacking = Stacking.by_scalar(dim, read)
@@ -555,13 +583,31 @@ def _regular_dimension(dims: Sequence[str | None], grid: FileGrid | None, parts:
 
 
 def _grid_of(
-    sets: Any, order: Sequence[str | None], join: Join, on_error: OnError, options: Mapping[str, Any]
+    sets: Any,
+    order: Sequence[str | None] | None,
+    join: Join,
+    on_error: OnError,
+    options: Mapping[str, Any],
+    assets: Sequence[str] | None,
 ) -> FileGrid | None:
-    """Return the grid of files that a pattern with fields stands for; None where ``sets`` are no such pattern."""
+    """Return the grid of files that a pattern with fields, or a table, stands for; None for other ``sets``.
+
+    ``order`` are its dimensions; None where the fields, or the columns, tell.
+    """
+    rows = placed_sources(sets, assets)
+    if rows is not None:
+        dims = list(rows[0][1])
+        if order is not None and any(order) and set(order) != set(dims):
+            raise ValueError(f"URLs come with their places along {dims}, and the dimensions are {list(order)}")
+        grid = FileGrid.of(rows, dims if order is None or not any(order) else [str(dim) for dim in order])
+        if join == "exact":
+            grid.check_whole()
+        return grid
     pattern = Pattern.of(os.fspath(sets), order) if isinstance(sets, str | os.PathLike) else None
     if pattern is None:
         return None
-    grid, others = FileGrid.of(pattern, expanded(pattern.glob, options), [str(dim) for dim in order])
+    dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
+    grid, others = FileGrid.by_names(pattern, expanded(pattern.glob, options), dims)
     if others:
         misnamed = f"{some_of(others)} are not named as {pattern.text!r} says"
         if on_error == "raise" or not grid.files:

@@ -33,7 +33,7 @@ _DIRECTIVE: Final = re.compile(r"%(.)")
 _DIGITS: Final = {"Y": r"\d{4}", "j": r"\d{3}", **dict.fromkeys("mdHMS", r"\d{2}")}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-Place = datetime | int | str  # where a file lies along a dimension
+Place = datetime | int | float | str  # where a file lies along a dimension
 
 
 class Pattern(NamedTuple):
@@ -45,9 +45,12 @@ class Pattern(NamedTuple):
     fields: Mapping[str, str]  # by dimension: "text", "number" or "time"
 
     @classmethod
-    def of(cls, text: str, dims: Sequence[str | None]) -> Pattern | None:
-        """Return the pattern that ``text`` is; None where it has no fields. ValueError unless these are ``dims``."""
-        if _FIELD.search(text) is None or not any(dims):
+    def of(cls, text: str, dims: Sequence[str | None] | None) -> Pattern | None:
+        """Return the pattern that ``text`` is; None where it has no fields. ValueError unless these are ``dims``.
+
+        Without ``dims``, the fields are the dimensions, in their order.
+        """
+        if _FIELD.search(text) is None or (dims is not None and not any(dims)):
             return None
         fields: dict[str, str] = {}
         seen: set[str] = set()
@@ -60,7 +63,7 @@ class Pattern(NamedTuple):
                 raise ValueError(f"{match[0]!r} in {text!r} is none of {{name}}, {{name:d}} and {{name:%Y%m%d}}")
             regex += _times(form, name, seen) if kind == "time" else _once(name, r"\d+" if form else r"[^/]+", seen)
             at = match.end()
-        if set(fields) != set(dims):
+        if dims is not None and set(fields) != set(dims):
             raise ValueError(f"{text!r} has the fields {', '.join(fields)}, and the dimensions are {list(dims)}")
         names = re.compile(regex + _literal(text[at:]) + r"\Z")
         return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
@@ -126,23 +129,25 @@ class FileGrid(NamedTuple):
     files: Mapping[tuple[int, ...], str]
 
     @classmethod
-    def of(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
+    def by_names(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
         """Return the grid of files, and those that do not match; ManifestError where two files have one place."""
+        named = [(url, pattern.places(url)) for url in urls]
+        others = [url for url, places in named if places is None]
+        return cls.of([(url, places) for url, places in named if places is not None], dims), others
+
+    @classmethod
+    def of(cls, files: Iterable[tuple[str, Mapping[str, Place]]], dims: Sequence[str]) -> FileGrid:
+        """Return the grid of ``files``, given with their places; ManifestError where two files have one place."""
         by_place: dict[tuple[Place, ...], str] = {}
-        others: list[str] = []
-        for url in urls:
-            places = pattern.places(url)
-            if places is None:
-                others.append(url)
-                continue
+        for url, places in files:
             key = tuple(places[dim] for dim in dims)
             if key in by_place:
                 raise ManifestError(f"{by_place[key]} and {url} have the same place, {_place_text(dims, key)}")
             by_place[key] = url
         along = {dim: sorted({key[axis] for key in by_place}, key=_order) for axis, dim in enumerate(dims)}
         number = {dim: {place: i for i, place in enumerate(places)} for dim, places in along.items()}
-        files = {tuple(number[d][p] for d, p in zip(dims, key, strict=True)): url for key, url in by_place.items()}
-        return cls(dims, along, files), others
+        numbers = {key: tuple(number[d][p] for d, p in zip(dims, key, strict=True)) for key in by_place}
+        return cls(dims, along, {numbers[key]: url for key, url in by_place.items()})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -213,9 +218,10 @@ def _coordinate(places: Sequence[Place]) -> _Coordinate:
     if isinstance(places[0], datetime):
         seconds = [(place - _EPOCH).total_seconds() for place in places if isinstance(place, datetime)]
         units = {"units": "seconds since 1970-01-01", "calendar": "proleptic_gregorian"}
-        return _Coordinate(np.array(seconds, "<i8"), units)
-    if isinstance(places[0], int):
-        return _Coordinate(np.array(places, "<i8"), {})
+        is_whole = all(second.is_integer() for second in seconds)
+        return _Coordinate(np.array(seconds, "<i8" if is_whole else "<f8"), units)
+    if all(isinstance(place, int | float) for place in places):
+        return _Coordinate(np.array(places, "<i8" if all(isinstance(p, int) for p in places) else "<f8"), {})
     return _Coordinate(np.array(places, f"<U{max(map(len, map(str, places)))}"), {})
 
 

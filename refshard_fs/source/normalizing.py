@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
+import reprlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Concatenate, Final, ParamSpec
 from urllib.parse import quote
 
@@ -53,6 +57,13 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo = place + (quote(path) if protocol_of(place) in WEB else path)
             if type(store).__name__ != "LocalStore":
                 kwargs["options"] = {place: store, **(kwargs.get("options") or {})}
+        if are_many(fo):
+            fo, kwargs = joined(fo, named, kwargs)
+            named = kwargs
+        elif named.get("concat") is not None:
+            raise ValueError(
+                f"concat={named['concat']!r} is for many sources, and fo={fo!r:.200} is one: give a pattern or a list"
+            )
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         source = source_of(fo, named.get("target_protocol"), overrides, simple)
         if isinstance(fo, InMemorySource):
@@ -66,6 +77,46 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if conf and "fo" in conf:
             return super().__call__(fo=source, **kwargs)
         return super().__call__(source, *args, **kwargs)
+
+
+# What of a filesystem's keywords says how the sources of a cube are found and opened; the others are for the cube.
+_OF_SOURCES: Final = frozenset(
+    (
+        *("allow", "concurrency", "fast_s3", "fs", "max_manifest_bytes", "max_memory", "options", "ref_storage_args"),
+        *("remote_options", "remote_protocol", "retries", "target_options", "target_protocol", "timeout"),
+    )
+)
+_FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
+
+
+def are_many(fo: Any) -> bool:
+    """Whether ``fo`` stands for several sources: a pattern, a list, a table, or items of STAC."""
+    match fo:
+        case str() | PurePath():
+            text = str(fo)
+            return "::" not in text and ("*" in text or _FIELD.search(text) is not None)
+        case bytes() | bytearray() | memoryview():
+            return False
+        case Mapping():
+            return fo.get("type") == "FeatureCollection" and isinstance(fo.get("features"), list)
+        case _:
+            return isinstance(fo, Sequence) or hasattr(fo, "to_dict")
+
+
+def joined(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return many sources as one, and the keywords that are left for its filesystem."""
+    if named.get("mode", "r") != "r" or named.get("overlay") is not None:
+        raise ValueError(
+            f"mode={named.get('mode')!r}: {reprlib.repr(fo)} is many sources, which are joined to be read. To add to "
+            "them, save what refshard_fs.cube returns, and append to that"
+        )
+    # Sets of sources are made by means of filesystems, whose keywords this module knows: it cannot import them.
+    cube = importlib.import_module("refshard_fs.sets.cube").cube
+    others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
+    for_sources = {name: named[name] for name in named if name in _OF_SOURCES or name in others}
+    made = cube(fo, **for_sources, **(named.get("concat") or {}))
+    left = {name: value for name, value in kwargs.items() if name not in others}
+    return made, {name: left[name] for name in left.keys() - {"concat", "target_options", "ref_storage_args"}}
 
 
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])

@@ -71,6 +71,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         Sequence[Mapping[str, Any]] | None,
         _told("Selections of the source, each of the one before, as `fs.select` makes."),
     ] = None
+    concat: Annotated[
+        Mapping[str, Any] | None, _told("Arguments of `refshard_fs.cube`, where `fo` is a pattern or a list.")
+    ] = None
 
     def __post_init__(self) -> None:
         """Raise ValueError or TypeError for a value that an option does not take."""
@@ -216,6 +219,7 @@ class Options(msgspec.Struct, frozen=True):
         shard_options: Mapping[str, Any] | None = None,
         zarr_format: int = 2,
         select: Sequence[Mapping[str, Any]] | None = None,
+        concat: Mapping[str, Any] | None = None,
         verify: bool = False,
         readahead: int = 64 * MIB,
         max_memory: int = 256 * MIB,
@@ -257,6 +261,7 @@ class Options(msgspec.Struct, frozen=True):
                 shard_options=shard_options,
                 zarr_format=zarr_format,
                 select=select,
+                concat=concat,
             ),
             TrustOptions(
                 allow=allow,

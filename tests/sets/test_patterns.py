@@ -348,7 +348,7 @@ def test_names_of_equal_numbers_have_one_order() -> None:
     pattern = Pattern.of("{member}/{time:%Y}.nc", dims)
     assert pattern is not None
     for order in (names, names[::-1]):
-        found, _ = FileGrid.of(pattern, [f"{name}/2024.nc" for name in order], dims)
+        found, _ = FileGrid.by_names(pattern, [f"{name}/2024.nc" for name in order], dims)
         assert found.places["member"] == sorted(names)
 
 

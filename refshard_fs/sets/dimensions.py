@@ -1,0 +1,206 @@
+"""Find along which dimensions sets are to be joined, where nobody says it. No I/O here.
+
+The values of coordinates tell, as in xarray's ``combine_by_coords``: a dimension whose coordinate differs is joined.
+Where sets lack it, a scalar coordinate that differs tells, and then the length of a dimension without a coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.cubes.cf_times import is_time
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.concatenation import coordinate_values
+from refshard_fs.sets.patterns import FileGrid
+from refshard_fs.sets.variables import NamedSet, Variable, auxiliary
+
+# Scalars that follow from others, by CF and cfgrib: they get the dimensions that these make.
+FOLLOW: Final = frozenset(["valid_time", "forecast_reference_time"])
+RECORDS: Final = ("time", "t", "record", "Time")  # dimensions that grow from file to file, by custom
+ADVICE: Final = (
+    "name it (dim=), give it in the names of files (a pattern with fields: '{time:%Y%m%d}.nc'), or with each URL "
+    "([(url, {'time': ...}), ...])"
+)
+
+
+class Found(NamedTuple):
+    """The dimensions of a join, the place of each set along them, and a remark that says why.
+
+    A dimension of None merges sets.
+    """
+
+    dims: tuple[str | None, ...]
+    places: Sequence[tuple[int, ...]]
+    reason: str
+
+
+def find_dimensions(parts: Sequence[NamedSet]) -> Found:
+    """Return along which dimensions ``parts`` differ; ManifestError, with the choices, where nothing tells."""
+    in_a_row = [(number,) for number in range(len(parts))]
+    coordinates = _identities(parts, _coordinates(parts))
+    scalars = _identities(parts, _scalars(parts))
+    if len(parts) == 1:
+        return Found((_only_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
+    if not _share_variables(parts):
+        return Found((None,), in_a_row, "their variables differ")
+    for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
+        differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
+        if kind == "scalar" and len(differing) > 1:
+            differing = {dim: of for dim, of in differing.items() if dim not in FOLLOW} or differing
+        found = _by_values(parts, differing, kind)
+        if found is not None:
+            return found
+    dim = _dimension_of_records(parts)
+    if dim is not None:
+        return Found((dim,), in_a_row, f"{dim!r} has no coordinate")
+    known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
+    raise ManifestError(
+        f"{parts[0].name} and the others have the same values of all coordinates ({', '.join(coordinates) or 'none'}), "
+        f"so that nothing tells along which dimension ({', '.join(known_dims)}) they follow one another: "
+        f"{ADVICE}"
+    )
+
+
+def named_by_files(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> FileGrid:
+    """Return the grid with a dimension of the sets in place of a field of their names that only tells them apart.
+
+    In "tas_{year}.nc", ``year`` is not a dimension where the coordinate ``time`` differs from year to year.
+    """
+    known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
+    dims = list(grid.dims)
+    for axis, field in enumerate(grid.dims):
+        first = next(iter(parts))
+        row = [part for at, part in parts.items() if _but(at, axis) == _but(first, axis)]
+        if field in known or len(row) < 2:
+            continue
+        identities = _identities(row, [dim for dim in _coordinates(row) if dim not in dims])
+        differing = [dim for dim, of in identities.items() if len(set(of)) == len(row)]
+        if len(differing) == 1:
+            dims[axis] = differing[0]
+    places = {dim: grid.places[field] for dim, field in zip(dims, grid.dims, strict=True)}
+    return FileGrid(dims, places, grid.files)
+
+
+def _but(at: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*at[:axis], *at[axis + 1 :])
+
+
+def _coordinates(parts: Sequence[NamedSet]) -> list[str]:
+    """Return the dimensions that have a coordinate in the first set, those of its variables in their order."""
+    variables = parts[0].variables.values()
+    dims = dict.fromkeys(dim for v in sorted(variables, key=lambda v: v.is_coordinate) for dim in v.dims)
+    return [dim for dim in dims if dim is not None and parts[0].coordinate(dim) is not None]
+
+
+def _scalars(parts: Sequence[NamedSet]) -> list[str]:
+    """Return the scalars of the first set that may be coordinates: times, and those that attributes call so."""
+    variables = parts[0].variables
+    named = auxiliary(variables)
+    scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].along(v.path)]
+    return [v.path for v in scalars if v.path in named or is_time(v.attributes) or "standard_name" in v.attributes]
+
+
+def _identities(parts: Sequence[NamedSet], names: Iterable[str]) -> dict[str, list[Hashable]]:
+    """Return, by name, what tells the values of a coordinate apart, of each set; those alone that all sets have."""
+    found: dict[str, list[Hashable]] = {}
+    for name in names:
+        every = [_identity(part, _variable(part, name)) for part in parts]
+        if None not in every:
+            found[name] = every
+    return found
+
+
+def _variable(part: NamedSet, name: str) -> Variable | None:
+    return part.coordinate(name) or part.variables.get(name)
+
+
+def _identity(part: NamedSet, variable: Variable | None) -> Hashable:
+    values = None if variable is None else part.values(variable.path)
+    if variable is None or values is None:
+        return None
+    return values.tobytes(), values.dtype.str, str(variable.attributes.get("units"))
+
+
+def _share_variables(parts: Sequence[NamedSet]) -> bool:
+    """Whether all sets have some variable in common that is not a coordinate."""
+    every = [{path for path, v in part.variables.items() if not v.is_coordinate and v.dims} for part in parts]
+    return not all(every) or bool(set.intersection(*every))
+
+
+def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str) -> Found | None:
+    """Return the dimensions whose values place each set; None where none differ."""
+    if not differing:
+        return None
+    numbers = range(len(parts))
+    if len(differing) == 1:
+        (dim,) = differing
+        return Found((dim,), [(number,) for number in numbers], f"the {kind} {dim!r} differs")
+    dims = sorted(differing, key=lambda dim: not _is_of_times(parts[0], dim))
+    tuples = list(zip(*(differing[dim] for dim in dims), strict=True))
+    if len(set(tuples)) == len(parts) == math.prod(len(set(differing[dim])) for dim in dims):
+        along = [_places(parts, dim, differing[dim]) for dim in dims]
+        return Found(tuple(dims), list(zip(*along, strict=True)), f"the {kind}s {', '.join(map(repr, dims))} differ")
+    telling = [dim for dim in dims if _is_of_times(parts[0], dim) and len(set(differing[dim])) == len(parts)]
+    telling = [dim for dim in telling if dim == "time"] or telling
+    if not telling:
+        raise ManifestError(
+            f"sets differ in {', '.join(map(repr, dims))} ({parts[0].name} and others), and do not form a grid along "
+            f"these: {ADVICE}; join='outer' takes what a set lacks for missing"
+        )
+    return Found((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
+
+
+def _is_of_times(part: NamedSet, dim: str) -> bool:
+    variable = _variable(part, dim)
+    return variable is not None and is_time(variable.attributes)
+
+
+def _places(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
+    """Return where each set lies along a dimension, in the order of the first values."""
+    examples = dict(zip(reversed(identities), reversed(parts), strict=True))
+    order = list(dict.fromkeys(identities))
+    some = with_common_units([examples[identity] for identity in order], dim, lazy=True).parts
+    values = coordinate_values(some, dim)
+    firsts: list[Any] | None = None
+    if values is not None and all(len(own) for own in values):
+        firsts = [own[0] for own in values]
+    elif all(_variable(part, dim) is not None for part in some):
+        every = [part.values(dim) for part in some]
+        firsts = [own.reshape(-1)[0] for own in every if own is not None]
+    if firsts is not None and len(firsts) == len(order):
+        ranks = np.argsort(np.argsort(np.array(firsts), kind="stable"), kind="stable").tolist()
+        place = dict(zip(order, ranks, strict=True))
+    else:
+        place = {identity: number for number, identity in enumerate(order)}
+    return [place[identity] for identity in identities]
+
+
+def _dimension_of_records(parts: Sequence[NamedSet]) -> str | None:
+    """Return the dimension without a coordinate along which sets follow one another: of differing lengths, or names."""
+    lengths: dict[str, set[int]] = {}
+    for part in parts:
+        for variable in part.variables.values():
+            for dim, length in zip(variable.dims, variable.meta.shape, strict=True):
+                if dim is not None:
+                    lengths.setdefault(dim, set()).add(length)
+    differing = [dim for dim, some in lengths.items() if len(some) > 1]
+    if differing:
+        return differing[0] if len(differing) == 1 else None
+    records = [dim for dim in lengths if dim in RECORDS and parts[0].coordinate(dim) is None]
+    return records[0] if len(records) == 1 else None
+
+
+def _only_dimension(part: NamedSet, coordinates: Iterable[str], scalars: Iterable[str]) -> str:
+    """Return along which dimension a single set would be joined with further ones."""
+    names = [*coordinates, *(name for name in scalars if name not in FOLLOW)]
+    times = [name for name in names if _is_of_times(part, name)]
+    dims = [dim for variable in part.variables.values() for dim in variable.dims if dim is not None]
+    found = next(iter([*times, *names, *dims]), None)
+    if found is None:
+        raise ManifestError(f"{part.name} has no dimension along which it could be joined with others: {ADVICE}")
+    return found

@@ -1,0 +1,101 @@
+"""Sources that come with their places: pairs, rows of a table, items of a STAC catalogue. No I/O here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from numbers import Integral, Real
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs.sets.patterns import Place
+
+URLS: Final = ("url", "href", "uri", "path", "location")  # columns of a table that may hold URLs
+
+
+def placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple[str, dict[str, Place]]] | None:
+    """Return URLs with their places by dimension; None where ``sets`` are not such a table.
+
+    A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
+    STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: all, or those
+    that ``assets`` names. ValueError where rows lack a place, or are of different dimensions.
+    """
+    rows = list(_rows(sets, assets))
+    if not rows:
+        return None
+    dims = rows[0][1].keys()
+    for url, places in rows:
+        if places.keys() != dims or not dims:
+            raise ValueError(
+                f"{url!r} comes with {', '.join(places) or 'no dimension'}, and {rows[0][0]!r} with "
+                f"{', '.join(dims) or 'none'}: expected the same dimensions with each URL"
+            )
+    return [(url, {dim: _place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
+
+
+def _rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    if hasattr(sets, "columns") and hasattr(sets, "to_dict"):
+        names = [str(name) for name in sets.columns]
+        column = next((name for name in URLS if name in names), None)
+        if column is None:
+            raise ValueError(f"the table has the columns {', '.join(names)}: expected one of {', '.join(URLS)}")
+        for row in sets.to_dict("records"):
+            yield str(row.pop(column)), row
+        return
+    if isinstance(sets, Mapping) and sets.get("type") == "FeatureCollection":
+        sets = sets["features"]
+    elif isinstance(sets, str | bytes | os.PathLike | Mapping) or not isinstance(sets, Sequence):
+        sets = getattr(sets, "items", None)  # of an ItemCollection
+    if not isinstance(sets, Sequence):
+        return
+    items = [_item(one) for one in sets]
+    if items and all(item is not None for item in items):
+        chosen = [(item, [n for n in item[1] if assets is None or n in assets]) for item in items if item is not None]
+        has_several = any(len(names) > 1 for _, names in chosen)
+        for (time, hrefs), names in chosen:
+            if not names:
+                raise ValueError(f"an item has the assets {', '.join(hrefs)}: expected {', '.join(assets or ())}")
+            for name in names:
+                yield hrefs[name], {"time": time, **({"asset": name} if has_several else {})}
+        return
+    for one in sets:
+        match one:
+            case (str() | os.PathLike() as url, Mapping() as places):
+                yield os.fspath(url), {str(dim): value for dim, value in places.items()}
+            case _:
+                return
+
+
+def _item(one: Any) -> tuple[Any, dict[str, str]] | None:
+    """Return the time of an item of STAC, and the URL of each of its assets; None for anything else."""
+    if isinstance(one, Mapping):
+        if one.get("type") != "Feature" or "assets" not in one:
+            return None
+        properties = one.get("properties") or {}
+        time = properties.get("datetime") or properties.get("start_datetime")
+        return time, {name: str(asset["href"]) for name, asset in one["assets"].items()}
+    if not (hasattr(one, "assets") and hasattr(one, "properties")):
+        return None
+    time = getattr(one, "datetime", None) or one.properties.get("start_datetime")
+    return time, {name: str(asset.href) for name, asset in one.assets.items()}
+
+
+def _place(value: Any, dim: str, url: str) -> Place:
+    """Return a value of a dimension as grids of files have it."""
+    if isinstance(value, np.datetime64):
+        value = value.astype("M8[us]").item()
+    elif hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime(warn=False)
+    if isinstance(value, str) and dim == "time":
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{url!r} comes with {dim} = {value!r}: expected a time, a number or a text")
