@@ -114,6 +114,8 @@ _OF_OTHERS = {
 
 
 def _at_first_use(name: str) -> Any:
+    if name == "virtualizarr":  # a module for users
+        return importlib.import_module(f"{__name__}.{name}")
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,7 +37,7 @@ fs
 sets
 direct_array
 unpacking
-cli universal_path xarray_backend zarr_pipeline zarr_store
+cli universal_path virtualizarr xarray_backend zarr_pipeline zarr_store
 __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}
@@ -142,6 +142,7 @@ KNOW_FORMATS = {
     "sets/alike.py": "parses JSON sets by a template",
     "sinks/": "each writes a format",
     "targets/zip.py": "reads members of archives",
+    "virtualizarr.py": "shows metadata of zarr 2 as those of zarr 3",
 }
 
 

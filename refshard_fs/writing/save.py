@@ -72,7 +72,7 @@ def save(
             for edit in found.edits.changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = _stream_of(found, session, respell, copies, sink)
+        stream = stream_of(found, session, respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.tell = callback.relative_update
 
@@ -90,8 +90,8 @@ def save(
     return remark if copies is None or copies.remark is None else copies.remark
 
 
-def _stream_of(
-    keyspace: KeySpace, session: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink
+def stream_of(
+    keyspace: KeySpace, session: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
 ) -> ReferenceStream:
     """Return the references of ``keyspace`` as ``sink`` takes them.
 

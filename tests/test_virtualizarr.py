@@ -1,0 +1,274 @@
+"""What VirtualiZarr gets of our parser has the values of the source, however it is written and read afterwards."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+from tests.servers.http import RangeServer
+
+vz = pytest.importorskip("virtualizarr", minversion="2.5")
+xr = pytest.importorskip("xarray")
+stores = pytest.importorskip("obstore.store")
+pytest.importorskip("h5netcdf")
+pytest.importorskip("zarr", minversion="3.1")
+
+from obspec_utils.registry import ObjectStoreRegistry  # noqa: E402
+from packaging.version import Version  # noqa: E402
+
+from refshard_fs.virtualizarr import Parser  # noqa: E402
+from tests.support.dmrpp_writer import write_dmrpp  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+HOLDS_BYTES = Version(vz.__version__) >= Version("2.6.1")
+needs_bytes = pytest.mark.skipif(not HOLDS_BYTES, reason="this VirtualiZarr holds nothing but ranges")
+
+AIR = np.arange(10 * 8 * 10, dtype="f4").reshape(10, 8, 10)
+
+
+def dataset(start: int = 0) -> Any:
+    coords = {"time": np.arange(start, start + 10), "y": np.arange(8.0)}
+    air = xr.DataArray(AIR + start, dims=("time", "y", "x"), attrs={"units": "K"})
+    return xr.Dataset({"air": air}, coords=coords).assign_attrs(title="air")
+
+
+def netcdf(folder: Path, name: str = "a.nc", start: int = 0, **encoding: Any) -> str:
+    encoding = {"chunksizes": (5, 8, 10), "zlib": True, **encoding}
+    dataset(start).to_netcdf(folder / name, engine="h5netcdf", encoding={"air": encoding})
+    return str(folder / name)
+
+
+def netcdf3(folder: Path) -> str:
+    dataset().astype("f4").to_netcdf(folder / "a.nc", format="NETCDF3_CLASSIC", engine="scipy")
+    return str(folder / "a.nc")
+
+
+def store(folder: Path, version: int, **options: Any) -> str:
+    path = str(folder / "a.zarr")
+    encoding = {"air": {"chunks": (5, 8, 10), **options}}
+    dataset().to_zarr(path, zarr_format=version, encoding=encoding, consolidated=False)
+    return path
+
+
+def zipped(folder: Path, method: int = zipfile.ZIP_STORED) -> str:
+    root = Path(store(folder, 3))
+    with zipfile.ZipFile(folder / "a.zip", "w", method) as file:
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                file.write(path, path.relative_to(root))
+    return str(folder / "a.zip")
+
+
+def saved(folder: Path, name: str) -> str:
+    RefShardFileSystem(netcdf(folder)).save(str(folder / name))
+    return str(folder / name)
+
+
+def cube(folder: Path, **second: Any) -> str:
+    packed = {"dtype": "i2", "_FillValue": -1, "scale_factor": 0.5, "add_offset": 0.0}
+    urls = [netcdf(folder, "0.nc", 0, **packed), netcdf(folder, "1.nc", 10, **packed | second)]
+    refshard_fs.concat(urls, "time", lazy=True).save(str(folder / "cube.json"))
+    return str(folder / "cube.json")
+
+
+def tiff(folder: Path) -> str:
+    tifffile = pytest.importorskip("tifffile")
+    image = np.arange(512 * 512, dtype="u2").reshape(512, 512)
+    with tifffile.TiffWriter(folder / "a.tif") as file:
+        how = {"tile": (128, 128), "compression": "zlib"}
+        file.write(image, subifds=1, **how)
+        file.write(image[::2, ::2], subfiletype=1, **how)
+    return str(folder / "a.tif")
+
+
+def grib(folder: Path) -> str:
+    pytest.importorskip("eccodes")
+    from tests.support.grib_messages import message
+
+    (folder / "a.grib2").write_bytes(message())
+    return str(folder / "a.grib2")
+
+
+def fits(folder: Path) -> str:
+    astropy = pytest.importorskip("astropy.io.fits")
+    astropy.PrimaryHDU(np.arange(120, dtype=">i2").reshape(10, 12)).writeto(folder / "a.fits")
+    return str(folder / "a.fits")
+
+
+# The sources, and what the parser is told.
+SOURCES: dict[str, tuple[Callable[[Path], str], dict[str, Any]]] = {
+    "netcdf": (netcdf, {}),
+    "netcdf without compression": (lambda folder: netcdf(folder, zlib=False), {}),
+    "contiguous netcdf": (lambda folder: netcdf(folder, zlib=False, chunksizes=None), {}),
+    "netcdf 3": (netcdf3, {}),
+    "dmr++": (lambda folder: str(write_dmrpp(Path(netcdf(folder)))), {}),
+    "zarr 2": (lambda folder: store(folder, 2), {}),
+    "zarr 3": (lambda folder: store(folder, 3), {}),
+    "shards": (lambda folder: store(folder, 3, shards=(10, 8, 10)), {}),
+    "json": (lambda folder: saved(folder, "refs.json"), {}),
+    "parquet": (lambda folder: saved(folder, "refs.parq"), {}),
+    "manifests": (lambda folder: saved(folder, "refs.zarr"), {}),
+    "zip": (zipped, {}),
+    "compressed zip": (lambda folder: zipped(folder, zipfile.ZIP_DEFLATED), {}),
+    "cube whose parts fit": (cube, {}),
+    "cube whose parts are recoded": (lambda folder: cube(folder, scale_factor=0.25), {}),
+    "tiff pyramid": (tiff, {}),
+    "grib": (grib, {}),
+    "fits": (fits, {}),
+}
+
+
+def opened(url: str, registry: Any = None, **options: Any) -> Any:
+    registry = registry or ObjectStoreRegistry({"file://": stores.LocalStore()})
+    url = url if "://" in url else f"file://{url}"
+    return vz.open_virtual_dataset(url, registry=registry, parser=Parser(**options), loadable_variables=[])
+
+
+def expected(url: str, options: dict[str, Any], **decoding: Any) -> Any:
+    group = options.get("group")
+    return xr.open_dataset(url, engine="refshard", decode_times=False, group=group, **decoding).load()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_kerchunk_set_of_virtualizarr_has_the_values(kind: str, tmp_path: Path) -> None:
+    make, options = SOURCES[kind]
+    url = make(tmp_path)
+    try:
+        virtual = opened(url, **options)
+    except refshard_fs.ManifestError as e:
+        assert not HOLDS_BYTES, kind
+        assert "install virtualizarr>=2.6.1" in str(e)
+        return
+    # Of integers without a fill value, VirtualiZarr's sets of version 2 say that zero is missing.
+    decoding, version = ({}, {"zarr_format": 3}) if HOLDS_BYTES else ({"mask_and_scale": False}, {})
+    refs = virtual.vz.to_kerchunk(format="dict", **version)
+    found = xr.open_dataset(refs, engine="refshard", decode_times=False, **decoding).load()
+    xr.testing.assert_equal(found, expected(url, options, **decoding))
+
+
+@pytest.mark.parametrize("kind", ["netcdf", "shards", "zip", "compressed zip", "cube whose parts fit", "grib"])
+@needs_bytes
+def test_repository_of_virtualizarr_has_the_values(kind: str, tmp_path: Path) -> None:
+    icechunk = pytest.importorskip("icechunk", minversion="2.3")
+    make, options = SOURCES[kind]
+    url = make(tmp_path)
+    prefix = f"file://{tmp_path}/"
+    config = icechunk.RepositoryConfig.default()
+    config.set_virtual_chunk_container(
+        icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(str(tmp_path)))
+    )
+    storage = icechunk.local_filesystem_storage(str(tmp_path / "made.icechunk"))
+    access = icechunk.containers_credentials({prefix: None})
+    repository = icechunk.Repository.create(storage, config, authorize_virtual_chunk_access=access)
+    session = repository.writable_session("main")
+    opened(url, **options).vz.to_icechunk(session.store)
+    session.commit("made")
+    found = xr.open_zarr(repository.readonly_session("main").store, consolidated=False, decode_times=False).load()
+    xr.testing.assert_equal(found, expected(url, options))
+
+
+def test_coordinates_are_loaded_through_the_manifest_store(tmp_path: Path) -> None:
+    url = store(tmp_path, 3)
+    registry = ObjectStoreRegistry({"file://": stores.LocalStore()})
+    virtual = vz.open_virtual_dataset(f"file://{url}", registry=registry, parser=Parser())
+    assert virtual["time"].values.tolist() == list(range(10))
+    parts = [virtual, virtual.assign_coords(time=virtual["time"] + 10)]
+    joined = xr.concat(parts, "time", coords="minimal", compat="override", combine_attrs="override")
+    refs = joined.vz.to_kerchunk(format="dict")
+    found = xr.open_dataset(refs, engine="refshard", mask_and_scale=False)
+    assert np.array_equal(found["air"].values, np.concatenate([AIR, AIR]))
+
+
+def test_registered_store_reads_the_source(tmp_path: Path, http_server: RangeServer) -> None:
+    """What no other client could read: the name of the server is the registry's own."""
+    memory = stores.MemoryStore()
+    memory.put("x/a.nc", Path(netcdf(tmp_path, zlib=False)).read_bytes())
+    virtual = opened("s3://bucket/x/a.nc", ObjectStoreRegistry({"s3://bucket": memory}), skip_variables=["time", "y"])
+    entry = virtual["air"].data.manifest.dict()["1.0.0"]
+    assert (entry["path"], entry["length"]) == ("s3://bucket/x/a.nc", 5 * 8 * 10 * 4)
+    url = http_server.put("/a.nc", Path(netcdf(tmp_path)).read_bytes())
+    web = stores.HTTPStore(http_server.url, client_options={"allow_http": True})
+    opened(url, ObjectStoreRegistry({http_server.url: web}), skip_variables=["time", "y"])
+    assert [request.method for request in http_server.requests()] == ["GET"], "the file is small"
+
+
+def test_registry_does_not_open_this_machine_to_a_set(tmp_path: Path) -> None:
+    memory = stores.MemoryStore()
+    document = json.loads(Path(saved(tmp_path, "refs.json")).read_text())
+    assert document["refs"]["air/0.0.0"][0] == str(tmp_path / "a.nc")
+    memory.put("refs.json", json.dumps(document).encode())
+    registry = ObjectStoreRegistry({"s3://bucket": memory, "file://": stores.LocalStore()})
+    with pytest.raises(refshard_fs.TargetNotAllowed):
+        opened("s3://bucket/refs.json", registry, skip_variables=["time", "y"])
+
+
+META = {"zarr_format": 2, "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": None, "filters": None}
+ONE_ARRAY = {
+    ".zgroup": '{"zarr_format": 2}',
+    "a/.zarray": json.dumps({**META, "shape": [12], "compressor": None}),
+    "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+}
+
+
+def set_of(folder: Path, refs: dict[str, Any]) -> str:
+    (folder / "refs.json").write_text(json.dumps({**ONE_ARRAY, **refs}))
+    (folder / "x y.bin").write_bytes(bytes(range(100)))
+    return str(folder / "refs.json")
+
+
+@needs_bytes
+def test_manifest_has_ranges_bytes_and_absent_chunks(tmp_path: Path) -> None:
+    url = set_of(tmp_path, {"a/0": ["x y.bin", 8, 4], "a/2": "abcd"})
+    virtual = opened(url)
+    manifest = virtual["a"].data.manifest.dict()
+    assert manifest["0"] == {"path": f"file://{tmp_path}/x y.bin", "offset": 8, "length": 4}
+    assert (sorted(manifest), manifest["2"]["data"]) == (["0", "2"], b"abcd")
+    loaded = vz.open_virtual_dataset(
+        f"file://{url}",
+        registry=ObjectStoreRegistry({"file://": stores.LocalStore()}),
+        parser=Parser(),
+        loadable_variables=["a"],
+    )
+    assert loaded["a"].values.tolist() == [8, 9, 10, 11, 0, 0, 0, 0, *b"abcd"]
+
+
+def test_chunks_that_manifests_cannot_hold_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(refshard_fs.ManifestError, match="'a/1' has no bytes"):
+        opened(set_of(tmp_path, {"a/1": ["x y.bin", 8, 0]}))
+    made = tmp_path / "made"
+    made.mkdir()
+    monkeypatch.setattr("refshard_fs.virtualizarr.INLINED", 100)
+    with pytest.raises(refshard_fs.ManifestError, match=r"'air/.*Icechunk repository"):
+        opened(zipped(made, zipfile.ZIP_DEFLATED))
+    whole = f"file://{tmp_path}/refs.json"
+    with pytest.raises(refshard_fs.ManifestError, match="expected a group at 'a', which is an array"):
+        opened(whole, group="a")
+    with pytest.raises(refshard_fs.ManifestError, match="expected a group at 'b', which is absent"):
+        opened(whole, group="b")
+
+
+@needs_bytes
+def test_whole_shards_are_one_reference_each(tmp_path: Path) -> None:
+    url = store(tmp_path, 3, shards=(10, 8, 10))
+    virtual = opened(url, shards="whole")
+    assert list(virtual["air"].data.manifest.dict()) == ["0.0.0"]
+    refs = virtual.vz.to_kerchunk(format="dict", zarr_format=3)
+    xr.testing.assert_equal(xr.open_dataset(refs, engine="refshard").load(), expected(url, {}))
+
+
+def test_group_becomes_the_root(tmp_path: Path) -> None:
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/inner": dataset()})
+    tree.to_zarr(str(tmp_path / "a.zarr"), zarr_format=3, consolidated=False)
+    assert opened(str(tmp_path / "a.zarr"), group="inner")["air"].shape == (10, 8, 10)
+    registry = ObjectStoreRegistry({"file://": stores.LocalStore()})
+    url = f"file://{tmp_path}/a.zarr"
+    found = vz.open_virtual_datatree(url, registry=registry, parser=Parser(), loadable_variables=[])
+    assert found["inner"]["air"].shape == (10, 8, 10)
