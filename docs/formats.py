@@ -16,6 +16,7 @@ OF = {
     "fits": "fits",
     "grib2": "grib",
     "hdf5": "netcdf-4-hdf5",
+    "icechunk": "icechunk",
     "kerchunk-json": "json-sets-of-references",
     "kerchunk-parquet": "parquet-sets-of-references",
     "netcdf3": "netcdf-3",

@@ -155,6 +155,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     zarr_format:
         Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
         its own (bcolz, bloscpack).
+    branch, tag, snapshot:
+        Which version of an Icechunk repository is shown: the last one of a branch (by default ``main``), or that of
+        a tag or of a snapshot's id.
+    as_of:
+        The last snapshot of the branch that was written by this time, a `datetime` or its ISO text (UTC).
     select:
         What of the source is shown: the arguments of `select` as JSON values, for each selection in turn.
     concat:

@@ -14,8 +14,9 @@ import numpy as np
 import xarray as xr
 
 import refshard_fs
-from benchmarks.jobs.data import Days, Grib, Months, Scenes, Steps
+from benchmarks.jobs.data import Days, Grib, Months, Scenes, Steps, VirtualSteps
 from benchmarks.jobs.job import Job, Site, Sizes
+from refshard_fs.security.policy import server_of
 from refshard_fs.xarray_backend import RefShardBackend
 from tests.support.threads import settle
 
@@ -350,6 +351,29 @@ class SeriesOfReferences(Series):
 
     def theirs(self, site: Site) -> Any:
         with open_references(site) as ds:
+            return self.result(ds)
+
+
+class SeriesOfRepository(Series):
+    """Read a point through 3,000 virtual chunks of an Icechunk repository, without dask."""
+
+    title = "{total} virtual steps in Icechunk: a point"
+    sizes = Sizes(VirtualSteps(4, 25), VirtualSteps(30))
+    peer = "icechunk"
+    needs = ("icechunk",)
+    goal = 10.0
+
+    def ours(self, site: Site) -> Any:
+        with xr.open_dataset(f"icechunk::{site.url}/steps.icechunk", engine=RefShardBackend) as ds:
+            return self.result(ds)
+
+    def theirs(self, site: Site) -> Any:
+        import icechunk
+
+        access = icechunk.containers_credentials({server_of(site.url) + "/": None})
+        storage = icechunk.http_storage(f"{site.url}/steps.icechunk")
+        repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+        with xr.open_zarr(repository.readonly_session("main").store, chunks=None, consolidated=False) as ds:
             return self.result(ds)
 
 

@@ -14,7 +14,7 @@ import zarr
 
 from benchmarks.jobs.job import Site
 
-__all__ = ["Days", "Grib", "Image", "Months", "Scenes", "Steps", "Store"]
+__all__ = ["Days", "Grib", "Image", "Months", "Scenes", "Steps", "Store", "VirtualSteps"]
 
 
 class _Files:
@@ -121,6 +121,17 @@ class Steps:
         sets = [SingleHdf5ToZarr(url, inline_threshold=2000).translate() for url in site.urls("*.nc")]
         joined = MultiZarrToZarr(sets, concat_dims=["time"], identical_dims=["latitude", "longitude"])
         (site.folder / "refs.json").write_text(json.dumps(joined.translate()))
+
+
+@dataclass(frozen=True)
+class VirtualSteps(Steps):
+    """The same files, and an Icechunk repository that refers to their chunks."""
+
+    def prepare(self, site: Site) -> None:
+        import refshard_fs
+
+        made = refshard_fs.concat(site.urls("*.nc"), dim="time", allow=[site.url])
+        made.save(str(site.folder / "steps.icechunk"))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import EntryPoint, distribution, distributions
 from typing import Any
@@ -139,6 +140,30 @@ class FileBytes:
         return [found[r] or b"" for r in ranges]
 
 
+class Version(msgspec.Struct, frozen=True):
+    """Which version of a source is opened, where it keeps several; by default the last one of its main branch."""
+
+    branch: str | None = None
+    tag: str | None = None
+    snapshot: str | None = None
+    as_of: float | None = None  # seconds since 1970: the last one that was written by then
+
+    def __str__(self) -> str:
+        given = {"branch": self.branch, "tag": self.tag, "snapshot": self.snapshot}
+        if self.as_of is not None:
+            given["as_of"] = datetime.fromtimestamp(self.as_of, UTC).isoformat()
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+
+    @property
+    def reference(self) -> tuple[str, str]:
+        """What names the version, unless a snapshot does, and the name."""
+        return ("branch", self.branch or "main") if self.tag is None else ("tag", self.tag)
+
+    def is_before(self, time: int) -> bool:
+        """Whether a snapshot that was written at ``time`` (microseconds since 1970) is later than what is wanted."""
+        return self.as_of is not None and time > self.as_of * 1e6
+
+
 class OpenOptions(msgspec.Struct, frozen=True):
     """The user's options for reading a source; each format takes those that concern it."""
 
@@ -157,6 +182,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     max_manifest_bytes: int = MANIFEST_BYTES
     recalls: bool = True  # documents that are read to recognise a source answer its first reader, too
     head: int = HEAD  # bytes of a source that its first request reads
+    version: Version = Version()
     # For sources that consist of others: how to open those, what each may reach, and how deep this one is nested.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
     rule_of: Callable[[str], Admission] | None = None
@@ -177,6 +203,8 @@ class Format(msgspec.Struct, frozen=True):
     markers: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
     is_general: bool = False  # a source that another format recognises, too, is of that format
+    has_versions: bool = False  # sources keep several versions, of which the options may name one
+    opens_unseen: bool = False  # where the user names the format, ``open_`` is given nothing but the URL
 
     def open(self, probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         """Return the steps that open a source."""

@@ -42,7 +42,7 @@ TOGETHER: Final = 16  # sets that are opened at a time
 # Options that change what a document means: with one of these each set is opened by itself.
 MEANING: Final = frozenset(
     (
-        *("base_url", "format", "fs", "remote_protocol", "select"),
+        *("as_of", "base_url", "branch", "format", "fs", "remote_protocol", "select", "snapshot", "tag"),
         *("simple_templates", "target", "target_protocol", "template_overrides"),
     )
 )

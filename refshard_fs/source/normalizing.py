@@ -26,6 +26,7 @@ from refshard_fs.targets import is_store, urls_of
 P = ParamSpec("P")
 SESSION: Final = "session"  # the keyword that names the session which copies of a filesystem share
 MAPPER: Final = "mapper"  # the keyword for fsspec's mapping that the source was made of
+ICECHUNK: Final = "icechunk::"
 _WRITES: Final = ("a", "w")  # modes
 
 
@@ -51,6 +52,8 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             if options and not {"target_options", "ref_storage_args"} & named.keys():
                 kwargs["target_options"] = options
             fo = fo.fs.unstrip_protocol(fo.path)
+        if isinstance(fo, str) and fo.startswith(ICECHUNK):  # as others spell the URL of a repository
+            fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
         store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
         if is_store(store):
             place = urls_of(store)

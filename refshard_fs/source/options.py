@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
 
@@ -17,7 +18,7 @@ import msgspec
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY
-from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES
+from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, Version
 from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -67,6 +68,12 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     shards: Annotated[str, _told("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
     shard_options: Annotated[Mapping[str, Any] | None, _told("Layout of zarr v2 prototype shards.")] = None
     zarr_format: Annotated[int, _told("Version of the metadata shown for sources without zarr metadata.")] = 2
+    branch: Annotated[str | None, _told("Branch of an Icechunk repository; by default `main`.")] = None
+    tag: Annotated[str | None, _told("Tag of an Icechunk repository, in place of a branch.")] = None
+    snapshot: Annotated[str | None, _told("Snapshot of an Icechunk repository, in place of a branch.")] = None
+    as_of: Annotated[
+        str | datetime | None, _told("Time (ISO 8601): the last snapshot of the branch that was written by then.")
+    ] = None
     select: Annotated[
         Sequence[Mapping[str, Any]] | None,
         _told("Selections of the source, each of the one before, as `fs.select` makes."),
@@ -84,11 +91,31 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"invalid zarr_format={self.zarr_format!r}: expected 2 or 3")
         if self.head < LEAST_HEAD:
             raise ValueError(f"invalid head={self.head!r}: a source is recognised by its first {LEAST_HEAD} bytes")
+        given = [name for name in ("branch", "tag", "snapshot") if getattr(self, name) is not None]
+        if len(given) > 1 or (self.as_of is not None and given == ["snapshot"]):
+            raise ValueError(
+                f"{self.version}: expected one of branch=, tag= and snapshot=, as_of= with a branch or a tag"
+            )
+
+    @property
+    def version(self) -> Version:
+        """The version of the source that is opened."""
+        when = self.as_of if self.as_of is None or isinstance(self.as_of, datetime) else _moment(self.as_of)
+        if when is not None and when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return Version(self.branch, self.tag, self.snapshot, None if when is None else when.timestamp())
 
     @property
     def url(self) -> str | None:
         """The URL of the source; None if it is held in memory."""
         return None if isinstance(self.fo, InMemorySource) else self.fo
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"invalid as_of={text!r}: expected a time such as '2026-01-31T12:00:00Z'") from None
 
 
 class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +245,10 @@ class Options(msgspec.Struct, frozen=True):
         shards: str = "inner",
         shard_options: Mapping[str, Any] | None = None,
         zarr_format: int = 2,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot: str | None = None,
+        as_of: str | datetime | None = None,
         select: Sequence[Mapping[str, Any]] | None = None,
         concat: Mapping[str, Any] | None = None,
         verify: bool = False,
@@ -260,6 +291,10 @@ class Options(msgspec.Struct, frozen=True):
                 shards=shards,
                 shard_options=shard_options,
                 zarr_format=zarr_format,
+                branch=branch,
+                tag=tag,
+                snapshot=snapshot,
+                as_of=as_of,
                 select=select,
                 concat=concat,
             ),

@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from refshard_fs.core.columns import Texts
-from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, check_size
+from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, Version, check_size
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
 from refshard_fs.core.model import Names as NamesOf
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
-from refshard_fs.errors import NoSuchSource, SourceNotReachable, UnknownSource
+from refshard_fs.errors import ManifestError, NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.known_formats import known_formats
@@ -38,6 +38,8 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
     most = options.max_manifest_bytes
+    if format is not None and format in known_formats() and known_formats()[format].opens_unseen:
+        return (yield from _open(Probe(url), options, format))
     probe = yield from _probe(url, most, min(options.head, most))
     if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known_formats().values()):
         try:  # a web server may answer a directory's URL with a page about it
@@ -69,6 +71,8 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
         options = msgspec.structs.replace(options, open_other=open_source)
     yield from _refuse_unread(probe, options.max_manifest_bytes)
     found = _format_of(probe, format)
+    if options.version != Version() and not found.has_versions:
+        raise ManifestError(f"{options.version}: {probe.url} is of format {found.name!r}, which keeps no versions")
     keyspace = yield from found.open(probe, options)
     keyspace.format = found.name
     documents = keyspace.root_documents

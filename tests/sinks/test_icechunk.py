@@ -110,6 +110,8 @@ def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> N
     fs.save(there)
     expected = xr.open_dataset(source, engine="refshard", decode_times=False).load()
     xr.testing.assert_identical(read(there), expected)
+    ours = xr.open_dataset(there, engine="refshard", decode_times=False).load()
+    xr.testing.assert_identical(ours, expected)
 
 
 def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:

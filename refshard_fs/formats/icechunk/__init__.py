@@ -1,0 +1,25 @@
+"""Icechunk repositories: directories with snapshots, and the object ``repo`` or (version 1) the directory ``refs``."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, Probe
+
+REPO = "repo"  # says which snapshots, branches and tags there are
+MAIN = "refs/branch.main/ref.json"  # which every repository of version 1 has
+
+
+def _recognises(probe: Probe) -> bool:
+    names = probe.names
+    if names and names <= {REPO, MAIN}:
+        return True  # the target cannot list
+    return "snapshots" in names and not names.isdisjoint((REPO, "refs"))
+
+
+FORMAT = Format(
+    "icechunk",
+    _recognises,
+    "refshard_fs.formats.icechunk.source",
+    markers=(REPO, MAIN),
+    has_versions=True,
+    opens_unseen=True,
+)

@@ -1,0 +1,375 @@
+"""An Icechunk repository as a source: one snapshot of it, whose manifests are read as they are needed. No I/O here.
+
+Everything but the object ``repo``, or a branch of version 1, is written once: a source stays with the snapshot that it
+found, whatever is committed later. Virtual chunks are read like those of any set of references: admitted, merged over
+gaps, and compared with the versions of their targets that the manifest states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
+from refshard_fs.core.columns import ABSENT, ChunkTable, Texts
+from refshard_fs.core.dtypes import LONG, check_length
+from refshard_fs.core.format import OpenOptions, Probe, Version, check_size
+from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, splits
+from refshard_fs.core.keyspace import KeySpace, LookUp, chunks_below, merged, place
+from refshard_fs.core.model import Entry, Facts, Head, Inline, Listed, Load, Pin, Quota, Raw, Span, Stat, Steps, batches
+from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
+from refshard_fs.formats.icechunk import REPO
+from refshard_fs.formats.icechunk.objects import ManifestIndex, Node, Refs, Repository, Snapshot, SnapshotIndex
+from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.policy import LOCAL, locator, protocol_of
+
+TOGETHER: Final = 8  # manifests that are in memory at a time while a whole array is gone through
+AHEAD: Final = 16  # manifests of coordinates that are read when a source is opened
+_INFO: Final = 1 << 20  # bytes of ``repo`` that the first request asks for
+_MEMO: Final = 4096  # URLs that are remembered
+_COMPARED: Final = 1 << 20  # pairs of a chunk and a manifest that are compared at a time
+_PROTOCOLS: Final = {"gcs": "gs", "azure": "az"}  # Icechunk's names, and fsspec's
+_LOCAL_ETAG: Final = re.compile(r"[0-9a-f]{1,16}-([0-9a-f]{1,14})-([0-9a-f]{1,14})")  # inode, microseconds, size
+
+
+class IcechunkKeySpace(KeySpace):
+    """The keys of a snapshot with ``nodes`` in the repository at ``root``.
+
+    ``containers`` are the URLs that names in virtual references stand for.
+    """
+
+    holds_all_metadata = True
+
+    def __init__(self, root: str, nodes: Sequence[Node], containers: Mapping[str, str], options: OpenOptions) -> None:
+        self.root_url = root
+        self._below = locator(root)
+        self._containers = containers
+        self._absolute = lru_cache(_MEMO)(self._url)
+        self._members = {join(node.path, "zarr.json"): node.document for node in nodes if node.document}
+        self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, dict(self._members)), self.resolve, root)
+        self._arrays: dict[str, _Array] = {}
+        self.reports = reports = dict[str, str]()
+        for node in nodes:
+            if node.path and not is_key(node.path):
+                raise ManifestError(f"{root}: {node.path!r} is no path of a node")
+            key = join(node.path, "zarr.json")
+            try:
+                meta = zarrmeta.array_meta(zarrmeta.object_in(node.document, key), key) if node.document else None
+                if meta is not None and meta.grid is not None:
+                    self._arrays[node.path] = _Array(node, meta, meta.grid, self._loads(node, meta.grid, options))
+                elif node.manifests:
+                    reports[node.path] = "its metadata do not say which chunks it has"
+            except ManifestError as e:  # the other arrays can be read
+                reports[node.path] = str(e)
+        self.grids = {path: array.grid for path, array in self._arrays.items()}
+
+    def _loads(self, node: Node, grid: ChunkGrid, options: OpenOptions) -> list[Load]:
+        """Return what it takes to have each manifest of an array."""
+        most, quota = options.max_manifest_bytes, Quota(self.root_url or "", options.cache_size)
+        loads = []
+        for ref in node.manifests:
+            check_size(ref.size, most, f"the manifest {ref.name}")
+            span = Span(self._below(f"manifests/{ref.name}"), 0, ref.size)
+            loads.append(Load(span, ManifestIndex(ref, node.identifier, grid.counts, most, quota)))
+        return loads
+
+    def coordinates(self) -> list[Load]:
+        """Return the manifests of coordinates, which xarray reads when it opens the source, if they are few."""
+        found = [
+            array.loads[0]
+            for path, array in self._arrays.items()
+            if len(array.loads) == 1 and array.meta.raw.get("dimension_names") == [path.rpartition("/")[2]]
+        ]
+        return found if len(found) <= AHEAD else []
+
+    def _url(self, location: str) -> str:
+        """Return the URL that a location in a manifest stands for."""
+        scheme, mark, rest = location.partition("://")
+        if not mark:
+            return self._below(location)
+        if scheme == "vcc":
+            name, _, path = rest.partition("/")
+            if name not in self._containers:
+                known = ", ".join(map(repr, self._containers)) or "none"
+                raise ManifestError(
+                    f"{location}: {self.root_url} has no virtual chunk container {name!r}: expected one of those in "
+                    f"its configuration ({known})"
+                )
+            scheme, _, rest = (self._containers[name] + path).partition("://")
+        scheme = _PROTOCOLS.get(scheme, scheme)
+        if scheme not in ("http", "https"):
+            rest = unquote(re.split("[?#]", rest, maxsplit=1)[0], errors="strict")
+        if "::" in rest or "\0" in rest:
+            raise ManifestError(f"{location}: no object can be addressed whose name has '::' or NUL in it")
+        return f"{scheme}://{rest}"
+
+    # ------------------------------------------------------------------ keys
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        document = self._members.get(key)
+        if document is not None:
+            return Inline(document)
+        at = place(self.grids, key)
+        if at is None:
+            for path, _ in splits(key):
+                if path in self.reports:
+                    raise ManifestError(f"array {path!r}: {self.reports[path]}")
+            return None
+        manifest = int(self._arrays[at.array].manifests_of(np.array([at.number]))[0])
+        return (yield from self._entries(at.array, manifest, [at.number]))[0]
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        found: list[LookUp] = []
+        chunks: dict[str, list[tuple[int, int]]] = {}
+        for i, key in enumerate(keys):
+            at = None if key in self._members else place(self.grids, key)
+            if at is None:
+                found.append(self.single_lookup(i, key))
+            else:
+                chunks.setdefault(at.array, []).append((i, at.number))
+        for path, pairs in chunks.items():
+            manifests = self._arrays[path].manifests_of(np.array([number for _, number in pairs]))
+            for manifest in np.unique(manifests).tolist():
+                some = [pairs[row] for row in np.flatnonzero(manifests == manifest).tolist()]
+                steps = self._entries(path, manifest, [number for _, number in some])
+                found.append(LookUp([i for i, _ in some], steps))
+        return found
+
+    def _entries(self, path: str, manifest: int, numbers: Sequence[int]) -> Steps[list[Entry | None]]:
+        """Return the entries of chunks whose references are in one manifest of an array; in none if that is -1."""
+        if manifest < 0:
+            return [None] * len(numbers)
+        array = self._arrays[path]
+        refs: Refs = yield array.loads[manifest]
+        chunks = refs.chunks
+        wanted = np.array(numbers, np.uint64)
+        rows = refs.numbers.searchsorted(wanted)
+        there = rows < len(refs.numbers)
+        there[there] = refs.numbers[rows[there]] == wanted[there]
+        found: list[Entry | None] = [None] * len(numbers)
+        places = np.flatnonzero(there)
+        rows = rows[places]
+        columns = (column[rows].tolist() for column in chunks.ranges)
+        for i, row, target, start, length in zip(places.tolist(), rows.tolist(), *columns, strict=True):
+            if target == ABSENT:
+                found[i] = Inline(chunks.inline[row])
+                continue
+            if length > LONG:
+                check_length(join(path, array.grid.tail(numbers[i])), length, array.meta)
+            url = self._absolute(chunks.urls[target] or "")
+            pin = _pin(url, chunks.pins[target]) if chunks.pins else None
+            found[i] = Span(url, start, start + length, pin=pin)
+        return found
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        stem = prefix + "/" if prefix else ""
+        parts = [(yield from self._documents.children(prefix)) or ()]
+        for path, rest in ((prefix, ""), *splits(prefix)):
+            array = self._arrays.get(path)
+            level = None if array is None else array.grid.directory(rest)
+            if array is None or level is None or not level.numbers:
+                continue
+            start, stop = level.numbers.start, level.numbers.stop
+            manifests = array.within(start, stop)
+            if len(level.numbers) == 1 and not level.is_leaf:
+                parts.append([Listed(level.child(start), None, True)] if manifests else [])
+                continue
+            rows = []
+            for some in batches(manifests, TOGETHER):
+                read: Sequence[Refs] = yield tuple(array.loads[manifest] for manifest in some)
+                rows += [refs.sizes() for refs in read]
+            parts.append(chunks_below(ChunkTable.from_parts(array.grid, rows), rest, stem))
+        found = merged(*parts)
+        return found if found or not prefix else None
+
+    # ------------------------------------------------------------------ whole arrays
+
+    def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
+        return self._documents.metadata_lacks(marks)
+
+    def some_urls(self) -> Steps[Sequence[str | None]]:
+        """Return the URLs of the first manifest with virtual chunks."""
+        for array in self._arrays.values():
+            for load in array.loads:
+                refs: Refs = yield load
+                found = [self._absolute(url) for url in refs.chunks.urls if url is not None and "://" in url]
+                if found:
+                    return found
+        return ()
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        yield from ()
+        members = {key: document for key, document in self._members.items() if is_within(key, prefix)}
+        arrays = {
+            path: ArrayChunks(array.grid, array.numbers(), pins_chunks=True)
+            for path, array in self._arrays.items()
+            if is_within(path, prefix)
+        }
+        return Contents(dict(members), arrays)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        if not isinstance(numbers, range):
+            return (yield from super().chunks(array, numbers, grid))
+        builder = ChunksBuilder(len(numbers))
+        loads = self._arrays[array].loads
+        for some in batches(self._arrays[array].within(numbers.start, numbers.stop), TOGETHER):
+            read: Sequence[Refs] = yield tuple(loads[manifest] for manifest in some)
+            for refs in read:
+                first, last = refs.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
+                rows = refs.numbers[first:last].astype(np.int64) - numbers.start
+                known = refs.chunks
+                builder.put(rows, known.urls, known.ranges.take(slice(first, last)), known.pins)
+                builder.inline |= {int(rows[r - first]): data for r, data in known.inline.items() if first <= r < last}
+        found = builder.finish()
+        urls = [self._absolute(url or "") for url in found.urls]
+        pins = [_pin(url, pin) for url, pin in zip(urls, found.pins, strict=True)] if found.pins else ()
+        return msgspec.structs.replace(found, urls=urls, pins=pins)
+
+
+class _Array:
+    """An array: its metadata, and its manifests, each of which has a box of its chunks."""
+
+    def __init__(self, node: Node, meta: zarrmeta.ArrayMeta, grid: ChunkGrid, loads: Sequence[Load]) -> None:
+        ndim = len(grid.counts)
+        if any(len(side) != ndim for ref in node.manifests for side in (ref.first, ref.last)):
+            raise ManifestError(f"its manifests have chunks in other than {ndim} dimensions")
+        self.meta = meta
+        self.grid = grid
+        self.loads = loads
+        shape = (len(loads), ndim)
+        self._firsts = np.array([ref.first for ref in node.manifests], np.int64).reshape(shape)
+        self._lasts = np.minimum(np.array([ref.last for ref in node.manifests], np.int64).reshape(shape), grid.counts)
+        lowest = highest = np.zeros(len(loads), np.int64)
+        for i, count in enumerate(grid.counts):
+            lowest = lowest * count + self._firsts[:, i]
+            highest = highest * count + self._lasts[:, i] - 1
+        # All chunks of a box have numbers in this range, in which chunks of other boxes may lie, too.
+        is_empty = (self._firsts >= self._lasts).any(axis=1)
+        self._starts, self._stops = np.where(is_empty, 0, lowest), np.where(is_empty, 0, highest + 1)
+
+    def manifests_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which manifest has each of the chunks ``numbers``, if it exists; -1 where none has it."""
+        found = np.full(len(numbers), -1)
+        counts = self.grid.counts
+        step = max(1, _COMPARED // max(1, len(self.loads)))
+        for start in range(0, len(numbers), step) if self.loads else ():
+            some = numbers[start : start + step]
+            coords = np.stack(np.unravel_index(some, counts), 1) if counts else np.zeros((len(some), 0), np.int64)
+            inside = ((coords[:, None] >= self._firsts) & (coords[:, None] < self._lasts)).all(axis=2)
+            found[start : start + step] = np.where(inside.any(axis=1), inside.argmax(axis=1), -1)
+        return found
+
+    def within(self, start: int, stop: int) -> list[int]:
+        """Return the manifests that may have chunks numbered ``[start, stop)``."""
+        manifests: list[int] = np.flatnonzero((self._starts < stop) & (self._stops > start)).tolist()
+        return manifests
+
+    def numbers(self) -> list[range]:
+        """Return ranges of numbers, ascending, in which all chunks lie that exist."""
+        found: list[range] = []
+        for start, stop in sorted(zip(self._starts.tolist(), self._stops.tolist(), strict=True)):
+            if found and start <= found[-1].stop:
+                found[-1] = range(found[-1].start, max(found[-1].stop, stop))
+            elif start < stop:
+                found.append(range(start, stop))
+        return found
+
+
+def _pin(url: str, pin: Pin | None) -> Pin | None:
+    """Return the pin of a target; the ETag that Icechunk gives a local file says its size, and when it was changed."""
+    if pin is not None and pin.etag is not None and protocol_of(url) in LOCAL:
+        local = _LOCAL_ETAG.fullmatch(pin.etag.strip('"'))
+        if local is not None:
+            return Pin(last_modified=str(int(local[1], 16) / 1e6), size=int(local[2], 16), exact=True)
+    return pin
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which snapshot is opened.
+
+
+def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
+    """Open the snapshot that the options name, or the last one of the branch ``main``."""
+    below, most, version = locator(probe.url), options.max_manifest_bytes, options.version
+    found = yield from _whole(below(REPO), most)
+    containers: Mapping[str, str] = {}
+    if found is not None:
+        try:
+            repository = Repository.decode(found, most)
+        except ValueError as e:
+            raise ManifestError(f"{below(REPO)}: {e}") from e
+        containers = repository.containers
+        name = _chosen(repository, version, probe.url)
+    else:
+        name = version.snapshot or (yield from _named(below, version, most))
+    snapshot: Snapshot = yield _snapshot(below, name, most)
+    while found is None and version.is_before(snapshot.time):
+        if snapshot.parent is None:
+            raise SourceNotReachable(f"{probe.url}: {version} is before its first snapshot")
+        snapshot = yield _snapshot(below, snapshot.parent, most)
+    keyspace = IcechunkKeySpace(probe.url, snapshot.nodes, containers, options)
+    if ahead := keyspace.coordinates():
+        with contextlib.suppress(OSError, RefShardError):  # which is raised to those who read the coordinate
+            yield tuple(ahead)
+    return keyspace
+
+
+def _snapshot(below: Callable[[str], str], name: str, most: int) -> Load:
+    if not is_key(name) or "/" in name:
+        raise ManifestError(f"{name!r} is no name of a snapshot")
+    return Load(Span(below(f"snapshots/{name}")), SnapshotIndex(name, most))
+
+
+def _whole(url: str, most: int) -> Steps[bytes | None]:
+    """Return an object as it is now; None if there is none."""
+    answer: tuple[Facts, bytes] | None = yield Head(url, min(_INFO, most))
+    if answer is None:
+        return None
+    facts, data = answer
+    check_size(facts.size, most, url)
+    if facts.size != len(data):
+        data = yield Load(Span(url, pin=facts.pin), Raw())
+    return data
+
+
+def _chosen(repository: Repository, version: Version, url: str) -> str:
+    """Return the name of the snapshot that is asked for."""
+    if version.snapshot is not None:
+        if all(saved.name != version.snapshot for saved in repository.snapshots):
+            raise SourceNotReachable(f"{url} has no snapshot {version.snapshot!r}")
+        return version.snapshot
+    kind, name = version.reference
+    known = repository.tags if kind == "tag" else repository.branches
+    if name not in known:
+        others = ", ".join(map(repr, sorted(known))) or "none"
+        raise SourceNotReachable(f"{url} has no {kind} {name!r}: expected one of {others}")
+    for saved in repository.ancestry(known[name]):
+        if not version.is_before(saved.time):
+            return saved.name
+    raise SourceNotReachable(f"{url}: {version} is before its first snapshot")
+
+
+def _named(below: Callable[[str], str], version: Version, most: int) -> Steps[str]:
+    """Return the name of the snapshot of a branch or a tag in a repository of version 1."""
+    kind, name = version.reference
+    where = f"refs/{kind}.{name}/ref.json"
+    if "/" in name:
+        raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: names have no slash")
+    data = yield from _whole(below(where), most)
+    deleted = (yield Stat(below(where + ".deleted"), fresh=True)) if kind == "tag" else None
+    if data is None or deleted is not None:
+        raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: {where} is not there")
+    match zarrmeta.object_in(data, below(where)):
+        case {"snapshot": str(snapshot)}:
+            return snapshot
+    raise ManifestError(f"{below(where)}: expected an object with the name of a 'snapshot'")

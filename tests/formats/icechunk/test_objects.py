@@ -1,0 +1,66 @@
+"""Objects of a small repository are decoded without icechunk, and refused if they are not what they are named for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.core.compression import zstd
+from refshard_fs.formats.icechunk.objects import MAGIC, Repository, payload
+
+SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # by icechunk 2.3
+
+
+def test_repository_is_read_without_icechunk() -> None:
+    fs = RefShardFileSystem(str(SAMPLE), tag="t")
+    assert fs.cat_file("n/c/1") == bytes(i % 251 for i in range(600, 1200))
+    assert fs.cat(["a/c/0/0", "b/c/0"]) == {"a/c/0/0": b"\1", "b/c/0": b"\1\1"}
+    assert len(fs.find("a")) == 31
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("a/c/30/0")
+
+
+def test_container_with_a_name_stands_for_its_url() -> None:
+    assert Repository.decode((SAMPLE / "repo").read_bytes(), 1 << 20).containers == {"data": "s3://bucket/"}
+
+
+def test_object_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
+    there = tmp_path / "repository"
+    shutil.copytree(SAMPLE, there)
+    files = sorted((there / "manifests").iterdir(), key=lambda file: file.stat().st_size)
+    shutil.copyfile(files[0], files[1])
+    with pytest.raises(
+        RefShardError, match=f"it is the manifest {files[0].name}: expected {files[1].name}|too few|got"
+    ):
+        RefShardFileSystem(str(there)).cat(["n/c/1", "b/c/0"])
+
+
+@pytest.mark.parametrize(("kind", "most", "why"), [(6, 1 << 20, "has .* bytes or more"), (6, 1 << 40, "no document")])
+def test_object_that_decompresses_to_much_is_refused(kind: int, most: int, why: str) -> None:
+    data = MAGIC + b" " * 24 + bytes([2, kind, 1]) + zstd().compress(bytes(100 << 20))
+    with pytest.raises(ValueError, match=why):
+        payload(data, kind, most)
+
+
+def test_header_of_another_object_is_refused() -> None:
+    data = (SAMPLE / "repo").read_bytes()
+    for damaged, why in (
+        (b"x" + data[1:], "begins with"),
+        (data[:20], "cut short"),
+        (data[:36] + b"\3" + data[37:], "version 3"),
+        (data[:37] + b"\1" + data[38:], "type 1: expected 6"),
+        (data[:60], "ends too early"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            Repository.decode(damaged, 1 << 20)
+
+
+def test_format_named_for_what_is_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RefShardError, match="main"):
+        RefShardFileSystem(f"icechunk::{tmp_path}").ls("")
+    (tmp_path / "repo").write_bytes(b"a text")
+    with pytest.raises(ManifestError, match="repo: it begins with"):
+        RefShardFileSystem(f"icechunk::{tmp_path}").ls("")

@@ -1,0 +1,74 @@
+"""The objects of Icechunk repositories: what they name lies within them, or a ValueError."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from refshard_fs.core.columns import ABSENT
+from refshard_fs.core.compression import zstd
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.icechunk.objects import MAGIC, ManifestIndex, Repository, Snapshot, SnapshotIndex
+from refshard_fs.formats.icechunk.source import IcechunkKeySpace
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (bytes(4), b"\xff" * 4, b"\1\0\0\0", b"\4\0", b"\xff\xff", b"://", b"\0\0\0\x80")
+_FOLDER: Final = Path(__file__).parents[2] / "data" / "icechunk"
+_MOST: Final = 1 << 20  # bytes
+_HEADER: Final = 39
+
+
+@cache
+def seeds() -> list[bytes]:
+    """The type of an object, and its FlatBuffer; 0 and a whole object."""
+    files = [_FOLDER / "repo", *sorted(_FOLDER.glob("snapshots/*")), *sorted(_FOLDER.glob("manifests/*"))]
+    objects = [file.read_bytes() for file in files]
+    bare = [data[37:38] + zstd().decompress(data[_HEADER:]) for data in objects]
+    return [*bare, *(b"\0" + data for data in objects)]
+
+
+@cache
+def _snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
+    """Return the snapshot, and what decodes each of its manifests."""
+    file = next(_FOLDER.glob("snapshots/*"))
+    snapshot = SnapshotIndex(file.name, _MOST).decode(file.read_bytes())
+    arrays = IcechunkKeySpace("s3://b/r", snapshot.nodes, {}, OpenOptions())._arrays.values()
+    indexes = [load.index for array in arrays for load in array.loads]
+    return snapshot, {index.ref.name: index for index in indexes if isinstance(index, ManifestIndex)}
+
+
+def one_input(data: bytes) -> None:
+    kind, body = data[:1], data[1:]
+    whole = body if kind == b"\0" else MAGIC + b" " * 24 + b"\2" + kind + b"\0" + body
+    try:
+        repository = Repository.decode(whole, _MOST)
+        for place in (*repository.branches.values(), *repository.tags.values()):
+            assert len(list(repository.ancestry(place))) <= len(repository.snapshots)
+    except RefShardError:
+        return
+    except ValueError:
+        pass
+    try:
+        name = next(_FOLDER.glob("snapshots/*")).name
+        found = SnapshotIndex(name, _MOST).decode(whole)
+        keys = IcechunkKeySpace("s3://b/r", found.nodes, {}, OpenOptions())
+        for path, array in keys._arrays.items():
+            assert sum(map(len, array.numbers())) <= keys.grids[path].size
+    except ValueError:
+        pass
+    for index in _snapshot()[1].values():
+        try:
+            refs = index.decode(whole)
+            urls = [*refs.chunks.urls]
+        except ValueError:
+            continue
+        targets, offsets, lengths = refs.chunks.ranges
+        assert len(refs.numbers) == len(targets)
+        for row, (target, offset, length) in enumerate(zip(targets, offsets, lengths, strict=True)):
+            assert int(offset) + int(length) < 1 << 63
+            assert row in refs.chunks.inline if target == ABSENT else urls[target]
