@@ -20,39 +20,8 @@ from hypothesis import strategies as st
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
 from refshard_fs.source import recognition as catalog
 from refshard_fs.source import source
+from tests.support.fs_references import DATA, refs
 from tests.support.shard_codecs import sharding, version_3
-
-DATA = bytes(range(200))
-ZARRAY = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 2], "dtype": "|u1"}
-
-
-def v3_array(separator: str) -> dict[str, Any]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [4, 6],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-    }
-
-
-def refs(target: str) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        ".zgroup": {"zarr_format": 2},
-        "a/.zarray": ZARRAY,
-        "ab/.zarray": {**ZARRAY, "dimension_separator": "/"},
-        "g/v3/zarr.json": v3_array("/"),
-        "g/dot/zarr.json": v3_array("."),
-        "g/readme": "inline text",
-        "whole": [target],
-    }
-    for i, j in [(0, 0), (0, 2), (1, 1)]:
-        place = [target, 10 * i, 20 + j]
-        out[f"a/{i}.{j}"] = out[f"ab/{i}/{j}"] = out[f"g/v3/c/{i}/{j}"] = out[f"g/dot/c.{i}.{j}"] = place
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -316,15 +285,6 @@ def test_a_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, ht
 def test_nothing_is_read_by_the_constructor(http_server: Any) -> None:
     RefShardFileSystem(fo=http_server.put("/refs.json", b"{}"))
     assert http_server.requests() == []
-
-
-def test_counters_tell_keys_requests_and_bytes(http_server: Any) -> None:
-    url = http_server.put("/x.bin", DATA)
-    fs = RefShardFileSystem(fo={f"k{i}": [url, 10 * i, 10] for i in range(10)})
-    fs.cat([f"k{i}" for i in range(10)])
-    stats = fs.stats()
-    assert (stats["keys"], stats["requests"], stats["bytes_wanted"], stats["bytes_fetched"]) == (10, 1, 100, 100)
-    assert len(http_server.requests("/x.bin")) == 1
 
 
 def test_a_misspelt_argument_is_refused() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -14,16 +11,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs.core.format import plugins
-
-PLUGIN = Path(__file__).parents[1] / "plugin/tiny_plugin.py"
-ENTRY_POINTS = """\
-[refshard.formats]
-tiny = tiny_plugin:FORMAT
-[refshard.shards]
-paired = tiny_plugin:SHARD_FORMAT
-[refshard.sinks]
-lines = tiny_plugin:LINES
-"""
+from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
 
 @pytest.fixture
@@ -38,20 +26,6 @@ def installed(tmp_path: Path) -> Path:
     return folder
 
 
-def run(program: str, *folders: Path, of: Path) -> str:
-    """Return what a new process prints that finds packages in ``folders``."""
-    paths = [*map(str, folders), str(Path(refshard_fs.__path__[0]).parent)]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    found = subprocess.run([sys.executable, "-c", program, str(of)], env=environ, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
-
-
-OPEN = """
-import sys
-from refshard_fs.fs import RefShardFileSystem
-fs = RefShardFileSystem(sys.argv[1])
-"""
 OPEN_TO_WRITE = OPEN.replace("(sys.argv[1])", "(sys.argv[1], mode='a')")
 
 
@@ -101,25 +75,6 @@ def test_an_index_of_another_package_that_fails_is_the_error_of_its_keys_alone(i
     broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
     show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
     assert run(broken + OPEN + show, installed, of=array).startswith("<class 'bytes'> <class 'refshard_fs.errors.")
-
-
-def tiny(file: Path, chunks: bytes) -> Path:
-    """Write a file of the format, of four bytes a chunk."""
-    file.write_bytes(b"TINY" + (len(chunks) // 4).to_bytes(4, "little") + chunks)
-    return file
-
-
-def test_a_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
-    file = tiny(tmp_path / "x.tiny", b"abcdefgh")
-    assert run(OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
-    assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
-
-
-def test_an_unknown_format_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest', 'icechunk'\Z"
-    ):
-        refshard_fs.RefShardFileSystem({}).save(str(tmp_path / "x"), "csv")
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])

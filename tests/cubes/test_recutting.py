@@ -23,38 +23,7 @@ h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
-
-MONTHS = (31, 29, 31, 30)
-
-
-def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:
-    """Write a file of daily fields, a number in every one of which is its own."""
-    values = (np.arange(days * 12, dtype="<f4") + 12 * first).reshape(days, 3, 4)
-    with h5py.File(path, "w") as file:
-        time = file.create_dataset("time", data=np.arange(first, first + days))
-        time.make_scale("time")
-        time.attrs["units"] = "days since 2024-01-01"
-        for name, size in (("y", 3), ("x", 4)):
-            file.create_dataset(name, data=np.arange(size)).make_scale(name)
-        v = file.create_dataset("v", data=values, chunks=None if chunks is None else tuple(chunks), **storage)
-        for axis, name in enumerate(("time", "y", "x")):
-            v.dims[axis].attach_scale(file[name])
-    return str(path)
-
-
-def year(folder: Path, chunks: Sequence[Sequence[int] | None], **storage: Any) -> list[str]:
-    firsts = np.cumsum([0, *MONTHS]).tolist()
-    pieces = zip(firsts, MONTHS, chunks, strict=False)
-    return [month(folder / f"{i}.nc", first, days, c, **storage) for i, (first, days, c) in enumerate(pieces)]
-
-
-def of_xarray(fo: Any) -> Any:
-    return xr.open_dataset(fo, engine=RefShardBackend).load()
-
-
-def expected(files: Sequence[str]) -> Any:
-    return xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
-
+from tests.support.uneven_files import MONTHS, expected, month, of_xarray, year  # noqa: E402
 
 CUTS: dict[str, list[Sequence[int] | None]] = {
     "a chunk a month": [(days, 3, 4) for days in MONTHS],
@@ -223,55 +192,6 @@ def test_a_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ smaller pieces of chunks without a codec
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path, lazy: bool) -> None:
-    files = year(tmp_path, [None, (29, 3, 4), (1, 3, 4), None])
-    cube = refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
-    found = of_xarray(cube)
-    assert found["v"].encoding["chunks"] == (1, 3, 4)
-    xr.testing.assert_equal(found, expected(files))
-    if not lazy:
-        assert cube.references["v/33.0.0"][0] == files[1]
-        assert cube.references["v/33.0.0"][2] == 3 * 4 * 4
-
-
-def test_pieces_along_later_dimensions_are_those_of_chunks_of_length_1(tmp_path: Path) -> None:
-    file = month(tmp_path / "0.nc", 0, 4, (2, 3, 4))
-    found = of_xarray(refshard_fs.concat([file], subchunks={"time": 1, "y": 1}))
-    assert found["v"].encoding["chunks"] == (1, 1, 4)
-    xr.testing.assert_equal(found, expected([file]))
-    with pytest.raises(ManifestError, match=r"'v' of .*0\.nc.*not in one range each"):
-        refshard_fs.concat([file], subchunks={"y": 1})
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_compressed_chunks_have_no_smaller_pieces(tmp_path: Path, lazy: bool) -> None:
-    files = year(tmp_path, [(31, 3, 4), (29, 3, 4)], compression="gzip")
-    with pytest.raises(ManifestError, match=r"'v' of .*0\.nc.*zlib.*subchunks="):
-        refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
-
-
-def test_pieces_of_data_that_are_inline_and_of_an_array_that_ends_within_a_chunk() -> None:
-    meta = {"zarr_format": 2, "shape": [2, 7], "chunks": [1, 4], "dtype": "|u1", "order": "C", "fill_value": None}
-    refs: dict[str, Any] = {
-        "a/.zarray": {**meta, "filters": None, "compressor": None},
-        "a/0.0": "abcd",
-        "a/0.1": "efg.",
-    }
-    refs |= {"a/.zattrs": {"_ARRAY_DIMENSIONS": ["y", "x"]}, "a/1.0": ["memory://there", 8, 4]}
-    found = refshard_fs.concat([refs], subchunks={"x": 2}).references
-    assert {key: found[key] for key in found if "z" not in key} == {
-        "a/0.0": b"ab",
-        "a/0.1": b"cd",
-        "a/0.2": b"ef",
-        "a/0.3": b"g.",
-        "a/1.0": ["memory://there", 8, 2],
-        "a/1.1": ["memory://there", 10, 2],
-    }
-    with pytest.raises(ManifestError, match="no multiple"):
-        refshard_fs.concat([refs], subchunks={"x": 3})
 
 
 def test_the_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,14 @@ import fsspec
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.model import Entry, Inline, Load, Pin, Span, Steps
-from refshard_fs.errors import ManifestError
+from refshard_fs.core.model import Entry, Span
 from refshard_fs.formats.kerchunk_json.source import JsonIndex
 from refshard_fs.reading import loading
-from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.loading import load
 from refshard_fs.source.source import INDEXES
-from tests.servers.http import RangeServer
+from tests.support.loads import ARRAY, document, drive, need
 
-ARRAY = {"zarr_format": 2, "shape": [5000], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
-
-
-def document(count: int = 5000) -> bytes:
-    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY), "c": "text"}
-    return json.dumps({**refs, **{f"a/{i}": ["s3://b/x", i, 1] for i in range(count)}}).encode()
 
 
 @pytest.fixture
@@ -51,14 +42,6 @@ class Reads:
         return self.data[entry.start : entry.stop]
 
 
-async def drive(steps: Steps[Any]) -> Any:
-    raise AssertionError("expected an index of one read")
-
-
-def need(data: bytes, url: str = "/refs.json") -> Load:
-    return Load(Span(url, pin=Pin(None, None, len(data))), JsonIndex(url))
-
-
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(("url", "step"), [("/refs.json", 5000), ("https://host/refs.json", 20000)])
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -69,81 +52,6 @@ def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) ->
     assert len(refs) == 5002
     assert weight == refs.nbytes
     assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
-
-
-def engine(url: str) -> Engine:
-    fs = RefShardFileSystem(url, index_cache=False, asynchronous=True, skip_instance_cache=True)
-    return fs.source.engine()
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_a_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> None:
-    INDEXES.clear()
-    data = document()
-    url = http_server.put("/refs.json", data)
-    http_server.latency = 0.01
-
-    async def all_at_once() -> list[Any]:
-        reader = engine(url)
-        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(4)))
-
-    found = asyncio.run(all_at_once())
-    assert all(refs is found[0] for refs in found)
-    assert http_server.bytes_sent == len(data)
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_the_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
-    INDEXES.clear()
-    data = document()
-    url = http_server.put("/refs.json", data)
-    http_server.latency = 0.05
-
-    async def both() -> Any:
-        reader = engine(url)
-        first, second = (asyncio.ensure_future(reader.need(need(data, url))) for _ in range(2))
-        await asyncio.sleep(0.03)
-        first.cancel()
-        return await second
-
-    assert len(asyncio.run(both())) == 5002
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_an_error_reaches_everybody_and_is_not_remembered(http_server: RangeServer) -> None:
-    INDEXES.clear()
-    good = document()
-    url = http_server.put("/refs.json", good[:-9])
-
-    async def both(data: bytes) -> list[Any]:
-        reader = engine(url)
-        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(2)), return_exceptions=True)
-
-    assert [type(e) for e in asyncio.run(both(good[:-9]))] == [ManifestError] * 2
-    http_server.put("/refs.json", good)
-    assert [len(refs) for refs in asyncio.run(both(good))] == [5002] * 2
-
-
-def test_a_long_decode_leaves_the_event_loop_free() -> None:
-    class Slow:
-        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-            self.loop = loop
-
-        def decode(self, data: bytes) -> int:
-            free = threading.Event()
-            self.loop.call_soon_threadsafe(free.set)
-            assert free.wait(60)
-            return len(data)
-
-    async def run() -> None:
-        slow = Slow(asyncio.get_running_loop())
-        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read, drive)
-
-    async def read(entry: Entry) -> bytes:
-        assert isinstance(entry, Inline)
-        return entry.data
-
-    asyncio.run(run())
 
 
 def test_a_manifest_is_parsed_once_by_all_filesystems_of_a_process(

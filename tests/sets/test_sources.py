@@ -1,215 +1,71 @@
-"""Many files looked at together: in few requests, by workers, and in a later run only what is new."""
+"""Sources of every kind are read to be joined: each once, and together."""
 
 from __future__ import annotations
 
-import io
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 import refshard_fs
+from refshard_fs import RefShardFileSystem
 from refshard_fs.cli import main
-from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
-from refshard_fs.sets import scanning
-from tests.servers.http import RangeServer
-from tests.support.memory import taking
-from tests.support.set_files import PLACES, WRITERS, days, days_of, plain_file, shown
+from tests.support.joined_sets import VERSIONS, day, read
+
+zarr = pytest.importorskip("zarr")
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("writer", WRITERS)
-def test_files_of_any_writer_are_a_cube(tmp_path: Path, writer: str, lazy: bool) -> None:
-    files = days(tmp_path, writer, 40)
-    cube: Any = refshard_fs.concat(files, "time", lazy=lazy)
-    assert days_of(cube) == list(range(40))
-    assert shown(cube, 40) == list(range(40))
+@pytest.mark.skipif(len(VERSIONS) == 1, reason="chunk manifests are zarr version 3")
+def test_chunk_manifests_are_sources_too(tmp_path: Any) -> None:
+    parts = [day(0, 2, 3), day(2, 2, 3)]
+    for i, part in enumerate(parts):
+        RefShardFileSystem(part).save(str(tmp_path / f"part{i}"), "chunk-manifest")
+    both = refshard_fs.concat([str(tmp_path / "part0"), str(tmp_path / "part1")], dim="time")
+    expected = read(refshard_fs.concat(parts, dim="time"))
+    for name, values in read(both).items():
+        np.testing.assert_array_equal(values, expected[name])
 
 
-@pytest.mark.parametrize("writer", ["h5py", "scipy"])
-def test_a_small_file_takes_one_request_and_its_small_variables_another(
-    tmp_path: Path, writer: str, http_server: RangeServer
-) -> None:
-    urls = [http_server.put(f"day{n}.nc", Path(path).read_bytes()) for n, path in enumerate(days(tmp_path, writer, 40))]
-    cube = refshard_fs.concat(urls, "time", same=["x_bounds"], lazy=True)
-    assert len(http_server.requests()) == len(urls)
-    assert len(cube) == 40
-    refshard_fs.concat(urls, "time", lazy=True)
-    assert len(http_server.requests()) == 3 * len(urls)
+def test_sets_with_templates_and_of_other_keys_are_read_as_ever(tmp_path: Any) -> None:
+    parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
+    expected = read(refshard_fs.concat(parts, dim="time"))
+    url = parts[1]["air/0.0"][0]
+    parts[1]["air/0.0"] = ["{{u}}", *parts[1]["air/0.0"][1:]]
+    documents = [parts[0], {"version": 1, "templates": {"u": url}, "refs": parts[1]},
+                 {"version": 1, "refs": dict(reversed(parts[2].items()))}, parts[3]]  # fmt: skip
+    paths = []
+    for i, document in enumerate(documents):
+        paths.append(str(tmp_path / f"{i}.json"))
+        RefShardFileSystem(document).save(paths[-1], "json")
+        if i == 1:
+            text = json.loads((tmp_path / "1.json").read_text())
+            text["refs"]["air/0.0"] = parts[1]["air/0.0"]
+            (tmp_path / "1.json").write_text(json.dumps({**text, "version": 1, "templates": {"u": url}}))
+    for sets in (documents, paths):
+        for name, values in read(refshard_fs.concat(sets, dim="time")).items():
+            np.testing.assert_array_equal(values, expected[name])
 
 
-def test_what_files_have_in_common_is_compared_though_read_together(tmp_path: Path) -> None:
-    paths = days(tmp_path, "scipy", 4)
-    bounds = (np.arange(PLACES) - 0.5).astype(">f4").tobytes()
-    Path(paths[2]).write_bytes(Path(paths[2]).read_bytes().replace(bounds, bytes(len(bounds))))
-    with pytest.raises(ManifestError, match=r"day2\.nc3.* different bytes of 'x_bounds'"):
-        refshard_fs.concat(paths, "time", lazy=True)
+def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
+    parts = [day(0, 2), day(2, 2), day(4, 2)]
+    urls = []
+    for i, part in enumerate(parts):
+        if i % 2 == 0:
+            part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes()
+        inline = {key: value for key, value in part.items() if not key.startswith(("x/", "time/"))}
+        urls.append(http_server.put(f"{i}.json", json.dumps(inline).encode()))
+    refshard_fs.concat(urls, dim="time", allow="any")
+    assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
 
 
-def test_memory_is_that_of_what_is_found_and_not_of_what_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scanning, "ROUNDS", 1)
-    for number in range(80):
-        (tmp_path / f"{number}.nc").write_bytes(plain_file(number) + bytes(60_000))
-    refshard_fs.concat(f"{tmp_path}/1?.nc", "time", lazy=True)
-    with taking(3_000_000):
-        cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True)
-    assert len(cube.document.dumps()) < 200 * 80
-
-
-def test_a_file_more_takes_some_kilobytes_of_memory(tmp_path: Path) -> None:
-    for number in range(300):
-        (tmp_path / f"{number}.nc").write_bytes(plain_file(number))
-    refshard_fs.concat(f"{tmp_path}/1?.nc", "time", lazy=True, same=["x_bounds"])
-    with taking(300 * 12_000):
-        cube = refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True, same=["x_bounds"])
-    assert len(cube) == 300
-
-
-def test_a_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, tmp_path: Path) -> None:
-    urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(30)]
-    refshard_fs.concat(urls, "time", lazy=True).save(str(tmp_path / "cube.refshard"))
-    before = len(http_server.requests())
-    fs = refshard_fs.RefShardFileSystem(str(tmp_path / "cube.refshard"))
-    assert len(fs.cat_file("time/0")) == 4 * 30
-    assert len(http_server.requests()) - before == 1
-
-
-def test_options_of_the_source_are_used_for_all(http_server: RangeServer) -> None:
-    urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(3)]
-    refshard_fs.concat(urls, "time", lazy=True, target_options={"headers": {"x-mine": "yes"}})
-    assert {request.headers.get("x-mine") for request in http_server.requests()} == {"yes"}
-
-
-# ------------------------------------------------------------------ workers
-
-
-def test_workers_find_the_same(tmp_path: Path) -> None:
-    files = days(tmp_path, "scipy", 70)
-    expected = refshard_fs.concat(files, "time", lazy=True).content
-    with ThreadPoolExecutor(2) as executor:
-        assert refshard_fs.concat(files, "time", lazy=True, executor=executor).content == expected
-        Path(files[3]).write_bytes(b"no file")
-        with pytest.raises(RefShardError, match=r"day3\.nc3"):
-            refshard_fs.concat(files, "time", executor=executor)
-        with pytest.warns(UserWarning, match=r"set 3 is left out: .*day3\.nc3"):
-            made = refshard_fs.concat(files, "time", executor=executor, on_error="skip")
-    assert len(days_of(made)) == 69
-
-
-def scene(number: int) -> bytes:
-    """Return a georeferenced TIFF of 512 KiB whose chunks are decoded here, since zarr knows no predictor."""
-    tifffile = pytest.importorskip("tifffile")
-    file = io.BytesIO()
-    values = np.random.default_rng(number).integers(0, 60_000, (512, 512), dtype="u2")
-    place = [(33550, "d", 3, (10.0, 10.0, 0.0), True), (33922, "d", 6, (0, 0, 0, number * 5120.0, 0, 0), True)]
-    place.append((34735, "H", 8, (1, 1, 0, 1, 3072, 0, 1, 32633), True))
-    tifffile.imwrite(file, values, tile=(128, 128), compression="zlib", predictor=True, extratags=place)
-    return file.getvalue()
-
-
-def test_a_document_of_files_is_made_without_their_data(http_server: RangeServer, tmp_path: Path) -> None:
-    pytest.importorskip("imagecodecs")
-    urls, resume = [http_server.put(f"{n}.tif", scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
-    how: dict[str, Any] = {"resume": resume, "same": ["spatial_ref"]}
-    refshard_fs.concat(urls[:2], "x", lazy=True, **how).save(str(tmp_path / "all.refshard"))
-    assert refshard_fs.append(str(tmp_path / "all.refshard"), urls[2], "x", same=["spatial_ref"]) == 512
-    assert sum(request.sent for request in http_server.requests()) < 500_000
-    eager = refshard_fs.RefShardFileSystem(refshard_fs.concat(urls, "x", **how))
-    fs = refshard_fs.RefShardFileSystem(str(tmp_path / "all.refshard"))
-    chunks = [key for key in eager.find("") if ".z" not in key and len(eager.cat_file(key)) == 128 * 128 * 2]
-    assert len(chunks) == 3 * 16
-    assert fs.cat(chunks) == eager.cat(chunks)
-
-
-# ------------------------------------------------------------------ runs that go on
-
-
-@pytest.fixture
-def archive(http_server: RangeServer) -> Callable[[], list[str]]:
-    """Returns the URLs of forty days, and fills the server anew."""
-    return lambda: [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
-
-
-def test_a_run_that_failed_goes_on_where_it_ended(
-    archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path
-) -> None:
-    urls, kept = archive(), tmp_path / "scans"
-    good = http_server.fault(500, "/39.nc")
-    with pytest.raises(SourceNotReachable, match=r"39\.nc"):
-        refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, retries=0)
-    assert good.kind == "status"
-    http_server.heal()
-    http_server.log.clear()
-    cube = refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, lazy=True)
-    assert days_of(cube) == list(range(40))
-    read = {request.path for request in http_server.requests() if request.sent > 100 and request.method == "GET"}
-    assert "/39.nc" in read
-    assert len(read) < 40
-    http_server.log.clear()
-    again = refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, lazy=True)
-    assert again.content == cube.content
-    assert len(http_server.requests()) == 40
-    assert all(request.method == "HEAD" or request.sent < 100 for request in http_server.requests())
-
-
-def test_a_file_that_changed_is_looked_at_again(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
-    refshard_fs.concat(files, "time", resume=kept)
-    Path(files[1]).write_bytes(plain_file(7))
-    cube = refshard_fs.concat(files, "time", resume=kept, sort=True)
-    assert days_of(cube) == [0, 2, 7]
-
-
-def test_what_a_killed_run_wrote_last_may_be_cut_short(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
-    expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
-    whole = kept.read_bytes()
-    for end in (0, 5, len(whole) // 2, len(whole) - 1):
-        kept.write_bytes(whole[:end])
-        assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
-        assert len(kept.read_bytes()) == len(whole)
-
-
-def test_another_file_is_never_written_over(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 2), tmp_path / "notes"
-    kept.write_bytes(b"my notes")
-    with pytest.raises(ManifestError, match="takes a new path"):
-        refshard_fs.concat(files, "time", resume=kept)
-    assert kept.read_bytes() == b"my notes"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="rights are spelled otherwise there")
-def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
-    refshard_fs.concat(days(tmp_path, "scipy", 2), "time", resume=tmp_path / "scans")
-    assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
-
-
-def test_damage_in_what_was_kept_is_found(tmp_path: Path) -> None:
-    files, kept = days(tmp_path, "scipy", 2), tmp_path / "scans"
-    expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
-    data = bytearray(kept.read_bytes())
-    data[len(data) // 3] ^= 0xFF
-    kept.write_bytes(data)
-    assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
-
-
-def test_workers_and_kept_scans_need_sources_that_are_opened_alike(tmp_path: Path) -> None:
-    files = days(tmp_path, "scipy", 2)
-    with pytest.raises(ValueError, match="opened alike"):
-        refshard_fs.concat(files, "time", resume=tmp_path / "scans", zarr_format=3)
-
-
-def test_the_command_keeps_scans(tmp_path: Path) -> None:
-    days(tmp_path, "scipy", 3)
-    out, kept = str(tmp_path / "cube.refshard"), tmp_path / "scans"
-    arguments = ["concat", f"{tmp_path}/*.nc3", "-o", out, "--dim", "time", "--lazy", "--resume", str(kept)]
-    assert main(arguments) == 0
-    size = kept.stat().st_size
-    assert main(arguments) == 0
-    assert kept.stat().st_size == size > 0
+def test_parquet_sets_and_paths_are_sources_too(tmp_path: Any) -> None:
+    pytest.importorskip("pyarrow")
+    parts = []
+    for i, kind in enumerate(["parquet", "json"]):
+        path = str(tmp_path / f"part{i}.{kind}")
+        RefShardFileSystem(day(2 * i, 2)).save(path, kind)
+        parts.append(path)
+    assert main(["concat", *parts, "-o", str(tmp_path / "all.json"), "--dim", "time"]) == 0
+    found = read(str(tmp_path / "all.json"))
+    np.testing.assert_array_equal(found["air"], read(refshard_fs.concat([day(0, 2), day(2, 2)], "time"))["air"])

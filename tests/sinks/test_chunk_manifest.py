@@ -8,147 +8,19 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numcodecs
 import numpy as np
 import pytest
 import zarr
 
 from refshard_fs import ManifestError, concat
 from refshard_fs.cli import main
-from refshard_fs.core.version_3 import array_3
 from tests.support.chunk_manifests import metadata, needs_zarr_3, opened, write
+from tests.support.version_2_arrays import v2, values
 
 pytest.importorskip("pyarrow")
 
 
-def v2(**more: Any) -> dict[str, Any]:
-    doc = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 3], "dtype": "<i2", "order": "C", "fill_value": None}
-    return {**doc, "compressor": None, "filters": None, **more}
-
-
-def values(source: Any, path: str = "x") -> Any:
-    store = zarr.storage.FsspecStore(opened(source, asynchronous=True), path="")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return zarr.open_group(store, mode="r")[path][...]
-
-
 # ---------------------------------------------------------------------- from version 2
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "big endian": {"dtype": ">f8"},
-    "Fortran": {"order": "F", "dtype": "<f4", "fill_value": "NaN"},
-    "bool": {"dtype": "|b1"},
-    "zlib": {"compressor": numcodecs.Zlib().get_config()},
-    "HDF5": {"filters": [numcodecs.Shuffle(2).get_config(), numcodecs.Zlib().get_config()]},
-    "blosc": {"compressor": numcodecs.Blosc("lz4", 3, 2).get_config(), "fill_value": 3},
-    "delta": {"filters": [numcodecs.Delta("<i2").get_config()], "compressor": numcodecs.GZip().get_config()},
-    "zstd": {"compressor": numcodecs.Zstd().get_config(), "dimension_separator": "/"},
-    "text": {"dtype": "<U3"},
-    "bytes": {"dtype": "|S4"},
-    "scalar": {"shape": [], "chunks": []},
-}
-
-
-def write_v2(folder: Path, doc: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Write an array by the specification of version 2, chunk by chunk."""
-    dtype = np.dtype(doc["dtype"])
-    data = np.arange(24).reshape(4, 6) if doc["shape"] else np.array(7)
-    data = (data % 2).astype(dtype) if dtype.kind == "b" else data.astype(dtype)
-    (folder / "x").mkdir(parents=True)
-    (folder / ".zgroup").write_text('{"zarr_format": 2}')
-    (folder / ".zattrs").write_text('{"title": "t"}')
-    (folder / "x/.zarray").write_text(json.dumps(doc))
-    (folder / "x/.zattrs").write_text(json.dumps({"units": "K", "_ARRAY_DIMENSIONS": ["y", "x"][: data.ndim]}))
-    sep = doc.get("dimension_separator", ".")
-    places = [(i, j) for i in range(2) for j in range(2)] if data.ndim else [()]
-    for place in places:
-        chunk = data[tuple(slice(i * c, (i + 1) * c) for i, c in zip(place, doc["chunks"], strict=True))]
-        raw: Any = np.frombuffer(chunk.tobytes(order=doc["order"]), dtype)
-        for config in (*(doc["filters"] or ()), *([doc["compressor"]] if doc["compressor"] else ())):
-            raw = numcodecs.get_codec(config).encode(raw)
-        path = folder / "x" / (sep.join(map(str, place)) or "0")
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(np.asarray(raw).tobytes() if not isinstance(raw, bytes) else raw)
-    return data
-
-
-@needs_zarr_3
-@pytest.mark.parametrize("case", CASES)
-def test_version_2_becomes_version_3_of_the_same_values(tmp_path: Path, case: str) -> None:
-    data = write_v2(tmp_path / "old", v2(**CASES[case]))
-    opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
-    doc = json.loads((tmp_path / "new/x/zarr.json").read_text())
-    assert doc["storage_transformers"][0]["name"] == "chunk-manifest-json"
-    assert doc["attributes"]["units"] == "K"
-    found = values(str(tmp_path / "new"))
-    assert found.dtype == data.dtype.newbyteorder("=")  # the order of bytes is the codec's, in version 3
-    assert np.array_equal(found, data)
-
-
-@needs_zarr_3
-def test_xarray_masks_what_it_masked_before(tmp_path: Path) -> None:
-    xr = pytest.importorskip("xarray")
-    write_v2(tmp_path / "old", v2(dtype="<f4", fill_value=5.0))
-    opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        old, new = (
-            xr.open_zarr(zarr.storage.FsspecStore(opened(str(tmp_path / n), asynchronous=True)), consolidated=c).load()
-            for n, c in (("old", False), ("new", True))
-        )
-    assert np.isnan(new["x"].values[0, 5])
-    xr.testing.assert_identical(old, new)
-
-
-@pytest.mark.parametrize("fill", [None, 0, "", "none"])
-def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
-    document = v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
-    found = array_3(document, {}, "x/.zarray")
-    assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})
-    assert found["fill_value"] == (fill or "")
-    opened({"x/.zarray": json.dumps(document)}).save(str(tmp_path / "new"), "chunk-manifest")
-    assert json.loads(opened(str(tmp_path / "new")).cat_file("x/zarr.json"))["data_type"] == "string"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dtype": "|O"},
-        {"dtype": [["a", "<i4"]]},
-        {"filters": [{"id": "json2"}]},
-        {"filters": [{"id": "shuffle"}, {"id": "delta", "dtype": "<i2"}]},
-        {"compressor": {"id": "pcodec_of_mine"}},
-        {"shards": [2, 2], "shard_format": "indexed"},
-        {"filters": 5},
-        {"filters": {"id": "delta"}},
-        {"compressor": "zlib"},
-        {"fill_value": [1]},
-        {"fill_value": "text"},
-        {"fill_value": float("inf")},
-        {"dtype": "<f4", "fill_value": 10**400},
-        {"dtype": "|V2000000000"},
-        {"dtype": "|V" + "9" * 5000},
-        {"dtype": "<M8[" + "9" * 5000 + "ns]"},
-    ],
-)
-def test_what_version_3_has_no_name_for_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError, match=r"x/\.zarray"):
-        array_3(v2(**change), {}, "x/.zarray")
-    refs = {"x/.zarray": json.dumps(v2(**change))}
-    with pytest.raises(ManifestError, match=r"x/\.zarray"):
-        opened(refs).save(str(tmp_path / "new"), "chunk-manifest")
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_array_within_an_array_is_refused_for_its_chunks_would_be_lost(tmp_path: Path) -> None:
-    refs = {".zarray": json.dumps(v2()), "x/.zarray": json.dumps(v2()), "x/0.0": "0" * 12, "0.0": "1" * 12}
-    assert opened(refs).cat_file("x/0.0") == b"0" * 12
-    with pytest.raises(ManifestError, match=r"x/zarr\.json.* array within the array ''"):
-        opened(refs).save(str(tmp_path / "new"), "chunk-manifest")
-    assert not (tmp_path / "new").exists()
 
 
 # ---------------------------------------------------------------------- from and to other formats

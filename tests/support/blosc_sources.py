@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numcodecs import blosc
 
+from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.formats.bcolz.blosc import CHECKSUMS
-from tests.support.shards_in_memory import ROOT
+from tests.support.shards_in_memory import ROOT, Files
 
 
 def carray_of(values: np.ndarray[Any, Any], chunklen: int, /, **changes: Any) -> dict[str, bytes]:
@@ -74,3 +75,33 @@ def superchunk(
 
 def numpy_metadata(values: np.ndarray[Any, Any], order: str = "C") -> dict[str, Any]:
     return {"dtype": repr(values.dtype.str), "shape": list(values.shape), "order": order, "container": "numpy"}
+
+
+def whole(data: bytes, **options: Any) -> bytes:
+    """Return the bytes of all chunks of the one-dimensional array in a file."""
+    files = Files({ROOT: data})
+    keyspace = files.open(**options)
+    shape = json.loads(files.read(keyspace, "data/.zarray") or b"")["shape"]
+    return all_chunks(files, keyspace)[: shape[0] * _itemsize(files, keyspace)]
+
+
+def all_chunks(files: Files, keyspace: KeySpace) -> bytes:
+    keys = keyspace.grids["data"].tails()
+    return b"".join(blosc.decompress(files.read(keyspace, f"data/{key}")) for key in keys)
+
+
+def _itemsize(files: Files, keyspace: KeySpace) -> int:
+    return np.dtype(json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]).itemsize
+
+
+VALUES = np.arange(2500)
+
+
+PLAIN = superchunk(VALUES, 8000, checksum=1, spare=4, metadata=numpy_metadata(VALUES))
+
+
+TABLE = PLAIN.index(struct.pack("<4q", -1, -1, -1, -1)) - 24
+
+
+def put(at: int, new: bytes, data: bytes = PLAIN) -> bytes:
+    return data[:at] + new + data[at + len(new) :]

@@ -12,6 +12,7 @@ import zarr
 from refshard_fs import (
     RefShardFileSystem,
 )
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 
 needs_zarr_3 = pytest.mark.skipif(zarr.__version__.startswith("2."), reason="zarr 2 reads no version 3")
 
@@ -42,3 +43,10 @@ def write(folder: Path, manifest: Any, shape: tuple[int, ...] = (4,), chunks: tu
     (folder / "zarr.json").write_text(json.dumps(metadata(shape, chunks)))
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+GRID = ChunkGrid((4, 3), ChunkKeyEncoding("default", "/"))
+
+
+def spelled(manifest: Any) -> bytes:
+    return json.dumps(manifest).encode()

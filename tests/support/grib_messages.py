@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,45 @@ def check_same_as_cfgrib(path: Path, **keys: Any) -> Any:
         if known.get("standard_name") != "unknown":
             assert {key: found.attrs.get(key) for key in known} == known, name
     return got
+
+
+def on_level(level: int, **keys: Any) -> bytes:
+    return message(**{"typeOfLevel": "isobaricInhPa", "level": level, **keys})
+
+
+def offsets_of(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(data):
+        found.append(at)
+        at += int.from_bytes(data[at + 8 : at + 16])
+    return found
+
+
+def sidecar(data: bytes, kind: str) -> bytes:
+    offsets = [*offsets_of(data), len(data)]
+    if kind == ".idx":
+        return "".join(f"{n}:{at}:d=2024010100:TMP:500 mb:anl:\n" for n, at in enumerate(offsets[:-1], 1)).encode()
+    lines = [json.dumps({"param": "t", "_offset": a, "_length": b - a}) for a, b in itertools.pairwise(offsets)]
+    return "\n".join(lines).encode()
+
+
+POINTS = RNG.normal(280, 9, 3600)
+
+
+def many() -> bytes:
+    """Return 40 messages of various lengths, which have more than the first bytes of the file in all."""
+    return b"".join(
+        on_level(
+            level, shortName="t", step=step, bitsPerValue=8 + (level // 100 + step) % 5, Ni=60, Nj=60, values=POINTS
+        )
+        for step, level in itertools.product(range(4), range(100, 1100, 100))
+    )
+
+
+def sections(data: bytes) -> list[bytes]:
+    found, at = [], 16
+    while data[at : at + 4] != b"7777":
+        size = int.from_bytes(data[at : at + 4])
+        found.append(data[at : at + size])
+        at += size
+    return found

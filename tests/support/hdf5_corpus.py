@@ -457,3 +457,9 @@ def pairs(names: list[str]) -> list[str]:
             seen |= here
             chosen.append(name)
     return chosen
+
+
+def written(writers: dict[str, Any], name: str, folder: Path, suffix: str = "h5") -> Path:
+    path = folder / f"{name}.{suffix}"
+    writers[name](path)
+    return path

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.http import RangeServer
+
 pa = pytest.importorskip("pyarrow")
 
 
@@ -75,3 +77,18 @@ ENCODINGS = {
     ),
     "v3 as v2": (v3_array([4, 6], [2, 2], {"name": "v2", "configuration": {"separator": "/"}}), "zarr.json", "{}/{}"),
 }
+
+
+def served(server: RangeServer, chunks: int = 1000, record_size: int = 50) -> str:
+    url = server.put("/x.bin", DATA)
+    partitions = {
+        f"a/refs.{i}.parq": [[url, n % 900, 4] for n in range(i * record_size, (i + 1) * record_size)]
+        for i in range(chunks // record_size)
+    }
+    for name, data in files({"a/.zarray": v2_array([chunks], [1])}, record_size, partitions).items():
+        server.put(f"/set/{name}", data)
+    return f"{server.url}/set"
+
+
+def fetched(server: RangeServer) -> list[str]:
+    return sorted(r.path for r in server.requests("/set/a/*", "GET") if r.status == 200)

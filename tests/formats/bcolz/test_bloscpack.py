@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numcodecs import blosc
 
-from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.bcolz.blosc import CHECKSUMS
 from refshard_fs.formats.bcolz.bloscpack import PIECE
 from tests.servers.http import RangeServer
 from tests.support.blosc_samples import Sample, sample, samples
-from tests.support.blosc_sources import numpy_metadata, superchunk
+from tests.support.blosc_sources import PLAIN, TABLE, VALUES, all_chunks, numpy_metadata, put, superchunk
 from tests.support.shards_in_memory import ROOT, Files
 
 pytestmark = pytest.mark.usefixtures("large_files")
@@ -29,23 +26,6 @@ pytestmark = pytest.mark.usefixtures("large_files")
 EVERY = [s for s in samples() if s.is_file]
 SOUND = [s for s in EVERY if not s.is_refused]
 named = {"ids": lambda s: s.name}
-
-
-def whole(data: bytes, **options: Any) -> bytes:
-    """Return the bytes of all chunks of the one-dimensional array in a file."""
-    files = Files({ROOT: data})
-    keyspace = files.open(**options)
-    shape = json.loads(files.read(keyspace, "data/.zarray") or b"")["shape"]
-    return all_chunks(files, keyspace)[: shape[0] * _itemsize(files, keyspace)]
-
-
-def all_chunks(files: Files, keyspace: KeySpace) -> bytes:
-    keys = keyspace.grids["data"].tails()
-    return b"".join(blosc.decompress(files.read(keyspace, f"data/{key}")) for key in keys)
-
-
-def _itemsize(files: Files, keyspace: KeySpace) -> int:
-    return np.dtype(json.loads(files.read(keyspace, "data/.zarray") or b"")["dtype"]).itemsize
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -211,34 +191,6 @@ def test_over_http_nothing_is_read_but_offsets_headers_and_frames(http_server: A
     assert np.frombuffer(blosc.decompress(chunk), "<i8").tolist() == values[2000:3000].tolist()
 
 
-@pytest.mark.parametrize("checksum", range(9))
-@pytest.mark.parametrize("offsets", [True, False])
-def test_checksums_are_verified_on_request(checksum: int, offsets: bool) -> None:
-    values = np.random.default_rng(checksum).integers(0, 255, 2500, dtype="u1")
-    data = superchunk(values, 1000, checksum=checksum, offsets=offsets)
-    assert whole(data) == whole(data, verify=True) == values.tobytes()
-    files = Files({ROOT: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:]})  # within the last frame
-    assert files.read(files.open(), "data/2")
-    keyspace = files.open(verify=True)
-    if checksum:
-        with pytest.raises(ValueError, match=f"{CHECKSUMS[checksum].name} checksum"):
-            files.read(keyspace, "data/2")
-    assert files.read(keyspace, "data/1")
-
-
-def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> None:
-    data = bytearray(sample("nd_crc32.blp").path.read_bytes())
-    frame = sample("nd_crc32.blp").expected["header"]["chunks"][1]
-    data[frame["offset"] + 300] ^= 4
-    (tmp_path / "x.blp").write_bytes(data)
-    fs = RefShardFileSystem(fo=str(tmp_path / "x.blp"), verify=True)
-    with pytest.raises(ReferenceNotReachable, match="'data/1'.*crc32 checksum"):
-        fs.cat_file("data/1")
-    reading = pytest.importorskip("tests.support.zarr_reading")
-    with pytest.raises(ReferenceNotReachable, match="crc32 checksum"):
-        reading.open_group(fs)["data"][:]
-
-
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("frame_size", [8, 40, 80, 200, 333, 400, 1000, 2**12])
 def test_whole_rows_are_shown_whatever_the_frames_are(order: str, frame_size: int) -> None:
@@ -264,55 +216,6 @@ def test_a_table_of_offsets_is_read_in_pieces() -> None:
         assert blosc.decompress(files.read(keyspace, f"data/{number}")) == values[number].tobytes()
         start = 32 + number // PIECE * PIECE * 8
         assert files.wanted[0] == (ROOT, start, start + 8 * min(PIECE, PIECE + 100 - number // PIECE * PIECE))
-
-
-def test_small_frames_are_walked_many_at_a_time_and_large_ones_by_their_headers() -> None:
-    small = superchunk(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
-    files = Files({ROOT: small})
-    keyspace = files.open()
-    assert blosc.decompress(files.read(keyspace, "data/1999")) == np.arange(19990, 20000, dtype="<i2").tobytes()
-    assert len(files.wanted) < 6
-    noise = np.random.default_rng(1).integers(0, 2**62, 100_000)
-    large = superchunk(noise, 80_000, offsets=False, checksum=1)
-    files = Files({ROOT: large})
-    keyspace = files.open()
-    files.wanted.clear()
-    assert blosc.decompress(files.read(keyspace, "data/9")) == noise[90_000:].tobytes()
-    assert [stop - start for _, start, stop in files.wanted] == [16] * 9 + [80_016]
-    files.wanted.clear()
-    assert blosc.decompress(files.read(keyspace, "data/4")) == noise[40_000:50_000].tobytes()
-    assert len(files.wanted) == 1  # the way is known
-
-
-VALUES = np.arange(2500)
-PLAIN = superchunk(VALUES, 8000, checksum=1, spare=4, metadata=numpy_metadata(VALUES))
-TABLE = PLAIN.index(struct.pack("<4q", -1, -1, -1, -1)) - 24
-
-
-def put(at: int, new: bytes, data: bytes = PLAIN) -> bytes:
-    return data[:at] + new + data[at + len(new) :]
-
-
-@pytest.mark.parametrize(
-    ("at", "new", "field"),
-    [
-        (5, b"\x07", "options"), (6, b"\x09", "checksum"), (8, struct.pack("<i", -1), "chunk_size"),
-        (8, struct.pack("<i", 0), "last_chunk"), (8, struct.pack("<i", 2**31 - 1), "chunk_size"),
-        (12, struct.pack("<i", -1), "last_chunk"), (12, struct.pack("<i", 8001), "last_chunk"),
-        (12, struct.pack("<i", 0), "last_chunk"), (12, struct.pack("<i", 3999), "shape"),
-        (16, struct.pack("<q", -1), "nchunks"), (16, struct.pack("<q", 2**62), "nchunks"),
-        (16, struct.pack("<q", 2), "shape"), (16, struct.pack("<q", 0), "shape"),
-        (24, struct.pack("<q", -1), "max_app_chunks"), (24, struct.pack("<q", 2**62), "max_app_chunks"),
-        (32, b"YAML", "magic"), (40, b"\1", "options"), (41, b"\x09", "checksum"), (42, b"\2", "codec"),
-        (44, struct.pack("<I", 2**31), "meta_size"), (44, struct.pack("<I", 3), "meta_size"),
-        (48, struct.pack("<I", 1), "max_meta_size"), (48, struct.pack("<I", 2**32 - 1), "max_meta_size"),
-        (52, struct.pack("<I", 2**32 - 1), "meta_comp_size"), (52, struct.pack("<I", 10), "checksum"),
-        (70, b"\xff", "adler32 checksum"), (TABLE - 1, b"\xff", "adler32 checksum"),
-    ],
-)  # fmt: skip
-def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str) -> None:
-    with pytest.raises(ManifestError, match=field):
-        Files({ROOT: put(at, new)}).open()
 
 
 @pytest.mark.parametrize("offset", [-1, 0, TABLE + 48, len(PLAIN) - 15, len(PLAIN), 2**62, -(2**63)])
@@ -372,15 +275,3 @@ def test_a_header_alone_allocates_nothing() -> None:
     header = struct.pack("<4sBBBBiiqq", b"blpk", 3, 0, 0, 8, 2**31 - 17, 8, 2, 0)
     with pytest.raises(ManifestError, match="chunk_size"):
         Files({ROOT: header + bytes(100)}).open()
-
-
-@given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
-def test_a_flipped_bit_gives_an_error_or_the_values_when_verified(bit: int, walked: bool) -> None:
-    data = superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES)) if walked else PLAIN
-    damaged = bytearray(data)
-    damaged[bit // 8 % len(data)] ^= 1 << bit % 8
-    try:
-        got = whole(bytes(damaged), verify=True)
-    except (RefShardError, ValueError):
-        return
-    assert got == VALUES.tobytes()

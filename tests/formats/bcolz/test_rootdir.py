@@ -363,39 +363,6 @@ def test_a_column_of_another_length_is_left_out() -> None:
     assert keys.reports == {"b": "it has 24 rows, and most columns have 25"}
 
 
-def test_a_padded_struct_shows_its_gaps() -> None:
-    aligned = np.dtype([("a", "i1"), ("b", "<i4")], align=True)
-    values = np.zeros(5, aligned)
-    values["b"] = np.arange(5)
-    files = Files(carray_of(values, 5))
-    document = json.loads(files.read(files.open(), "data/.zarray") or b"")
-    assert document["dtype"] == [["a", "|i1"], ["f1", "|V3"], ["b", "<i4"]]
-
-
-NESTED = "[('a', [('b', [('c', 'u1', (999,))], (999,))], (999,))]"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "reason"),
-    [
-        (NESTED, "elements in all"),
-        (str([(f"f{i}", "u1", (999,)) for i in range(70)]), "elements in all"),
-        ("|V2000000000", "a fill value of 2000000000 bytes"),
-    ],
-    ids=["nested", "many", "long"],
-)
-def test_a_dtype_that_takes_memory_to_spell_is_refused(dtype: str, reason: str) -> None:
-    files = carray_of(np.arange(0), 10, dtype=dtype, shape=[0], nbytes=0)
-    with pytest.raises(ManifestError, match=reason):
-        Files(files).open(zarr_format=3)
-
-
-def test_titles_of_fields_are_left_out() -> None:
-    files = carray_of(np.arange(0), 10, dtype="{'names': ['a'], 'formats': ['<i4'], 'titles': [b'x']}")
-    document = json.loads(Files(files).read(Files(files).open(), "data/.zarray") or b"")
-    assert document["dtype"] == [["a", "<i4"]]
-
-
 COMPRESSED = carray_of(np.arange(25), 10)
 MEANING = {b * 8 + bit for b in (18, 19) for bit in range(8)}  # flags and typesize: only the codec knows better
 

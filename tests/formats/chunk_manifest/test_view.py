@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refshard_fs.errors import ManifestError
+from refshard_fs import ManifestError, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.view import pending_edits
 from refshard_fs.formats.kerchunk_parquet.source import Layout
+from tests.support.chunk_manifests import metadata, opened, write
 
 
 def root(**ours: Any) -> bytes:
@@ -60,3 +62,75 @@ def test_only_files_of_partitions_can_be_named(partitions: Any) -> None:
     document = {"metadata": {}, "record_size": 1, "refshard": {"partitions": partitions}}
     with pytest.raises(ManifestError, match=r"\.zmetadata"):
         Layout(json.dumps(document).encode(), ".zmetadata")
+
+
+def test_the_transformer_is_hidden_and_nothing_else(tmp_path: Path) -> None:
+    fs = opened(str(write(tmp_path, {})))
+    shown = json.loads(fs.cat_file("zarr.json"))
+    assert shown == json.loads(json.dumps(metadata((4,), (2,), None)))
+    assert fs.info("zarr.json")["size"] == len(fs.cat_file("zarr.json"))
+    assert fs.cat_file("manifest.json") == b"{}"
+
+
+def test_consolidated_metadata_hides_it_too(tmp_path: Path) -> None:
+    array = metadata((4,), (2,), {"0": {"data": "ab"}})
+    inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"x": array}}}
+    root = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
+    root["consolidated_metadata"] = {"kind": "inline", "metadata": {"g": inner, "g/x": array, "x": array}}
+    (tmp_path / "zarr.json").write_text(json.dumps(root))
+    fs = opened(str(tmp_path))
+    assert b"storage_transformers" not in fs.cat_file("zarr.json")
+    assert json.loads(fs.cat_file("zarr.json"))["attributes"] == {"a": 1}
+    assert fs.cat_file("g/x/c/0") == fs.cat_file("x/c/0") == b"ab"
+
+
+@pytest.mark.parametrize(
+    "transformers",
+    [
+        [{"name": "other"}],
+        [{"name": "chunk-manifest-json", "configuration": {"manifest": {}}}, {"name": "other"}],
+        [{"name": "chunk-manifest-json"}],
+        [{"name": "chunk-manifest-json", "configuration": {"manifest": 3}}],
+    ],
+)
+def test_what_is_not_understood_is_shown_as_it_stands(tmp_path: Path, transformers: Any) -> None:
+    text = json.dumps(metadata((4,), (2,)) | {"storage_transformers": transformers})
+    (tmp_path / "zarr.json").write_text(text)
+    assert opened(str(tmp_path)).cat_file("zarr.json").decode() == text
+
+
+def test_a_declaration_that_says_no_manifest_is_an_error(tmp_path: Path) -> None:
+    doc = metadata((4,), (2,)) | {"storage_transformers": [{"name": "chunk-manifest-json"}]}
+    (tmp_path / "zarr.json").write_text(json.dumps(doc))
+    with pytest.raises(ManifestError, match="configuration"):
+        opened(str(tmp_path)).cat_file("c/0")
+
+
+@pytest.mark.parametrize("other", [{"name": "other"}, {"configuration": {"chunks_per_shard": [2]}}])
+def test_chunks_behind_several_transformers_are_no_missing_ones(tmp_path: Path, other: Any) -> None:
+    several = [{"name": "chunk-manifest-json", "configuration": {"manifest": {"0": {"data": "ab"}}}}, other]
+    (tmp_path / "zarr.json").write_text(json.dumps(metadata((4,), (2,)) | {"storage_transformers": several}))
+    fs = opened(str(tmp_path))
+    with pytest.raises(ManifestError, match="how these store chunks is not known"):
+        fs.cat_file("c/0")
+
+
+def test_chunks_beside_a_manifest_are_not_looked_at(tmp_path: Path) -> None:
+    write(tmp_path, {"0": {"data": "ab"}})
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/1").write_bytes(b"no")
+    fs = opened(str(tmp_path))
+    assert not fs.exists("c/1")
+    assert fs.find("c") == ["c/0"]
+
+
+def test_a_missing_manifest_is_no_missing_chunk(tmp_path: Path) -> None:
+    write(tmp_path, {})
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(SourceNotReachable, match=r"manifest\.json"):
+        opened(str(tmp_path)).cat_file("c/0")
+
+
+def test_a_plain_reference_set_is_not_wrapped() -> None:
+    fs = opened({"a/zarr.json": json.dumps(metadata((4,), (2,), None)), "a/c/0": "ab"})
+    assert type(fs.source.open()).__name__ == "FlatKeySpace"

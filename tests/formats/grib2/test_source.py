@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import struct
 import sys
 from pathlib import Path
@@ -14,16 +13,24 @@ import pytest
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
-from refshard_fs.core.format import HEAD, IN_MEMORY, OpenOptions, Probe
-from refshard_fs.core.model import Facts
+from refshard_fs.core.format import HEAD
 from refshard_fs.formats.grib2 import messages, source
-from refshard_fs.formats.grib2.decoding import Values
 from refshard_fs.formats.grib2.source import FileScan
 from refshard_fs.source.source import INDEXES
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import check_commands
-from tests.support.grib_messages import RNG, check_same_as_cfgrib, message, open_cfgrib
-from tests.support.memory import taking
+from tests.support.grib_messages import (
+    POINTS,
+    RNG,
+    check_same_as_cfgrib,
+    many,
+    message,
+    offsets_of,
+    on_level,
+    open_cfgrib,
+    sections,
+    sidecar,
+)
 from tests.support.shard_writers import IS_ZARR_2, array
 from tests.support.shards_in_memory import ROOT, Files
 from tests.support.threads import settle
@@ -32,10 +39,6 @@ eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
 
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
-
-
-def on_level(level: int, **keys: Any) -> bytes:
-    return message(**{"typeOfLevel": "isobaricInhPa", "level": level, **keys})
 
 
 def cube() -> bytes:
@@ -90,76 +93,6 @@ def test_members_are_a_dimension_and_fields_that_are_not_there_are_missing(tmp_p
     assert dict(got.sizes) == {"number": 3, "step": 2, "latitude": 31, "longitude": 16}
     np.testing.assert_array_equal(got.values, open_cfgrib(path)["t"].values)
     assert np.isnan(got.values[1, 1]).all()
-
-
-@pytest.mark.parametrize(
-    "packing",
-    [
-        "grid_simple",
-        "grid_complex",
-        "grid_complex_spatial_differencing",
-        "grid_ccsds",
-        "grid_jpeg",
-        "grid_png",
-        "grid_simple_log_preprocessing",
-    ],
-)
-@pytest.mark.parametrize("bits", [8, 11, 16, 24])
-def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
-    try:
-        data = message(packingType=packing, bitsPerValue=bits)
-    except eccodes.CodesInternalError as e:
-        pytest.skip(f"this eccodes does not write it: {e}")
-    handle = eccodes.codes_new_from_message(data)
-    want = eccodes.codes_get_values(handle).astype("f4")
-    eccodes.codes_release(handle)
-    np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
-
-
-@pytest.mark.parametrize("precision", [1, 2])
-def test_ieee_numbers_are_as_they_are_stored(precision: int) -> None:
-    data = message(packingType="grid_ieee", precision=precision)
-    handle = eccodes.codes_new_from_message(data)
-    want = eccodes.codes_get_values(handle).astype("f4")
-    eccodes.codes_release(handle)
-    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
-
-
-def test_run_lengths_give_levels_and_missing_values() -> None:
-    levels = [0, 15, 25]  # of tenths, and number 0 stands for a missing value
-    runs = [(1, 1), (2, 300), (0, 5), (2, 1), (1, 189)]
-    highest, digits = 2, []
-    for level, length in runs:
-        digits.append(level)
-        more, base = length - 1, (1 << 4) - 1 - highest
-        while more:
-            digits.append(more % base + highest + 1)
-            more //= base
-    packed = "".join(f"{digit:04b}" for digit in digits)
-    section_7 = int(packed.ljust(-(-len(packed) // 8) * 8, "1"), 2).to_bytes(-(-len(packed) // 8))
-    section_5 = struct.pack(">IBIHBHHB", 17 + 2 * 2, 5, 496, 200, 4, highest, 2, 1) + struct.pack(">HH", *levels[1:])
-    sections = section_5, b"\0\0\0\6\6\xff", struct.pack(">IB", 5 + len(section_7), 7) + section_7
-    found = np.frombuffer(Values(496, tuple(map(len, sections))).make(b"".join(sections)), "f4")
-    want = np.repeat([1.5, 2.5, np.nan, 2.5, 1.5], [length for _, length in runs]).astype("f4")
-    np.testing.assert_array_equal(found, want)
-
-
-@pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds"])
-def test_points_without_a_value_are_nan(packing: str) -> None:
-    values = np.where(RNG.random(496) > 0.7, np.nan, RNG.normal(size=496))
-    data = message(values, packingType=packing, bitsPerValue=16)
-    found = array(data, "t")[...].ravel()
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
-    np.testing.assert_allclose(found, values, atol=1e-3)
-
-
-@pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
-@pytest.mark.parametrize("points", [496, 400, 0])
-def test_fields_of_one_value_or_none_are_those_of_eccodes(packing: str, points: int) -> None:
-    values = np.where(np.arange(496) < points, 4.0, np.nan)
-    for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
-        data = message(values, packingType=packing, **keys)
-        np.testing.assert_array_equal(array(data, "t")[...].ravel(), values)
 
 
 @pytest.mark.parametrize(
@@ -270,15 +203,6 @@ def test_a_gaussian_grid_finer_than_any_in_use_is_not_computed() -> None:
         Files({ROOT: data[:at] + (10**6).to_bytes(4) + data[at + 4 :]}).open()
 
 
-def sections(data: bytes) -> list[bytes]:
-    found, at = [], 16
-    while data[at : at + 4] != b"7777":
-        size = int.from_bytes(data[at : at + 4])
-        found.append(data[at : at + size])
-        at += size
-    return found
-
-
 def test_each_field_of_a_message_with_several_is_shown() -> None:
     first, second = sections(on_level(500, shortName="u")), sections(on_level(500, shortName="v"))
     body = b"".join([*first, *second[2:]])
@@ -294,68 +218,6 @@ def test_what_is_not_shown_is_reported() -> None:
     assert keyspace.reports == {"the message at byte 0": "fields of product template 40 are not shown"}
     with pytest.raises(ManifestError, match="nothing in it can be shown. the message at byte 0: fields of product"):
         Files({ROOT: chemical}).open()
-
-
-def bulletin(data: bytes) -> bytes:
-    return b"****%010d****\nYEUZ98 KWBN 010000\r\r\n" % len(data) + data
-
-
-def padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 120)
-
-
-def message_1() -> bytes:
-    return message(sample="regular_ll_sfc_grib1")
-
-
-# How centres put messages into files, and whether messages of edition 1 are among them: with `t2m`.
-FRAMINGS = {
-    "a header before each": (lambda some: b"".join(map(bulletin, some)), False),
-    "a header between": (lambda some: some[0] + b"".join(map(bulletin, some[1:])), False),
-    "control characters": (lambda some: b"".join(b"\x01\r\r\n" + one + b"\r\r\n\x03" for one in some), False),
-    "zeros": (lambda some: b"".join(map(padded, some)), False),
-    "zeros in front": (lambda some: bytes(40) + b"".join(some), False),
-    "newlines": (lambda some: b"\n".join(some) + b"\n", False),
-    "text at the end": (lambda some: b"".join(some) + b"written by a test, GRIB or not\n" * 100, False),
-    "a text that ends as a message begins": (lambda some: b"".join(some) + b"\nwritten by G", False),
-    "long gaps": (lambda some: bytes(70_000).join(some), False),
-    "edition 1 in front": (lambda some: message_1() + b"".join(some), True),
-    "edition 1 between": (lambda some: message_1().join(some), True),
-    "edition 1 at the end": (lambda some: b"".join(some) + padded(message_1()), True),
-}
-
-
-@pytest.mark.parametrize("framing", FRAMINGS)
-def test_messages_are_found_in_every_framing(framing: str) -> None:
-    some = [on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
-    frame, has_edition_1 = FRAMINGS[framing]
-    data = frame(some)
-    keyspace = Files({ROOT: data}).open()
-    assert len(keyspace.reports) == (2 if framing == "edition 1 between" else 0), "three messages of one field"
-    assert ("t2m" in keyspace.grids) == has_edition_1
-    np.testing.assert_array_equal(array(data, "t")[...], array(b"".join(some), "t")[...])
-    index = "".join(f"{n}:{data.index(one)}:d\n" for n, one in enumerate(some, 1)).encode()
-    beside = Files({ROOT: data, ROOT + ".idx": index})
-    assert beside.open().grids.keys() == keyspace.grids.keys()
-    assert beside.rounds <= 5 or has_edition_1 or framing == "long gaps"
-
-
-def test_bytes_that_are_no_message_are_named() -> None:
-    some = [on_level(level, shortName="t") for level in (1000, 850, 500)]
-    damaged = b"GRIX" + some[1][4:]
-    keyspace = Files({ROOT: some[0] + damaged + some[2]}).open()
-    assert list(keyspace.reports) == [f"the message at byte {len(some[0])}"]
-    at = some[1].index(b"\0\0\0\x48\3")
-    damaged = some[1][:at] + b"\0\0\0\x47" + some[1][at + 4 :]  # a section that is one byte shorter than it is
-    assert list(Files({ROOT: some[0] + damaged + some[2]}).open().reports) == [f"the message at byte {len(some[0])}"]
-
-
-def test_a_message_of_padded_ones_takes_few_rounds() -> None:
-    values = np.arange(90000) % 255 + 0.0
-    some = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
-    files = Files({ROOT: b"".join(map(padded, some))})
-    files.open()
-    assert files.rounds <= 12
 
 
 def test_unstructured_grids_lie_along_values() -> None:
@@ -379,60 +241,7 @@ def test_grids_of_refused_fields_take_no_numbers() -> None:
     assert not {name for name in grids if name.endswith("_1")}
 
 
-def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
-    keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
-    surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
-    statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
-    for status in (0, 6):
-        data = message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
-        handle = eccodes.codes_new_from_message(data)
-        name = eccodes.codes_get(handle, "cfVarName")
-        eccodes.codes_release(handle)
-        assert name in Files({ROOT: data}).open().grids
-
-
-def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
-    data = on_level(500, shortName="t")
-    strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
-    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
-        "parameter_179_0_0",
-        "level_100",
-    }
-    at = data.index(b"\0\0\0\x15\1") + 5
-    files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
-    assert all("t" in Files({ROOT: one}).open().grids for one in files)
-
-
 # ------------------------------------------------------------------------------ sidecars, requests
-
-
-def offsets_of(data: bytes) -> list[int]:
-    found, at = [], 0
-    while at < len(data):
-        found.append(at)
-        at += int.from_bytes(data[at + 8 : at + 16])
-    return found
-
-
-def sidecar(data: bytes, kind: str) -> bytes:
-    offsets = [*offsets_of(data), len(data)]
-    if kind == ".idx":
-        return "".join(f"{n}:{at}:d=2024010100:TMP:500 mb:anl:\n" for n, at in enumerate(offsets[:-1], 1)).encode()
-    lines = [json.dumps({"param": "t", "_offset": a, "_length": b - a}) for a, b in itertools.pairwise(offsets)]
-    return "\n".join(lines).encode()
-
-
-POINTS = RNG.normal(280, 9, 3600)
-
-
-def many() -> bytes:
-    """Return 40 messages of various lengths, which have more than the first bytes of the file in all."""
-    return b"".join(
-        on_level(
-            level, shortName="t", step=step, bitsPerValue=8 + (level // 100 + step) % 5, Ni=60, Nj=60, values=POINTS
-        )
-        for step, level in itertools.product(range(4), range(100, 1100, 100))
-    )
 
 
 def test_a_small_file_is_read_in_one_more_request() -> None:
@@ -440,23 +249,6 @@ def test_a_small_file_is_read_in_one_more_request() -> None:
     assert files.open().grids
     assert files.rounds == 2, "the head of the file, and the rest"
     assert sum(stop - start for _, start, stop in files.wanted) == len(files.files[ROOT]) - HEAD
-
-
-@pytest.mark.parametrize("pitch", [4_000, 100_000])
-def test_messages_of_various_lengths_are_read_through(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "WHOLE", 0)
-    points = np.resize(POINTS, 90_000)
-    keys = {"shortName": "t", "Ni": 300, "Nj": 300, "values": points}
-    wide = [on_level(500, bitsPerValue=8 + step % 2, step=step, **keys) for step in range(24)]
-    data = many() if pitch == 4_000 else b"".join(wide)
-    files = Files({ROOT: data})
-    keys = files.open().grids.keys()
-    assert (
-        keys
-        == Files({ROOT: data}).run(source.open_(Probe(IN_MEMORY, Facts(len(data)), data), OpenOptions())).grids.keys()
-    )
-    assert files.rounds <= 7
-    assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
 
 
 def test_joining_steps_takes_two_requests_a_file() -> None:
@@ -554,65 +346,6 @@ def test_a_scan_is_packed_and_unpacked() -> None:
             kind.unpack(memoryview(harmed))
 
 
-def test_of_large_messages_a_window_is_read() -> None:
-    keys = {"shortName": "t", "Ni": 700, "Nj": 700, "values": np.resize(POINTS, 490_000)}
-    data = b"".join(on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
-    files = Files({ROOT: data})
-    assert files.open().grids
-    assert sum(stop - start for _, start, stop in files.wanted) < len(data) / 25
-
-
-@pytest.mark.usefixtures("large_files")
-def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((source, "WHOLE"), (messages, "EVEN"), (messages, "UNEVEN")):
-        monkeypatch.setattr(module, name, 0)
-    data = many()
-    (tmp_path / "a.grib2").write_bytes(data)
-    walked = Files({ROOT: data})
-    keys = walked.open().grids.keys()
-    assert 20 < walked.rounds < 40, "a round for each message behind the first bytes of the file"
-    for kind in (".idx", ".index"):
-        beside = Files({ROOT: data, ROOT + kind: sidecar(data, kind)})
-        assert beside.open().grids.keys() == keys
-        assert beside.rounds == 3, "the head of the file, sidecars, and a window of each message"
-    with RangeServer(directory=tmp_path) as server:
-        for name in ("a.grib2.idx", "a.grib2.index", "a.index", "a.idx"):
-            path = tmp_path / name
-            path.write_bytes(sidecar(data, path.suffix))
-            server.clear()
-            fs = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True)
-            assert fs.ls("t")
-            assert len(server.requests()) < 1 + 4 + 40
-            server.clear()
-            fs.cat_file("t/3.7.0.0")
-            (request,) = server.requests()
-            assert (request.stop or 0) - (request.start or 0) < len(data) / 30
-            path.unlink()
-
-
-def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
-    values = np.arange(90000) % 255
-    keys = {"Ni": 300, "Nj": 300, "bitsPerValue": 8}
-    files = Files({ROOT: b"".join(on_level(500, values=values + 0.0, **keys, step=n) for n in range(60))})
-    files.open()
-    assert files.rounds <= 12
-    assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
-
-
-def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "WHOLE", 0)
-    data = many()
-    for text, reason in (
-        (b"1:0:d\n2:5:d\n", "no message begins at byte 5"),
-        (b"1:0:d\nnonsense", "tells of no message"),
-        (b"1:99999999:d\n", "message at byte 99999999 of"),
-        (b'{"_offset": [1]}', "tells of no message"),
-    ):
-        files = Files({ROOT: data, ROOT + ".idx": text})
-        with pytest.raises((RefShardError, ValueError), match=reason):
-            files.open()
-
-
 # ------------------------------------------------------------------------------ commands, damage
 
 
@@ -623,14 +356,6 @@ def test_commands_take_a_grib2_and_what_they_convert_has_its_values(
     path.write_bytes(cube())
     refs = check_commands(path, tmp_path, capsys, "t")
     np.testing.assert_array_equal(array(refs, "t")[...], array(path, "t")[...])
-
-
-@pytest.mark.parametrize("left", [1, 3, 4, 7, 15])
-@pytest.mark.parametrize("before", [b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n"])
-def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int, before: bytes) -> None:
-    whole = on_level(500, shortName="t")
-    with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
-        Files({ROOT: whole + before + whole[:left]}).open()
 
 
 def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:
@@ -652,13 +377,3 @@ def test_headers_that_are_damaged_end_in_errors_or_show_what_is_there() -> None:
             assert str(e)
         else:
             assert "sst" in keyspace.grids
-
-
-@pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])
-def test_a_field_takes_a_few_times_its_values_and_no_more(bits: int, points: int, most: int) -> None:
-    packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
-    data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1 and 2, by turns
-    raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
-    with taking(most):
-        values = np.frombuffer(Values(points, (21, 6, 5 + len(data))).make(raw), "<f4")
-    assert values[-2:].tolist() == ([2.5, 3.5] if bits else [1.5, 1.5])

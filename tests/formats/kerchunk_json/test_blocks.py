@@ -9,16 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refshard_fs.core.columns import ABSENT
 from refshard_fs.core.keys import normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
-from refshard_fs.formats.kerchunk_json.source import JsonIndex, parse_document
+from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.references import builder
-from refshard_fs.references.json_scan import scan
 from refshard_fs.references.reference_set import References, ReferenceSet
+from tests.support.json_blocks import ARRAY, keys, read, shown
 
-ARRAY = {"zarr_format": 2, "shape": [40, 6], "chunks": [1, 2], "dtype": "<f4", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
 ARRAY_3 = {
     "zarr_format": 3,
@@ -48,20 +46,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(builder, "BATCH", 8)
 
 
-def read(text: str | bytes, piece: int = 1 << 20) -> ReferenceSet:
-    data = text if isinstance(text, bytes) else text.encode()
-    decoder = JsonIndex("refs.json").decoder()
-    for start in range(0, len(data), piece):
-        decoder.feed(data[start : start + piece])
-    return decoder.finish()
-
-
 def plain(refs: dict[str, Any]) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, (list, tuple)) else v for k, v in refs.items()}
-
-
-def shown(refs: ReferenceSet) -> dict[str, Any]:
-    return dict(References(refs).items())
 
 
 def sample(count: int = 120) -> dict[str, Any]:
@@ -148,36 +134,6 @@ def test_an_array_that_is_described_twice_has_the_last_grid() -> None:
     found = read(text)
     assert shown(found) == json.loads(text)
     assert len(found.tables["a"]) == 20
-
-
-def test_numbers_of_any_length_are_exact() -> None:
-    sizes = [
-        0,
-        9,
-        10,
-        9_999_999,
-        10_000_000,
-        99_999_999,
-        2**32 - 1,
-        2**32,
-        10**15 - 1,
-        10**15,
-        10**16,
-        2**63,
-        2**64 - 2,
-    ]
-    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
-    refs |= {f"a/{i}.{j}": ["u", sizes[i], sizes[-1 - i - j]] for i in range(11) for j in range(2)}
-    assert shown(read(json.dumps(refs, separators=(",", ":")))) == refs
-
-
-def test_urls_of_any_length_are_told_apart() -> None:
-    names = ["x" * n + c for n in (0, 1, 6, 7, 8, 9, 15, 16, 17, 40, 600) for c in ("a", "b", "a")]
-    refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
-    refs |= {f"a/{i}.{j}": [names[i], 1, 2] for i in range(33) for j in range(3)}
-    found = read(json.dumps(refs, separators=(",", ":")))
-    assert shown(found) == refs
-    assert len(found.urls) == 22
 
 
 def test_a_default_target_is_no_empty_url_and_urls_stand_once_in_their_order() -> None:
@@ -302,12 +258,6 @@ def test_an_offset_that_is_no_count_is_refused_with_its_key(value: str) -> None:
         read(text)
 
 
-keys = st.one_of(
-    st.builds("a/{}.{}".format, st.integers(0, 41), st.integers(0, 3)),
-    st.builds("b/c/{}/{}".format, st.integers(0, 41), st.integers(0, 3)),
-    st.sampled_from(["a/.zattrs", "x", "a/b", "ключ", 'quo"te', "a/0.0 ", "version", "refs", "templates"]),
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/\\."), min_size=1, max_size=5),
-)
 urls = st.one_of(
     st.sampled_from(["u", "s3://bucket/file.nc", "s3://bucket/file.nd", "a],", "b],[", "{", '"', "é" * 9, "\\"]),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{"), max_size=20),
@@ -360,33 +310,6 @@ def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) 
     except ManifestError:
         return  # valid JSON, and no reference set
     assert found == {normalise(key): value for key, value in spelled.items()}
-
-
-def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
-    assert scan(b'"a":["u",1,2]') is not None
-    assert scan(b'"a":["u"],"b":["v"]') is not None
-    assert scan(b'"a":["u"],"b":["v",1,2]') is not None
-    mixed = scan(b'"a":"x\\\\","b":["v",1,2],"c":"\\"","d":["w"]')
-    assert mixed is not None
-    keys, ranges, _, texts = mixed
-    found = zip(keys.names(), ranges.targets.tolist(), ranges.offsets.tolist(), ranges.lengths.tolist(), strict=True)
-    assert {key: texts[at : at + size] for key, target, at, size in found if target == ABSENT} == {
-        "a": b"x\\",
-        "c": b'"',
-    }
-    assert scan(b'"a":["u"]]"b":["v"]') is None
-    for block in (
-        b'"a":["u",1]',
-        b'"a":["u","b",2]',
-        b'"a":["u",1,2],"b":"c\\"',
-        b'"a":["\\u0075",1,2],"b":"c"',
-        b'"a":"b"]',
-        b'"a":["u",1,-2]',
-        b'"a":["u",,2]',
-        b"",
-        b'"',
-    ):
-        assert scan(block) is None
 
 
 @pytest.mark.parametrize("end", ["}", "} ", ',"b":"text"}'])

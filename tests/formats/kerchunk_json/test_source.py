@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import bz2
 import gzip
 import io
@@ -19,8 +18,7 @@ from numcodecs.zstd import Zstd
 from refshard_fs import DivisionByZero, ManifestError, RefShardFileSystem
 from refshard_fs.formats.kerchunk_json.source import parse_document
 from refshard_fs.references.reference_set import References
-
-TARGET = bytes(range(256)) * 4
+from tests.support.json_values import TARGET, v1
 
 
 @pytest.fixture
@@ -28,43 +26,6 @@ def target(tmp_path: Path) -> str:
     path = tmp_path / "target.bin"
     path.write_bytes(TARGET)
     return str(path)
-
-
-def v1(refs: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"version": 1, "refs": refs, **more}
-
-
-@pytest.mark.parametrize(
-    ("value", "data"),
-    [
-        ("text", b"text"),
-        ("", b""),
-        ("a\0b", b"a\0b"),
-        ("é ☃", "é ☃".encode()),
-        ("base64:" + base64.b64encode(b"\xff\x00").decode(), b"\xff\x00"),
-        ({"zarr_format": 2, "a": [1, "é"]}, rb'{"zarr_format":2,"a":[1,"\u00e9"]}'),
-        (["{t}"], TARGET),
-        (["{t}", 10, 5], TARGET[10:15]),
-        (["{t}", 0, 0], b""),
-        ([None], TARGET),
-        ([None, 3, 4], TARGET[3:7]),
-    ],
-)
-@pytest.mark.parametrize("version", [0, 1])
-@pytest.mark.parametrize("held", ["dict", "file"])
-def test_each_kind_of_value_gives_its_bytes(
-    value: Any, data: bytes, version: int, held: str, target: str, tmp_path: Path
-) -> None:
-    if isinstance(value, list) and value[0] == "{t}":
-        value = [target, *value[1:]]
-    document: Any = {"k": value} if version == 0 else v1({"k": value})
-    if held == "file":
-        path = tmp_path / "refs.json"
-        path.write_text(json.dumps(document))
-        document = path
-    fs = RefShardFileSystem(fo=document, target=target)
-    assert fs.cat_file("k") == data
-    assert fs.info("k") == {"name": "k", "size": len(data), "type": "file"}
 
 
 def test_templates_gen_and_overrides_expand(tmp_path: Path) -> None:
@@ -190,18 +151,6 @@ def test_a_bad_value_is_found_among_many(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 200])
-def test_bytes_in_base64_are_decoded_as_text_in_base64_is(others: int) -> None:
-    """kerchunk leaves inlined values so."""
-    refs: dict[str, Any] = {f"a/{i}": f"text {i}" for i in range(others)}
-    fs = RefShardFileSystem(fo=refs | {"k": b"base64:aGVsbG8=", "bad": b"base64:\xff", "raw": b"Base64:"})
-    assert fs.cat_file("k") == b"hello"
-    assert fs.info("k")["size"] == 5
-    assert fs.cat_file("raw") == b"Base64:"
-    with pytest.raises(ManifestError, match=r"'bad'.*base64"):
-        fs.cat_file("bad")
-
-
-@pytest.mark.parametrize("others", [0, 200])
 @pytest.mark.parametrize("kind", [np.int32, np.uint64])
 def test_offsets_and_lengths_may_be_numpy_integers(kind: Any, others: int, target: str) -> None:
     refs: dict[str, Any] = {f"a/{i}": [target, kind(i % 5), kind(2)] for i in range(others)}
@@ -209,12 +158,6 @@ def test_offsets_and_lengths_may_be_numpy_integers(kind: Any, others: int, targe
     assert fs.cat_file("k") == TARGET[2:5]
     with pytest.raises(ManifestError, match="offset"):
         RefShardFileSystem(fo={"k": [target, np.int64(-1), 3]}).cat_file("k")
-
-
-def test_damaged_inline_data_is_an_error_and_no_missing_key() -> None:
-    fs = RefShardFileSystem(fo={"k": "base64:@@@"})
-    with pytest.raises(ManifestError, match=r"'k'.*base64"):
-        fs.cat_file("k")
 
 
 def test_damaged_compression_is_an_error(tmp_path: Path) -> None:

@@ -12,13 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, WHOLE, Ranges, Row
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex
-from refshard_fs.formats.kerchunk_parquet.writing import encode
+from tests.support.parquet_values import values
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -31,27 +27,6 @@ def written(**columns: Any) -> bytes:
     out = io.BytesIO()
     parquet.write_table(pa.table(columns), out)
     return out.getvalue()
-
-
-def values(data: bytes, chunks: int, record_size: int | None = None) -> list[Any]:
-    """Return what is in each row: a list as in JSON, bytes, or None."""
-    part = PartitionIndex(chunks, record_size or chunks).decode(data)
-    assert len(part) == chunks
-    out: list[Any] = []
-    for row in range(chunks):
-        match part.value(row):
-            case Row(target, offset, None):
-                out.append([part.urls[target]])
-            case Row(target, offset, length):
-                out.append([part.urls[target], offset, length])
-            case other:
-                out.append(other)
-    there = [row for row, value in enumerate(out) if value is not None]
-    assert part.present(0, chunks) == there
-    assert part.present() == there
-    sizes = [len(v) if isinstance(v, bytes) else v[2] if len(v) == 3 else WHOLE for v in out if v is not None]
-    assert part.part(100).ranges.lengths.tolist() == sizes
-    return out
 
 
 EXPECTED = [["a", 0, 5], None, ["b"], b"raw", ["a", 7, 0]]
@@ -159,41 +134,6 @@ def test_a_file_cut_short_anywhere_is_refused() -> None:
             PartitionIndex(50, 50).decode(data[:end])
 
 
-def test_flipped_bits_never_go_unnoticed_in_the_pages_that_we_write() -> None:
-    part = Chunks(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
-    data = encode(part)
-    expected = values(data, 40)
-    rng = random.Random(1)
-    pages = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer has no checksum
-    for _ in range(300):
-        damaged = bytearray(data)
-        place = rng.randrange(len(data))
-        damaged[place] ^= 1 << rng.randrange(8)
-        try:
-            got = values(bytes(damaged), 40)
-        except ValueError:
-            continue
-        assert place >= pages or got == expected
-
-
-def u4(items: Any) -> Any:
-    return np.array(list(items), np.uint32)
-
-
-def u8(items: Any) -> Any:
-    return np.array(list(items), np.uint64)
-
-
-rows = st.lists(
-    st.none()
-    | st.binary(max_size=9)
-    | st.tuples(st.sampled_from(["a", "b", "ü"]))
-    | st.tuples(st.sampled_from(["a", "b", "ü"]), st.integers(0, 2**62), st.integers(0, 2**62 - 1)),
-    min_size=1,
-    max_size=30,
-)
-
-
 WRITERS: list[dict[str, Any]] = [
     {
         "compression": compression,
@@ -237,24 +177,6 @@ def test_dictionaries_of_every_size(distinct: int) -> None:
     data = written(path=pa.array([f"u{n}" for n in order]), offset=order, size=np.sort(order) + 1)
     expected = [[f"u{n}", n, size] for n, size in zip(order.tolist(), (np.sort(order) + 1).tolist(), strict=True)]
     assert values(data, rows) == expected
-
-
-@given(rows)
-def test_what_is_written_is_read_again(rows: list[Any]) -> None:
-    urls = ["a", "b", "ü"]
-    refs = [row if isinstance(row, tuple) else None for row in rows]
-    part = Chunks(
-        urls,
-        Ranges(
-            u4(ABSENT if r is None else urls.index(r[0]) for r in refs),
-            u8(r[1] if r and len(r) == 3 else 0 for r in refs),
-            u8(0 if r is None else WHOLE if len(r) == 1 else r[2] for r in refs),
-        ),
-        {i: row for i, row in enumerate(rows) if isinstance(row, bytes)},
-    )
-    expected = [list(r) if isinstance(r, tuple) else r for r in rows]
-    empty = [b"" if isinstance(r, list) and r[1:] == [0, 0] else r for r in expected]
-    assert values(encode(part), len(rows)) == empty
 
 
 SCAN = """

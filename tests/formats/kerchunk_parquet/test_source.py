@@ -26,7 +26,7 @@ from refshard_fs import (
 )
 from refshard_fs.formats.kerchunk_parquet import source as kerchunk_parquet
 from tests.servers.http import RangeServer
-from tests.support.parquet_sets import DATA, ENCODINGS, files, partition, store, v2_array, v3_array
+from tests.support.parquet_sets import DATA, ENCODINGS, fetched, files, partition, served, store, v2_array, v3_array
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -231,21 +231,6 @@ def test_options_without_a_protocol_go_to_the_first_that_is_named(tmp_path: Path
 # ---------------------------------------------------------------------- lazily, and each partition once
 
 
-def served(server: RangeServer, chunks: int = 1000, record_size: int = 50) -> str:
-    url = server.put("/x.bin", DATA)
-    partitions = {
-        f"a/refs.{i}.parq": [[url, n % 900, 4] for n in range(i * record_size, (i + 1) * record_size)]
-        for i in range(chunks // record_size)
-    }
-    for name, data in files({"a/.zarray": v2_array([chunks], [1])}, record_size, partitions).items():
-        server.put(f"/set/{name}", data)
-    return f"{server.url}/set"
-
-
-def fetched(server: RangeServer) -> list[str]:
-    return sorted(r.path for r in server.requests("/set/a/*", "GET") if r.status == 200)
-
-
 def test_a_look_up_loads_its_partition_and_no_other(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server))
     assert fetched(http_server) == []
@@ -293,23 +278,6 @@ def test_cache_size_bounds_how_many_partitions_are_kept(http_server: RangeServer
         assert fs.cat_file(f"a/{n}") == DATA[n : n + 4]
     names = [path[-6] for path in fetched(http_server)]
     assert names == ["0", "0", "1", "2"]  # 0 had to go, 1 had not
-
-
-def test_references_are_loaded_as_they_are_iterated(http_server: RangeServer) -> None:
-    refs = RefShardFileSystem(served(http_server)).references
-    first = list(itertools.islice(refs, 10))
-    assert first == [".zmetadata", "a/.zarray", *(f"a/{n}" for n in range(8))]
-    assert len(fetched(http_server)) == 1
-    assert "a/999" in refs
-    assert "a/1000" not in refs
-    assert 7 not in refs
-    assert refs.get("b/0") is None
-    assert len(fetched(http_server)) == 2
-    assert len(refs) == 1002
-    assert len(fetched(http_server)) == 20
-    value = refs["a/3"]
-    value[0] = "changed"
-    assert refs["a/3"] != value
 
 
 def test_a_set_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:

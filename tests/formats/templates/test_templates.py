@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.expressions import TemplateLimits
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from tests.support.memory import taking
+from tests.support.template_texts import DEFINITIONS, _hole, generated
 
 SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[4] / "shared"))
-
-DEFINITIONS = {
-    "u": "s3://bucket/path",
-    "f": "{{c}}",
-    "year": "{{u}}/{{y}}.nc",
-    "padded": "{{ 'f%03d' % i }}",
-    "both": "{{ year(y=a + 1) }}?{{f(c='x')}}",
-    "my-url v1.0": "http://host",
-    "empty": "",
-    "braces": "a{b}c}}",
-}
-
-
-def _hole(expression: str) -> str:
-    return "{{" + expression + "}}"
 
 
 @pytest.fixture(params=[True, False], ids=["simple", "jinja"])
@@ -47,41 +31,6 @@ def simple(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def templates(simple: bool) -> Templates:
     return Templates(DEFINITIONS, simple=simple)
-
-
-BOTH_MODES = [
-    ("no holes", "no holes"),
-    ("a { b } c %7B}}", "a { b } c %7B}}"),
-    ("{{u}}", "s3://bucket/path"),
-    ("{{ u }}/{{u}}x", "s3://bucket/path/s3://bucket/pathx"),
-    ("http://{{f(c='text')}}", "http://text"),
-    ('{{ f( c = "te\'x\\"t" ) }}', "te'x\"t"),
-    ("{{ f(c=u) }}", "s3://bucket/path"),
-    ("{{ f(c=3*4) }}", "12"),
-    ("{{ f(c=f(c=f(c='deep'))) }}", "deep"),
-    ("{{ f(c=1, d=2,) }}", "1"),
-    ("{{ year(y=1999) }}", "s3://bucket/path/1999.nc"),
-    ("{{ both(a=6) }}", "s3://bucket/path/7.nc?x"),
-    ("{{ padded(i=7) }}", "f007"),
-    ("{{ '%04d' % 12 }} {{ '%4d%%' % 12 }} {{'%d'%1}} {{ 'a%02db' % -5 }}", "0012   12% 1 a-5b"),
-    ("{{ u ~ '/' ~ 4 ~ 'x' }}", "s3://bucket/path/4x"),
-    ("{{ u + '/x' }}", "s3://bucket/path/x"),
-    ("{{ 1 + 2 * 3 }} {{ (1 + 2) * 3 }} {{ 7 // 2 }} {{ 7 % 4 }} {{ 2 ** 10 }}", "7 9 3 3 1024"),
-    ("{{ -7 // 2 }} {{ -7 % 4 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ 1 ~ 2 * 3 }}", "-4 1 64 4 16"),
-    ("{{ 1_000 + 00 }}{{empty}}{{ '' }}", "1000"),
-    ("{{ '}}' }}{{ '{{' }}", "}}{{"),
-    ("{{ 'a\\n\\t\\\\' }}", "a\n\t\\"),
-    ("{{braces}}", "a{b}c}}"),
-    ("é {{ 'ü' }} 日本", "é ü 日本"),
-    ("{{ 9223372036854775807 }}", "9223372036854775807"),
-    ("{{\n  u\n}}\n", "s3://bucket/path\n"),
-]
-
-
-@pytest.mark.parametrize(("text", "expanded"), BOTH_MODES)
-def test_texts_expand_alike_in_both_modes(templates: Templates, text: str, expanded: str) -> None:
-    assert templates.expand(text) == expanded
-    assert templates.expand(text) == expanded
 
 
 @pytest.mark.parametrize(
@@ -120,12 +69,6 @@ def test_overrides_win_and_add(simple: bool) -> None:
     assert templates.expand("{{u}}{{v()}}{{w}}") == "bbc"
 
 
-def generated(templates: Templates, text: str, **variables: int) -> str:
-    """Return what ``text`` expands to as a key of a `gen` with dimensions of one value each."""
-    entry = {"key": text, "url": "u", "dimensions": {name: [value] for name, value in variables.items()}}
-    return next(expand_gen([entry], templates))[0]
-
-
 def test_a_template_sees_its_arguments_and_other_templates_only() -> None:
     templates = Templates({"t": "{{i}}"})
     assert generated(templates, "{{t(i=i)}}", i=3) == "3"
@@ -133,80 +76,6 @@ def test_a_template_sees_its_arguments_and_other_templates_only() -> None:
         ManifestError, match=r"no template or variable 'i'.*pass it as an argument: \{\{t\(i=\.\.\.\)\}\}"
     ):
         generated(templates, "{{t}}", i=3)
-
-
-REFUSED = [
-    ("{{missing}}", "no template or variable 'missing'; known here: both, "),
-    ("{{f}}", "no template or variable 'c'; pass it"),
-    ("{{f()}}", r"template 'f' '\{\{c\}\}', column 3: there is no template or variable 'c'"),
-    ("{{u.upper()}}", r"column 4: '\.upper' is not allowed"),
-    ("{{u.__class__}}", "column 4: .*not allowed"),
-    ("{{''.__class__.__mro__}}", "not allowed"),
-    ("{{f.__globals__}}", "not allowed"),
-    ("{{u[0]}}", r"'\[' is not allowed"),
-    ("{{u|upper}}", r"'\|' is not allowed"),
-    ("{{u!r}}", "'!' is not allowed"),
-    ("{{u:>9999999999}}", "':' is not allowed"),
-    ("{{0.5}}", "not allowed"),
-    ("{{1e9}}", "not allowed"),
-    ("{{007}}", "not allowed"),
-    ("{{ {'a': 1} }}", "not allowed"),
-    ("{{ lambda: 1 }}", "not expected|not allowed"),
-    ("{{ a b }}", "'b' is not expected here"),
-    ("{{ range(9) }}", "keyword arguments"),
-    ("{{ __import__(name='os') }}", "no template or variable '__import__'"),
-    ("{{ cycler }}{{ lipsum }}{{ self }}", "no template or variable 'cycler'"),
-    ("{{f('a')}}", "keyword arguments"),
-    ("{{f(c='a', c='b')}}", "twice"),
-    ("{{f(c=)}}", "not expected"),
-    ("{{f(c='a'", "never closed"),
-    ("{{f(c='a'}}", "ends too early"),
-    ("{{}}", "column 3: an expression ends too early"),
-    ("{{ ", "never closed by"),
-    ("{{ 1", "never closed by"),
-    ("{{ 'a }}", "quoted text is never closed"),
-    ("{{ 'a\\x41' }}", r"escape .* not allowed"),
-    ("{{-1}}", "put a space"),
-    ("{{+1}}", "put a space"),
-    ("{{ 1 +}}", "too early"),
-    ("{{ (1 }}", "too early"),
-    ("{{ 1) }}", r"'\)' is not expected"),
-    ("{{ i = 1 }}", "'=' is not expected"),
-    ("{{ u + 1 }}", "'~' joins texts"),
-    ("{{ -u }}", "needs integers"),
-    ("{{ 'a' * 1000000000 }}", "needs integers"),
-    ("{{ 1 / 2 }}", "'//' divides"),
-    ("{{ 1 // 0 }}", "division by zero"),
-    ("{{ 1 % 0 }}", "division by zero"),
-    ("{{ 2 ** -1 }}", "not an integer"),
-    ("{{ 2 ** 63 }}", "64 bits"),
-    ("{{ 9 ** 9 ** 9 ** 9 }}", "64 bits"),
-    ("{{ 9223372036854775807 + 1 }}", "64 bits"),
-    ("{{ 99999999999999999999 }}", "64 bits"),
-    ("{{ " + "9" * 60_000 + " }}", "64 bits"),
-    ("{{ '%s' % 1 }}", "only one %d"),
-    ("{{ '%999d' % 1 }}", "only one %d"),
-    ("{{ '%d %d' % 1 }}", "only one %d"),
-    ("{{ '%(a)d' % 1 }}", "only one %d"),
-    ("{{ '%*d' % 1 }}", "only one %d"),
-    ("{{ '%d' % u }}", "needs integers"),
-    ("{{ u % 1 }}", "only one %d"),
-    ("{% for i in u %}{{u}}{% endfor %}", "needs simple_templates=False"),
-    ("{{u}}{# comment #}", "needs simple_templates=False"),
-    ("{{" + "(" * 100 + "1" + ")" * 100 + "}}", "levels of nesting"),
-    ("{{ " + "- " * 1000 + "1}}", "levels of nesting"),
-    ("{{ " + "1+" * 1000 + "1}}", "operands and operators"),
-    ("{{ " + "f(c=" * 100 + "1" + ")" * 100 + "}}", "levels of nesting"),
-    ("{{u}}" + "x" * 70_000, "65536 characters"),
-    ("{{u}}" * 5_000, "65536 characters"),
-]
-
-
-@pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
-def test_what_templates_may_not_say_is_one_clear_error(text: str, reason: str) -> None:
-    with pytest.raises(ManifestError, match=reason) as caught:
-        Templates(DEFINITIONS).expand(text)
-    assert len(str(caught.value)) < 600
 
 
 def test_a_template_that_uses_itself_is_refused(simple: bool) -> None:
@@ -240,82 +109,12 @@ def test_templates_that_nest_too_deep_are_refused() -> None:
             expand_gen([{"key": text, "url": "", "dimensions": {"i": [1]}}], templates)
 
 
-def test_errors_quote_no_more_than_helps() -> None:
-    name = "n" * 5_000
-    for text in (_hole(name), _hole(f"f(c={name})"), "{{" + name):
-        with pytest.raises(ManifestError) as caught:
-            Templates({"f": "{{c}}", name + "x": "{{ 1"}).expand(text)
-        assert len(str(caught.value)) < 1000
-
-
 def test_definitions_are_texts(simple: bool) -> None:
     with pytest.raises(ManifestError, match="template 'u': a template is text, not list"):
         Templates({"u": ["a"]}, simple=simple)  # type: ignore[dict-item]  # what is tested
 
 
-def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"refshard_fs\[jinja\]"):
-        Templates({}, simple=False)
-    assert Templates({"u": "a"}).expand("{{u}}") == "a"
-
-
 # The same as jinja2, where both apply.
-
-
-@st.composite
-def expressions(draw: st.DrawFn, depth: int = 3) -> str:
-    form = draw(st.integers(0, 8 if depth else 3))
-    if form == 0:
-        return str(draw(st.integers(0, 50)))
-    if form == 1:
-        text = draw(st.text("ab%'\\\"\n {}", max_size=4))
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
-    if form <= 3:
-        return draw(st.sampled_from(["i", "j", "u"]))
-    inner = draw(expressions(depth - 1))
-    if form == 4:
-        return f"({inner})"
-    if form == 5:
-        return f"- {inner}"
-    if form == 6:
-        return f"f(c={inner})"
-    if form == 7:
-        return f"'%03d' % {inner}"
-    operator = draw(st.sampled_from(["+", "-", "*", "//", "%", "**", "~"]))
-    return f"{inner} {operator} {draw(expressions(depth - 1))}"
-
-
-@given(st.lists(st.one_of(expressions().map(lambda text: "{{ " + text + " }}"), st.just("lit/")), max_size=3))
-@example(["{{ - 1 ** j }}"])
-def test_whatever_expands_is_what_jinja2_makes_of_it(parts: list[str]) -> None:
-    sandbox = pytest.importorskip("jinja2.sandbox")
-    text = "".join(parts)
-    definitions = {"u": "s3://b", "f": "{{c}}"}
-    try:
-        ours = generated(Templates(definitions), text, i=3, j=-4)
-    except ManifestError:
-        ours = None
-    try:
-        held = generated(Templates(definitions, simple=False), text, i=3, j=-4)
-    except ManifestError:
-        held = None
-    if ours is None and held is None:
-        return
-    # Its optimizer makes -1 of - 1, without parentheses: then - 1 ** j is another number than - i ** j where i is 1.
-    for mine, optimized in ((ours, False), (held, True)):
-        if mine is not None:
-            environment = sandbox.SandboxedEnvironment(optimized=optimized)
-            called = environment.from_string(definitions["f"]).render
-            assert mine == environment.from_string(text).render(u="s3://b", i=3, j=-4, f=called)
-
-
-@given(st.text("{}()'\"%~+-*/= ,.ifcu0129_\\\n|[]é", max_size=40))
-def test_any_text_expands_or_is_a_manifest_error(text: str) -> None:
-    for definitions in ({"u": text, "f": "{{c}}"}, {"u": "x", "f": "{{" + text + "}}"}):
-        for wanted in ("{{u}}", "{{" + text + "}}", "{{f(c=1)}}"):
-            with contextlib.suppress(ManifestError):
-                assert isinstance(generated(Templates(definitions), wanted, i=1), str)
 
 
 # gen

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import pickle
 import struct
 import warnings
 from pathlib import Path
@@ -13,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.formats.tiff.images import Decoded
 from tests.servers.http import RangeServer
-from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
+from tests.support.files_of_arrays import check_commands, rounds_to_open
 from tests.support.plain_tiff import plain_tiff
-from tests.support.shard_writers import IS_ZARR_2, array
+from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
+from tests.support.tiff_files import RGB, RNG, ZARR_FORMATS, check_pages
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -30,9 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
 ]
 
-ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
-RNG = np.random.default_rng(3)
-RGB = RNG.integers(0, 255, (70, 50, 3), "u1")
 SMOOTH = (np.add.outer(np.arange(150), np.arange(200)) // 2).astype("u1")
 COLOURS = np.stack([SMOOTH, SMOOTH // 2, 255 - SMOOTH])
 
@@ -45,66 +40,6 @@ def names_of(path: Path, **options: Any) -> set[str]:
 def metadata(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     return json.loads(fs.cat(f"{name}/.zarray")), json.loads(fs.cat(f"{name}/.zattrs"))
-
-
-def check_pages(path: Path) -> None:
-    """Assert that each page is the array of its number, in every version of zarr's metadata."""
-    with tifffile.TiffFile(path) as tiff:
-        for zarr_format, (number, page) in itertools.product(ZARR_FORMATS, enumerate(tiff.pages)):
-            np.testing.assert_array_equal(array(path, str(number), zarr_format=zarr_format)[...], page.asarray())
-
-
-SAMPLES = {
-    "grey": {"photometric": "minisblack"},
-    "chunky": {"photometric": "rgb", "planarconfig": "contig"},
-    "planar": {"photometric": "rgb", "planarconfig": "separate"},
-}
-LAYOUTS: dict[str, dict[str, Any]] = {"one strip": {}, "strips": {"rowsperstrip": 16}, "tiles": {"tile": (32, 16)}}
-
-
-@pytest.mark.parametrize("compression", [None, "zlib", "zstd", "lzw", "packbits"])
-@pytest.mark.parametrize("order", "<>")
-def test_zarr_reads_what_tifffile_reads(tmp_path: Path, order: str, compression: str | None) -> None:
-    cases = itertools.product(["u1", "i2", "f4", "f8"], LAYOUTS, SAMPLES, [None, 2, 3])
-    for number, (dtype, layout, samples, predictor) in enumerate(cases):
-        unusual = (predictor == 3 and dtype[0] != "f") or (predictor == 2 and dtype[0] == "f")
-        if unusual or (predictor and not compression) or number % 3 != len(compression or "") % 3:
-            continue
-        values = RGB.astype(dtype) * np.array(1 if dtype == "u1" else -117, dtype if dtype != "u1" else "u1")
-        values = {"grey": values[..., 0], "chunky": values, "planar": np.moveaxis(values, -1, 0)}[samples]
-        path = tmp_path / f"{number}.tif"
-        options = {**SAMPLES[samples], **LAYOUTS[layout], **({"predictor": predictor} if predictor else {})}
-        tifffile.imwrite(path, values, byteorder=order, compression=compression, bigtiff=number % 2 == 0, **options)
-        check_pages(path)
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 7, 12, 14])
-@pytest.mark.parametrize("compression", [None, "deflate"])
-def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, compression: str | None) -> None:
-    values = RNG.integers(0, 1 << bits, (21, 37), "u2" if bits > 8 else "u1")
-    packed = np.zeros((21, -(-37 * bits // 8)), "u1")
-    every = (values[..., None] >> np.arange(bits)[::-1]).astype("u1") & 1
-    packed = np.packbits(every.reshape(21, -1), axis=1)
-    path = tmp_path / "bits.tif"
-    path.write_bytes(plain_tiff(packed.tobytes(), 37, 21, bits))
-    if compression:
-        import zlib
-
-        path.write_bytes(plain_tiff(zlib.compress(packed.tobytes()), 37, 21, bits, 8))
-    assert array(path, "0").dtype == values.dtype
-    np.testing.assert_array_equal(array(path, "0")[...], values)
-
-
-def test_bits_that_are_filled_from_the_lowest_are_refused() -> None:
-    with pytest.raises(ManifestError, match="its FillOrder is 2"):
-        Files({ROOT: plain_tiff(bytes([0b10110000, 0b00000001]), 8, 2, 1, t266=2)}).open()
-
-
-def test_lerc_of_differences_which_readers_take_in_two_ways_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "lerc.tif"
-    tifffile.imwrite(path, RGB[..., 0], compression="lerc", predictor=2)
-    with pytest.raises(ManifestError, match="its Predictor is 2, which readers take in two ways with LERC"):
-        Files.of(path).open()
 
 
 def test_pages_of_several_sizes_have_dimensions_of_their_own(tmp_path: Path) -> None:
@@ -141,16 +76,6 @@ def test_what_is_not_shown_is_reported_and_the_other_pages_are(tmp_path: Path) -
     assert keyspace.reports == {"1": "its Compression is 34713, for which there is no decoder here"}
     with pytest.raises(ManifestError, match="nothing in it can be shown. 0: its Compression is 6"):
         Files({ROOT: plain_tiff(b"1", 1, 1, 8, 6)}).open()
-
-
-def test_a_strip_that_holds_a_whole_image_and_many_small_ones_become_pieces(tmp_path: Path) -> None:
-    values = RNG.integers(0, 255, (2100, 4000), "u1")
-    for rows in (1, 2100):
-        path = tmp_path / f"{rows}.tif"
-        tifffile.imwrite(path, values, rowsperstrip=rows)
-        found = array(path, "0")
-        assert 1 << 20 < np.prod(found.chunks) <= 4 << 20
-        np.testing.assert_array_equal(found[...], values)
 
 
 # ------------------------------------------------------------------------------ pyramids, OME-TIFF
@@ -418,54 +343,6 @@ def test_commands_take_a_tiff_and_what_they_convert_has_its_values(
             assert sum(isinstance(value, list) for value in json.loads(refs.read_text())["refs"].values()) == 4
 
 
-def seeds(tmp_path: Path) -> list[bytes]:
-    tifffile.imwrite(tmp_path / "a.tif", RGB, tile=(16, 16), compression="lzw", predictor=2, photometric="rgb")
-    tifffile.imwrite(tmp_path / "b.tif", RGB[..., 0], rowsperstrip=16, bigtiff=True, byteorder=">")
-    tifffile.imwrite(
-        tmp_path / "c.ome.tif", RGB[:8].astype("f4"), compression="zlib", predictor=3, photometric="minisblack"
-    )
-    return [path.read_bytes() for path in sorted(tmp_path.glob("*.tif"))]
-
-
-def test_damaged_files_end_in_errors_that_name_them(tmp_path: Path) -> None:
-    for seed, data in enumerate(seeds(tmp_path)):
-        check_damage(data, seed, times=120)
-
-
-def test_damaged_tiles_and_loops_are_named() -> None:
-    data = plain_tiff(b"12345678", 4, 2, t273=8)
-    files = Files({ROOT: data[:8] + data[8:]})
-    assert files.read(files.open(), "0/0.0") == b"12345678"
-    looped = data[:-4] + struct.pack("<I", 16)
-    assert "chain of IFDs loops at byte 16" in Files({ROOT: looped}).open().reports["1"]
-    with pytest.raises(ManifestError, match="image 0: it ends at byte 1008, beyond"):
-        Files({ROOT: plain_tiff(b"12345678", 4, 2, t273=1000)}).open()
-    beyond = Files({ROOT: plain_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
-    with pytest.raises(ReferenceNotReachable, match="ends at byte 1008"):
-        beyond.read(beyond.open(), "0/0.0")
-    short = Files({ROOT: plain_tiff(b"1234", 4, 2)})
-    with pytest.raises(ValueError, match="give 4 of 8"):
-        short.read(short.open(), "0/0.0")
-    with pytest.raises(ManifestError, match="nothing in it can be shown"):
-        Files({ROOT: plain_tiff(b"1", 1 << 30, 1 << 30)}).open()
-    with pytest.raises(ManifestError, match="it has no IFD"):
-        Files({ROOT: b"II*\0" + bytes(20)}).open()
-
-
-def test_no_more_is_decompressed_than_a_strip_has() -> None:
-    import zlib
-
-    files = Files({ROOT: plain_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
-    with pytest.raises(ValueError, match="do not end after 4 bytes"):
-        files.read(files.open(), "0/0.0")
-
-
-def test_recipes_are_small_and_survive_pickling() -> None:
-    recipe = Decoded(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b"")
-    assert pickle.loads(pickle.dumps(recipe)) == recipe
-    assert hash(recipe) == hash(Decoded(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b""))
-
-
 def test_a_tiff_is_read_from_memory(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", RGB, compression="lzw", photometric="rgb")
     data = (tmp_path / "a.tif").read_bytes()
@@ -529,39 +406,3 @@ def test_sizes_and_channels_of_ome_are_shown(tmp_path: Path) -> None:
     assert scales == [[2, 1, 500, 0.25], [2, 1, 1000, 0.5]]
     assert group.attrs["omero"] == {"channels": [{"label": "DAPI"}, {"label": "GFP"}]}
     assert RefShardFileSystem(str(path)).left_whole == {"page 6": "no image of the OME-XML has it"}
-
-
-@pytest.mark.parametrize("damage", ["count", "tag", "place", "sub"])
-def test_a_damaged_ifd_leaves_out_its_page(damage: str, tmp_path: Path) -> None:
-    path = tmp_path / "pages.tif"
-    with tifffile.TiffWriter(path) as writer:
-        for value in range(3):
-            writer.write(np.full((8, 8), value, "u1"), metadata=None, subifds=int(value == 1))
-            if value == 1:
-                writer.write(np.full((4, 4), 9, "u1"), subfiletype=1, metadata=None)
-    with tifffile.TiffFile(path) as tiff:
-        page, first = tiff.pages[1], tiff.pages[0]
-        at = {
-            "count": page.offset, "tag": page.tags["Software"].offset + 8,
-            "place": page.offset, "sub": page.tags["SubIFDs"].valueoffset
-        }[damage]  # fmt: skip
-        if damage == "place":
-            at = first.offset + 2 + 12 * len(first.tags)
-    data = bytearray(path.read_bytes())
-    data[at : at + 4] = b"\xff\xff\xff\x7f" if damage != "count" else b"\xff\xff" + data[at + 2 : at + 4]
-    path.write_bytes(data)
-    fs = RefShardFileSystem(str(path))
-    there = {"count": "0", "place": "0", "tag": "023", "sub": "013"}[damage]
-    assert fs.cat_file("0/0.0") == bytes(64)
-    assert {name for name in fs.ls("", detail=False) if name.isdigit()} == set(there)
-    (lost,) = fs.left_whole.items()
-    assert lost[0] == {"sub": "2"}.get(damage, "1")
-    assert "damaged, or cut short" in lost[1]
-    with pytest.raises(ManifestError, match="damaged, or cut short"):
-        fs.cat_file(f"{lost[0]}/0.0")
-
-
-def test_images_of_imagej_without_ifds_are_named(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 8, 8), "u1"), imagej=True)
-    data = (tmp_path / "a.tif").read_bytes().replace(b"images=3", b"images=9")
-    assert "it has 9 images" in Files({ROOT: data}).open().reports["ImageJ"]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import bisect
+import io
+import struct
+import zipfile
+import zlib
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.formats.zip.directory import SortedNames
+from refshard_fs import ManifestError, RefShardError
+from refshard_fs.core.model import Load, Span
+from refshard_fs.formats.zip.directory import Members, SortedNames, parse_tail
+from refshard_fs.formats.zip.source import ZipKeySpace
+from tests.support.zip_archives import URL, contents, opened, some_members, zipped
 
 name = st.text(st.sampled_from("ab/é\x01"), min_size=1, max_size=26).map(str.encode)
 
@@ -53,3 +62,153 @@ def test_children_are_names_and_directories_below(names: list[bytes], directory:
 def test_long_names_that_are_alike_sort_too() -> None:
     names = [b"x" * 60_000 + bytes([97 + i]) for i in (2, 0, 1)]
     assert build(names)[1] == [1, 2, 0]
+
+
+def test_of_members_with_one_name_the_last_is_read() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a", "old")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a", "new")
+        archive.writestr("b", "other")
+    assert contents(opened(buffer.getvalue())) == {"a": b"new", "b": b"other"}
+
+
+def test_names_beyond_ascii_are_read_by_flag_and_by_code_page() -> None:
+    data = zipped({"Käse/Å": b"1"})
+    assert contents(opened(data)) == {"Käse/Å": b"1"}
+    old = zipped({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # code page 437, no flag
+    assert contents(opened(old)) == {"Käse": b"2"}
+
+
+def test_a_truncated_archive_is_refused() -> None:
+    data = zipped(some_members(2, 50), comment=b"end")
+    for cut in [1, 2, 3, 4, 10, 24, 25, 26, 100, len(data) // 2, len(data) - 5]:
+        with pytest.raises(RefShardError):
+            opened(data[:-cut], format="zip").ls("")
+    for start, stop in [(0, 5), (100, 101), (len(data) - 200, len(data) - 150)]:
+        with pytest.raises(RefShardError):
+            opened(data[:start] + data[stop:], format="zip").ls("")
+
+
+def test_two_end_records_that_both_fit_are_refused() -> None:
+    inner = zipped({"a": b"another"})
+    with pytest.raises(ManifestError, match="two end records"):
+        opened(zipped({"a": b"one"}, comment=inner)).ls("")
+
+
+def test_members_that_overlap_are_refused() -> None:
+    data = bytearray(zipped({"a": b"0123", "b": b"4567"}))
+    second = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)
+    data[second + 42 : second + 46] = struct.pack("<L", 20)
+    with pytest.raises(ManifestError, match="reaches into the next"):
+        opened(bytes(data)).ls("")
+
+
+def test_parts_of_a_split_archive_are_refused() -> None:
+    data = bytearray(zipped({"a": b"0123"}))
+    data[-18] = 1
+    with pytest.raises(ManifestError, match="several disks"):
+        opened(bytes(data)).ls("")
+
+
+def test_more_members_than_a_short_end_record_counts() -> None:
+    names = [f"a/{i}" for i in range(66_000)]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), b"")
+    assert b"PK\6\6" in buffer.getvalue()[-200:]
+    fs = opened(buffer.getvalue())
+    assert len(fs.ls("a")) == len(names)
+    assert fs.cat_file("a/65999") == b""
+
+
+def test_members_beyond_four_gibibytes_have_their_places_in_zip64_fields() -> None:
+    size, start = 5_000_000_000, 6_000_000_000
+    entry = struct.Struct("<4sHHHHHHLLLHHHHHLL")
+    full = 0xFFFFFFFF
+    wide = struct.pack("<HHQQ", 1, 16, size, size)
+    far = struct.pack("<HHQ", 1, 8, size + 51)
+    directory = b"".join(
+        [
+            entry.pack(b"PK\1\2", 45, 45, 0, 0, 0, 0, 1, full, full, 1, len(wide), 0, 0, 0, 0, 0) + b"a" + wide,
+            entry.pack(b"PK\1\2", 45, 45, 0, 0, 0, 0, 1, 9, 9, 1, len(far), 0, 0, 0, 0, full) + b"b" + far,
+        ]
+    )
+    record = struct.pack("<4sQHHLLQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 2, 2, len(directory), start)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, start + len(directory), 1)
+    short = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, full, full, 0)
+    tail = directory + record + locator + short
+    whole = start + len(tail)
+    found = parse_tail(bytes(66_560 - len(tail)) + tail, "it", whole)
+    assert isinstance(found, Members)
+    keyspace = ZipKeySpace(URL, Span(URL, 0, whole), found)
+    with pytest.raises(StopIteration) as entry_a:
+        next(keyspace.lookup("a"))  # its local header has a zip64 field: the room before the next member tells
+    assert entry_a.value.value == Span(URL, 51, 51 + size)
+    need = next(keyspace.lookup("b"))  # what comes after it is not told of
+    assert isinstance(need, Load)
+    assert isinstance(need.entry, Span)
+    assert need.entry.start == size + 51
+    for broken in (tail.replace(far, struct.pack("<HHL", 9, 8, 0) + far[8:]), tail.replace(locator[4:16], bytes(12))):
+        with pytest.raises(ManifestError):
+            parse_tail(bytes(66_560 - len(tail)) + broken, "it", whole)
+
+
+def test_a_large_directory_makes_no_object_for_each_member() -> None:
+    names = [f"a/{i // 100}/{i % 100}" for i in range(20_000)]
+    members = listed_from(names)
+    assert isinstance(members, Members)
+    assert members.nbytes < 70 * len(names)
+    assert [members.names[i].decode() for i in range(len(names))] == sorted(names)
+
+
+def listed_from(names: list[str]) -> Members:
+    """Return the columns of an archive whose members have no bytes."""
+    parts, start = [], 0
+    for name in names:
+        head = struct.pack(
+            "<4sHHHHHHLLLHHHHHLL", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, start
+        )
+        parts.append(head + name.encode())
+        start += 30 + len(name)
+    directory = b"".join(parts)
+    end = b"PK\5\6" + struct.pack("<4H2LH", 0, 0, len(names), len(names), len(directory), start, 0)
+    found = parse_tail(bytes(start) + directory + end, "it", None)
+    assert isinstance(found, Members)
+    return found
+
+
+def archive_named(name: bytes, extra: bytes = b"") -> bytes:
+    """Return an archive of one stored member whose name is any bytes, in both headers."""
+    size, crc = len(name), zlib.crc32(b"data")
+    local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, crc, 4, 4, size, 0) + name + b"data"
+    entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, crc, 4, 4, size, len(extra), 0, 0, 0, 0, 0)
+    directory = entry + name + extra
+    return local + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(local), 0)
+
+
+def unicode_path(name: bytes, path: str) -> bytes:
+    text = path.encode()
+    return struct.pack("<2HBL", 0x7075, 5 + len(text), 1, zlib.crc32(name)) + text
+
+
+@pytest.mark.parametrize("name", [b"?????.bin", b"\x81\x82.bin", b"plain.bin"])
+def test_unicode_paths_are_taken_where_their_checksum_is_that_of_the_plain_name(name: bytes) -> None:
+    fs = opened(archive_named(name, unicode_path(name, "größe.bin")))
+    assert fs.find("") == ["größe.bin"]
+    assert fs.cat_file("größe.bin") == b"data"
+    other = opened(archive_named(name, unicode_path(b"renamed since", "größe.bin")))
+    assert other.find("") == [name.decode("cp437")]
+    assert other.cat_file(name.decode("cp437")) == b"data"
+
+
+@pytest.mark.parametrize("name", [b"a/b\0hidden", b"a/b\0", b"a/b\0\0c/d"])
+def test_names_end_at_a_nul_as_zipfile_cuts_them(name: bytes) -> None:
+    data = archive_named(name)
+    with zipfile.ZipFile(io.BytesIO(data)) as theirs:
+        assert theirs.namelist() == ["a/b"]
+    fs = opened(data)
+    assert fs.find("") == ["a/b"]
+    assert fs.cat_file("a/b") == b"data"

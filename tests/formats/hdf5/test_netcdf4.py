@@ -1,11 +1,8 @@
-"""Values, types, dimensions and attributes of some hundreds of files are those that h5py and h5netcdf read."""
+"""Dimensions, attributes and fill values of NetCDF-4 files are those that h5netcdf and xarray have."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -17,23 +14,7 @@ from refshard_fs import RefShardFileSystem
 from tests.support import hdf5_corpus as corpus
 from tests.support import netcdf_files
 from tests.support.hdf5_comparison import check_file, check_xarray
-
-SAMPLES = Path(__file__).parents[2] / "data"
-
-
-def written(writers: dict[str, Any], name: str, folder: Path, suffix: str = "h5") -> Path:
-    path = folder / f"{name}.{suffix}"
-    writers[name](path)
-    return path
-
-
-@pytest.mark.parametrize("which", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
-@pytest.mark.parametrize("kind", corpus.kinds())
-def test_values_are_those_that_h5py_reads(kind: str, which: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
-    refused = {"refused": frozenset(corpus.REFUSED), "matlab": frozenset(["cell"])}.get(kind, frozenset())
-    for name in which(corpus.of_kind(kind)):
-        assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
-
+from tests.support.hdf5_corpus import written
 
 # Groups with links to nothing, and elements that are arrays, are more than h5netcdf reads.
 XARRAY = [
@@ -60,21 +41,6 @@ def test_netcdf_files_are_what_h5py_and_h5netcdf_read(name: str, tmp_path: Path)
     assert check_xarray(path)
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_zarr_reads_the_same_in_both_of_its_formats(zarr_format: int, tmp_path: Path) -> None:
-    if zarr_format == 3 and zarr.__version__.startswith("2."):
-        pytest.skip("zarr 2 reads no version 3")
-    several = [
-        *(f"filtered latest fixed {name}" for name in corpus.MORE_FILTERS if name != "szip"),
-        "unchunked latest contiguous True",
-    ]
-    for name in [*several, "chunked latest growing in all shuffle gzip fletcher32", "scaled latest masked", "anndata"]:
-        path = written(corpus.WRITERS, name, tmp_path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of zarr's, over data types without a specification
-            check_file(path, zarr_format=zarr_format)
-
-
 def test_fill_values_are_masked_as_the_attribute_says_in_both_formats(tmp_path: Path) -> None:
     path = written(corpus.WRITERS, "scaled latest masked", tmp_path)
     with xr.open_dataset(path, engine="h5netcdf") as expected:
@@ -84,18 +50,6 @@ def test_fill_values_are_masked_as_the_attribute_says_in_both_formats(tmp_path: 
             for name in ("f0", "f1", "f2"):
                 assert found[name].dtype == expected[name].dtype
                 np.testing.assert_array_equal(found[name], expected[name])
-
-
-@pytest.mark.parametrize("path", sorted((Path(h5py.__file__).parent / "tests" / "data_files").glob("*.h5")))
-def test_values_of_the_files_that_h5py_comes_with_are_those_that_it_reads(path: Path) -> None:
-    assert check_file(path)
-
-
-def test_what_is_refused_is_refused_by_name(tmp_path: Path) -> None:
-    fs = RefShardFileSystem(fo=str(written(corpus.WRITERS, "refused", tmp_path)))
-    for name, reason in corpus.REFUSED.items():
-        assert reason in fs.left_whole[name]
-    assert fs.cat("seen/0") == np.arange(5).tobytes()
 
 
 def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
@@ -141,22 +95,3 @@ def test_a_scale_that_is_text_stays_text(tmp_path: Path) -> None:
             file.create_dataset(name, data=np.arange(3, dtype="i2")).attrs["scale_factor"] = text
     with xr.open_dataset(path, engine="refshard", decode_cf=False) as ds:
         assert {name: ds[name].attrs["scale_factor"] for name in ds} == {"a": "2", "b": "2", "c": "unknown"}
-
-
-@pytest.mark.parametrize("name", ["netcdf4 NETCDF4 shuffle ('time', 'x')", "netcdf4 groups", "xarray h5netcdf packed"])
-def test_a_converted_set_is_the_file(name: str, tmp_path: Path) -> None:
-    path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
-    RefShardFileSystem(fo=str(path)).save(str(tmp_path / "refs.json"))
-    found = RefShardFileSystem(fo=str(tmp_path / "refs.json"))
-    direct = RefShardFileSystem(fo=str(path))
-    assert sorted(found.find("")) == sorted(direct.find(""))
-    for key in direct.find(""):
-        if not key.endswith(".zmetadata"):
-            # The type of a packing, which is an attribute in sets; in a file, it is that of scale_factor.
-            assert found.cat(key).replace(b',"_refshard_packing":"float32"', b"") == direct.cat(key), key
-    pytest.importorskip("kerchunk")
-    with xr.open_dataset(str(tmp_path / "refs.json"), engine="kerchunk") as theirs:
-        ours = xr.open_dataset(str(path), engine="refshard")
-        for variable in ours.data_vars:
-            if ours[variable].dtype.kind == "f":
-                np.testing.assert_allclose(theirs[variable], ours[variable])

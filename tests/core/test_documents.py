@@ -1,0 +1,125 @@
+"""Metadata that a view rewrites, in documents of their own and consolidated; all else passes as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs.core.keyspace import place
+from tests.support.shard_writers import (
+    array,
+    opened,
+    write_prototype,
+)
+from tests.support.sharded_views import CHUNKS, DATA, SHARDS, reads, shard_names
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_prototype(tmp_path / "a", DATA, CHUNKS, SHARDS)
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "a" / ".zattrs").write_text('{"units":   "K"}\n')
+    return tmp_path
+
+
+def test_metadata_that_is_a_reference_is_read_and_rewritten(folder: Path) -> None:
+    names = [".zarray", *shard_names(folder)]
+    refs = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in names}
+    assert np.array_equal(array(refs, "a")[...], DATA)
+    assert opened(refs).exists("a/6.0")  # a chunk key before any metadata was asked for
+
+
+def test_unsharded_arrays_keep_their_metadata_byte_for_byte(tmp_path: Path) -> None:
+    text = '{"zarr_format":2,   "shape": [4], "chunks": [2], "dtype":"<i4", "fill_value": NaN}'
+    (tmp_path / ".zarray").write_text(text)
+    (tmp_path / "0").write_bytes(b"12345678")
+    fs = opened(tmp_path)
+    assert fs.cat_file(".zarray").decode() == text
+    assert fs.cat_file("0") == b"12345678"
+    assert place(fs.source.open().grids, "1") == ("", 1)
+
+
+def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
+    array_meta = json.loads((folder / "a/.zarray").read_text())
+    doc = {
+        "zarr_consolidated_format": 1,
+        "metadata": {".zgroup": {"zarr_format": 2}, "a/.zarray": array_meta, "a/.zattrs": {"x": [1, "é"]}},
+    }
+    (folder / ".zmetadata").write_text(json.dumps(doc, indent=1))
+    fs = opened(folder)
+    shown = json.loads(fs.cat_file(".zmetadata"))
+    assert shown["metadata"]["a/.zarray"] == json.loads(fs.cat_file("a/.zarray"))
+    assert {**shown["metadata"], "a/.zarray": array_meta} == doc["metadata"]
+    assert fs.info(".zmetadata")["size"] == len(fs.cat_file(".zmetadata"))
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_outdated_consolidated_metadata_do_not_hide_the_shards_of_an_array(folder: Path, is_set: bool) -> None:
+    """Before it was mended: Chunks of a sharded array were whole shards where consolidated metadata that were made
+    before it call it an ordinary array, and were read after its own: garbage values, or an error of a codec.
+    """
+    before = json.loads((folder / "a/.zarray").read_text())
+    plain = {name: value for name, value in before.items() if name not in ("shards", "shard_format")}
+    doc = {"zarr_consolidated_format": 1, "metadata": {"a/.zarray": plain, "a/.zattrs": {}, "b/.zarray": plain}}
+    (folder / ".zmetadata").write_text(json.dumps(doc))
+    fo: Any = folder
+    if is_set:
+        fo = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in shard_names(folder)}
+        fo |= {name: (folder / name).read_text() for name in (".zmetadata", "a/.zarray")}
+    fs = opened(fo)
+    array = json.loads(fs.cat_file("a/.zarray"))
+    key = next(key for key in fs.find("a") if not key.endswith((".zarray", ".zattrs")))
+    chunk = fs.cat_file(key)
+    again = opened(fo)
+    assert json.loads(again.cat_file("a/.zarray")) == array != before
+    assert json.loads(again.cat_file(".zmetadata")) == doc
+    assert again.cat_file(key) == chunk
+    assert again.find("a") == fs.find("a")
+
+
+def test_consolidated_metadata_of_version_3_is_rewritten_at_every_depth() -> None:
+    sharded = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4],
+        "data_type": "int8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": {"chunk_shape": [2], "codecs": ["bytes"]}}],
+    }
+    plain = {**sharded, "codecs": ["bytes"]}
+    inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"s": sharded}}, "x": 1}
+    root = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {"g": inner, "p": plain}},
+    }
+    shard = b"\x01\x02\x03\x04"
+    fs = opened({"zarr.json": json.dumps(root), "g/s/zarr.json": json.dumps(sharded), "g/s/c/0": shard.decode()})
+    shown = json.loads(fs.cat_file("zarr.json"))
+    seen = shown["consolidated_metadata"]["metadata"]["g"]["consolidated_metadata"]["metadata"]["s"]
+    assert seen == json.loads(fs.cat_file("g/s/zarr.json"))
+    assert seen["chunk_grid"]["configuration"]["chunk_shape"] == [2]
+    assert seen["codecs"] == ["bytes"]
+    assert shown["consolidated_metadata"]["metadata"]["p"] == plain
+
+
+def test_damaged_metadata_passes_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_bytes(b'{"sharding_indexed": ')
+    assert opened(tmp_path).cat_file("zarr.json") == b'{"sharding_indexed": '
+
+
+def test_listing_metadata_reads_no_index(tmp_path: Path) -> None:
+    for n in range(3):
+        write_prototype(tmp_path / f"g/a{n}", DATA, CHUNKS, SHARDS, separator="/")
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    fs = opened(tmp_path)
+    assert [row["name"] for row in fs.ls("g")] == ["g/a0", "g/a1", "g/a2"]
+    assert reads(fs, lambda: fs.ls("g")) == 0
+    assert reads(fs, lambda: fs.ls("g/a0")) == 1  # its metadata: sizes are those of what a read returns

@@ -1,0 +1,141 @@
+"""Windows of entries, and look-ups that are driven together: each gets the answers to its own needs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs.core.model import (
+    Inline,
+    Listed,
+    Load,
+    Names,
+    Need,
+    Packed,
+    Raw,
+    Span,
+    Stat,
+    Steps,
+    answered,
+    batches,
+    clamp,
+    driven,
+    of_origin,
+    together,
+)
+
+BYTES = bytes(range(10))
+BOUNDS = st.none() | st.integers(-12, 12)
+
+
+@given(BOUNDS, BOUNDS)
+def test_windows_are_slices(start: int | None, end: int | None) -> None:
+    first, stop = clamp(start, end, len(BYTES))
+    assert BYTES[first : max(first, stop)] == BYTES[start:end]
+    assert Inline(BYTES).window(start, end) == Inline(BYTES[start:end])
+    window = Span("memory://x", 100, 110).window(start, end)
+    expected = range(100, 110)[start:end]
+    if isinstance(window, Span):
+        assert (window.start, window.stop) == (expected.start, expected.stop)
+    else:
+        assert not expected
+        assert window == Inline(b"")
+
+
+def test_parts_outside_of_an_entry_are_refused() -> None:
+    assert Inline(BYTES).part(2, 3) == Inline(BYTES[2:5])
+    for entry in (Inline(BYTES), Span("memory://x", 0, 10)):
+        with pytest.raises(ValueError, match="10"):
+            entry.part(8, 3)
+
+
+def ask(*urls: str) -> Steps[list[Any]]:
+    """Ask for each of ``urls`` by itself, and return the answers."""
+    answers = {}
+    for url in urls:
+        answers[url] = yield Stat(url)
+    return list(answers.values())
+
+
+def run(steps: Steps[Any], rounds: list[Any]) -> Any:
+    """Answer each need with its URL, and add what was needed in each round to ``rounds``."""
+    answer: Any = None
+    while True:
+        try:
+            need = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        needs = need if isinstance(need, tuple) else (need,)
+        rounds.append([one.url for one in needs])
+        answers = [one.url.upper() for one in needs]
+        answer = answers if isinstance(need, tuple) else answers[0]
+
+
+def test_look_ups_together_ask_in_common_rounds() -> None:
+    rounds: list[Any] = []
+    assert run(together([ask("a", "b"), ask(), ask("c")]), rounds) == [["A", "B"], [], ["C"]]
+    assert rounds == [["a", "c"], ["b"]]
+
+
+def test_look_ups_added_while_others_run_join_the_round() -> None:
+    many: list[Steps[Any]] = []
+
+    def growing() -> Steps[str]:
+        many.append(ask("late"))
+        return str((yield Stat("first")))
+
+    many.append(growing())
+    rounds: list[Any] = []
+    assert run(together(many), rounds) == ["FIRST", ["LATE"]]
+    assert rounds == [["first", "late"]]
+
+
+def test_an_error_of_an_answer_is_raised_in_the_steps() -> None:
+    def asking() -> Steps[str]:
+        try:
+            yield Stat("missing")
+        except PermissionError:
+            return "refused"
+        return "allowed"
+
+    def refuse(need: Need | tuple[Need, ...]) -> Steps[Any]:
+        raise PermissionError(need)
+        yield
+
+    assert run(driven(asking(), refuse), []) == "refused"
+
+
+def test_known_directories_are_not_asked_for() -> None:
+    directories = {"s3://b/z": (Listed("zarr.json", False, 2), Listed("c", True))}
+
+    def asking() -> Steps[list[Any]]:
+        needs = (Names("s3://b/z"), Load(Span("s3://b/z/.zattrs", optional=True), Raw()), Stat("s3://b/other"))
+        return list((yield needs))
+
+    rounds: list[Any] = []
+    listed, absent, other = run(answered(asking(), "s3://b/z", directories), rounds)
+    assert rounds == [["s3://b/other"]]
+    assert (listed, absent, other) == (directories["s3://b/z"], None, "S3://B/OTHER")
+
+
+class Whole(NamedTuple):
+    """A recipe that makes nothing else of bytes."""
+
+    def make(self, raw: bytes) -> bytes:
+        return raw
+
+
+def test_an_origin_is_given_to_every_span() -> None:
+    packed = Packed(Span("memory://x", 0, 5), Whole(), parts=(Span("memory://y", 1, 2),))
+    moved = of_origin(packed, ("https://host/set",))
+    assert {span.origin for span in moved.spans} == {("https://host/set",)}
+    assert of_origin(moved, ("https://host/set",)) == moved
+    assert of_origin(Inline(b"x"), ("https://host/set",)) == Inline(b"x")
+
+
+def test_batches_are_all_items_in_order() -> None:
+    assert list(batches(range(5), 2)) == [range(2), range(2, 4), range(4, 5)]
+    assert list(batches([], 2)) == []

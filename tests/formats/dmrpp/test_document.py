@@ -1,0 +1,45 @@
+"""DMR++ documents are parsed as they are written; one that is not XML, or that could swell, is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError
+from tests.support.dmrpp_writer import document
+from tests.support.shards_in_memory import ROOT, Files
+
+xr = pytest.importorskip("xarray")
+netcdf4 = pytest.importorskip("netCDF4")
+h5py = pytest.importorskip("h5py")
+
+
+def opened(body: str, **files: bytes) -> Any:
+    every = Files({ROOT: document(body), **{f"files://{name}": data for name, data in files.items()}})
+    return every, every.open()
+
+
+BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+
+
+OUTSIDE = '<!DOCTYPE x [<!ENTITY secret SYSTEM "file:///etc/passwd">]>'
+
+
+@pytest.mark.parametrize("declared", [BOMB, OUTSIDE, "<!DOCTYPE x>", '<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd">'])
+def test_document_types_and_entities_are_refused(declared: str) -> None:
+    data = document("<Attribute name='x' type='String'><Value>&b;&secret;</Value></Attribute>")
+    start, _, rest = data.partition(b"?>")
+    files = Files({ROOT: start + b"?>" + declared.encode() + rest})
+    with pytest.raises(ManifestError, match="document type or an entity"):
+        files.open()
+
+
+def test_elements_that_nest_without_end_are_refused() -> None:
+    with pytest.raises(ManifestError, match="within one another"):
+        opened("".join(f"<Group name='g{i}'>" for i in range(200)))
+
+
+def test_a_document_that_is_no_xml_is_refused() -> None:
+    with pytest.raises(ManifestError, match="no XML"):
+        opened("<Int16")

@@ -1,0 +1,43 @@
+"""Cards of FITS headers: continued texts, and values that cannot be true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refshard_fs import ManifestError
+from refshard_fs.formats.fits.header import parse_header
+from tests.support.fits_files import SKY, write
+from tests.support.shards_in_memory import ROOT, Files
+
+xr = pytest.importorskip("xarray")
+fits = pytest.importorskip("astropy.io.fits")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"BITPIX  =                  -32", b"BITPIX  =                   33", "BITPIX is 33"),
+        (b"NAXIS1  =                   70", b"NAXIS1  =                   -7", "NAXIS1 is -7"),
+        (b"NAXIS1  =                   70", b"NAXIS1  =             70000000", "cut short: its data end at byte"),
+        (b"NAXIS2  =                   90", b"NAXIS2  = 9223372036854775807", "more than 63 bits"),
+        (b"NAXIS   =                    2", b"NAXIS   =                  900", "900, and 32 axes"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused_by_its_card(
+    tmp_path: Path, old: bytes, new: bytes, reason: str
+) -> None:
+    data = write(tmp_path / "a.fits", fits.ImageHDU(SKY, name="SCI")).read_bytes()
+    assert old in data
+    files = Files({ROOT: data.replace(old, new.ljust(len(old)))})
+    with pytest.raises(ManifestError, match=reason):
+        files.open()
+
+
+def test_a_text_is_continued_over_as_many_cards_as_it_has() -> None:
+    cards = ["SIMPLE  =                    T", "BITPIX  =                    8", "NAXIS   =                    0"]
+    cards += ["LONG    = 'first&'", *["CONTINUE  'more&'"] * 20_000, "CONTINUE  'last'", "CONTINUE  'stray'", "END"]
+    data = b"".join(card.ljust(80).encode() for card in cards)
+    data += b" " * (-len(data) % 2880)
+    assert parse_header(data, 0, len(data), "x").cards["LONG"] == "first" + "more" * 20_000 + "last"

@@ -1,0 +1,79 @@
+"""Tiles of compressed images have the pixels that astropy finds; damaged tables of tiles are refused."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardError, RefShardFileSystem
+from tests.servers.http import RangeServer
+from tests.support.fits_files import RNG, SKY, compressed, write
+from tests.support.shard_writers import array
+from tests.support.shards_in_memory import ROOT, Files
+
+xr = pytest.importorskip("xarray")
+fits = pytest.importorskip("astropy.io.fits")
+
+
+@pytest.mark.parametrize("tile", [None, (32, 32), (90, 70), (7, 70)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "options"),
+    [
+        ("RICE_1", "i2", {}),
+        ("RICE_1", "u2", {}),
+        ("RICE_1", "f4", {"quantize_method": 1, "dither_seed": 77}),
+        ("RICE_1", "f4", {"quantize_method": 2, "dither_seed": 9999}),
+        ("GZIP_1", "i4", {}),
+        ("GZIP_2", "f8", {"quantize_level": 0}),
+        ("NOCOMPRESS", "i2", {}),
+    ],
+)
+def test_tiles_have_the_pixels_that_astropy_finds(
+    tmp_path: Path, tile: tuple[int, ...] | None, kind: str, dtype: str, options: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "a.fits", compressed(kind, dtype, tile, **options))
+    found = array(str(path), "TILES")
+    with fits.open(path) as hdus:
+        assert np.array_equal(found[...], hdus["TILES"].data)
+    assert found.chunks == ((32, 32) if tile == (32, 32) else (90, 70) if tile != (7, 70) else (91, 70))
+
+
+def test_floats_that_were_not_quantized_and_blanks_are_read(tmp_path: Path) -> None:
+    values = SKY.copy()
+    values[3:5, 10:20] = np.nan
+    values[40:44] = RNG.normal(0, 1, (4, 70)) * 10.0 ** RNG.integers(-30, 30, (4, 70))  # rows that lose all bits
+    for number, hdu in enumerate((fits.CompImageHDU(values), fits.CompImageHDU(values, quantize_level=-0.01))):
+        path = write(tmp_path / f"{number}.fits", hdu)
+        with fits.open(path) as hdus:
+            np.testing.assert_array_equal(array(str(path), hdus[1].name)[...], hdus[1].data)
+
+
+@pytest.mark.usefixtures("large_files")
+def test_a_chunk_of_tiles_takes_a_request_once_their_rows_are_known(http_server: RangeServer, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (32, 32)))
+    fs = RefShardFileSystem(http_server.put("/a.fits", path.read_bytes()), skip_instance_cache=True)
+    fs.cat_file("TILES/0.0")
+    http_server.clear()
+    assert len(fs.cat_file("TILES/1.2")) == 2048
+    assert len(http_server.requests()) == 1
+
+
+def test_tiles_that_lie_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (90, 70))).read_bytes()
+    begin = data.index(b"END " + b" " * 76, 2880)
+    begin += -begin % 2880
+    files = Files({ROOT: data[:begin] + b"\x7f" + data[begin + 1 :]})
+    with pytest.raises(RefShardError, match=r"HDU 1.*tile 0 has bytes .* of a heap"):
+        files.read(files.open(), "TILES/0.0")
+
+
+def test_a_tile_that_inflates_to_more_than_it_has_pixels_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fits", compressed("GZIP_1", "i2", (90, 70)))
+    files = Files({ROOT: path.read_bytes()})
+    entry = files.run(files.open().lookup("TILES/0.0"))
+    with pytest.raises(ValueError, match="inflates to more than"):
+        entry.recipe.make(gzip.compress(bytes(1 << 20)).ljust(entry.recipe.sizes[0], b"\0"))  # type: ignore[union-attr]

@@ -1,0 +1,122 @@
+"""Fields of GRIB2 are decoded as eccodes decodes them, in every packing."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refshard_fs.formats.grib2.decoding import Values
+from tests.support.grib_messages import RNG, message, on_level
+from tests.support.memory import taking
+from tests.support.shard_writers import array
+from tests.support.shards_in_memory import ROOT, Files
+
+eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+xr = pytest.importorskip("xarray")
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        "grid_simple",
+        "grid_complex",
+        "grid_complex_spatial_differencing",
+        "grid_ccsds",
+        "grid_jpeg",
+        "grid_png",
+        "grid_simple_log_preprocessing",
+    ],
+)
+@pytest.mark.parametrize("bits", [8, 11, 16, 24])
+def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
+    try:
+        data = message(packingType=packing, bitsPerValue=bits)
+    except eccodes.CodesInternalError as e:
+        pytest.skip(f"this eccodes does not write it: {e}")
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle).astype("f4")
+    eccodes.codes_release(handle)
+    np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", [1, 2])
+def test_ieee_numbers_are_as_they_are_stored(precision: int) -> None:
+    data = message(packingType="grid_ieee", precision=precision)
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle).astype("f4")
+    eccodes.codes_release(handle)
+    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+
+
+def test_run_lengths_give_levels_and_missing_values() -> None:
+    levels = [0, 15, 25]  # of tenths, and number 0 stands for a missing value
+    runs = [(1, 1), (2, 300), (0, 5), (2, 1), (1, 189)]
+    highest, digits = 2, []
+    for level, length in runs:
+        digits.append(level)
+        more, base = length - 1, (1 << 4) - 1 - highest
+        while more:
+            digits.append(more % base + highest + 1)
+            more //= base
+    packed = "".join(f"{digit:04b}" for digit in digits)
+    section_7 = int(packed.ljust(-(-len(packed) // 8) * 8, "1"), 2).to_bytes(-(-len(packed) // 8))
+    section_5 = struct.pack(">IBIHBHHB", 17 + 2 * 2, 5, 496, 200, 4, highest, 2, 1) + struct.pack(">HH", *levels[1:])
+    sections = section_5, b"\0\0\0\6\6\xff", struct.pack(">IB", 5 + len(section_7), 7) + section_7
+    found = np.frombuffer(Values(496, tuple(map(len, sections))).make(b"".join(sections)), "f4")
+    want = np.repeat([1.5, 2.5, np.nan, 2.5, 1.5], [length for _, length in runs]).astype("f4")
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_complex_spatial_differencing", "grid_ccsds"])
+def test_points_without_a_value_are_nan(packing: str) -> None:
+    values = np.where(RNG.random(496) > 0.7, np.nan, RNG.normal(size=496))
+    data = message(values, packingType=packing, bitsPerValue=16)
+    found = array(data, "t")[...].ravel()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
+    np.testing.assert_allclose(found, values, atol=1e-3)
+
+
+@pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
+@pytest.mark.parametrize("points", [496, 400, 0])
+def test_fields_of_one_value_or_none_are_those_of_eccodes(packing: str, points: int) -> None:
+    values = np.where(np.arange(496) < points, 4.0, np.nan)
+    for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
+        data = message(values, packingType=packing, **keys)
+        np.testing.assert_array_equal(array(data, "t")[...].ravel(), values)
+
+
+def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
+    keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
+    surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
+    statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
+    for status in (0, 6):
+        data = message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
+        handle = eccodes.codes_new_from_message(data)
+        name = eccodes.codes_get(handle, "cfVarName")
+        eccodes.codes_release(handle)
+        assert name in Files({ROOT: data}).open().grids
+
+
+def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
+    data = on_level(500, shortName="t")
+    strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
+    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
+        "parameter_179_0_0",
+        "level_100",
+    }
+    at = data.index(b"\0\0\0\x15\1") + 5
+    files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
+    assert all("t" in Files({ROOT: one}).open().grids for one in files)
+
+
+@pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])
+def test_a_field_takes_a_few_times_its_values_and_no_more(bits: int, points: int, most: int) -> None:
+    packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
+    data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1 and 2, by turns
+    raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
+    with taking(most):
+        values = np.frombuffer(Values(points, (21, 6, 5 + len(data))).make(raw), "<f4")
+    assert values[-2:].tolist() == ([2.5, 3.5] if bits else [1.5, 1.5])

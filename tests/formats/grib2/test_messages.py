@@ -1,0 +1,166 @@
+"""Messages of GRIB files are found in every framing, and by their sidecars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.core.format import IN_MEMORY, OpenOptions, Probe
+from refshard_fs.core.model import Facts
+from refshard_fs.formats.grib2 import messages, source
+from tests.servers.http import RangeServer
+from tests.support.grib_messages import POINTS, many, message, on_level, sidecar
+from tests.support.shard_writers import array
+from tests.support.shards_in_memory import ROOT, Files
+
+eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+xr = pytest.importorskip("xarray")
+
+
+def bulletin(data: bytes) -> bytes:
+    return b"****%010d****\nYEUZ98 KWBN 010000\r\r\n" % len(data) + data
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 120)
+
+
+def message_1() -> bytes:
+    return message(sample="regular_ll_sfc_grib1")
+
+
+# How centres put messages into files, and whether messages of edition 1 are among them: with `t2m`.
+FRAMINGS = {
+    "a header before each": (lambda some: b"".join(map(bulletin, some)), False),
+    "a header between": (lambda some: some[0] + b"".join(map(bulletin, some[1:])), False),
+    "control characters": (lambda some: b"".join(b"\x01\r\r\n" + one + b"\r\r\n\x03" for one in some), False),
+    "zeros": (lambda some: b"".join(map(padded, some)), False),
+    "zeros in front": (lambda some: bytes(40) + b"".join(some), False),
+    "newlines": (lambda some: b"\n".join(some) + b"\n", False),
+    "text at the end": (lambda some: b"".join(some) + b"written by a test, GRIB or not\n" * 100, False),
+    "a text that ends as a message begins": (lambda some: b"".join(some) + b"\nwritten by G", False),
+    "long gaps": (lambda some: bytes(70_000).join(some), False),
+    "edition 1 in front": (lambda some: message_1() + b"".join(some), True),
+    "edition 1 between": (lambda some: message_1().join(some), True),
+    "edition 1 at the end": (lambda some: b"".join(some) + padded(message_1()), True),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+def test_messages_are_found_in_every_framing(framing: str) -> None:
+    some = [on_level(level, shortName="t") for level in (1000, 850, 700, 500)]
+    frame, has_edition_1 = FRAMINGS[framing]
+    data = frame(some)
+    keyspace = Files({ROOT: data}).open()
+    assert len(keyspace.reports) == (2 if framing == "edition 1 between" else 0), "three messages of one field"
+    assert ("t2m" in keyspace.grids) == has_edition_1
+    np.testing.assert_array_equal(array(data, "t")[...], array(b"".join(some), "t")[...])
+    index = "".join(f"{n}:{data.index(one)}:d\n" for n, one in enumerate(some, 1)).encode()
+    beside = Files({ROOT: data, ROOT + ".idx": index})
+    assert beside.open().grids.keys() == keyspace.grids.keys()
+    assert beside.rounds <= 5 or has_edition_1 or framing == "long gaps"
+
+
+def test_bytes_that_are_no_message_are_named() -> None:
+    some = [on_level(level, shortName="t") for level in (1000, 850, 500)]
+    damaged = b"GRIX" + some[1][4:]
+    keyspace = Files({ROOT: some[0] + damaged + some[2]}).open()
+    assert list(keyspace.reports) == [f"the message at byte {len(some[0])}"]
+    at = some[1].index(b"\0\0\0\x48\3")
+    damaged = some[1][:at] + b"\0\0\0\x47" + some[1][at + 4 :]  # a section that is one byte shorter than it is
+    assert list(Files({ROOT: some[0] + damaged + some[2]}).open().reports) == [f"the message at byte {len(some[0])}"]
+
+
+def test_a_message_of_padded_ones_takes_few_rounds() -> None:
+    values = np.arange(90000) % 255 + 0.0
+    some = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
+    files = Files({ROOT: b"".join(map(padded, some))})
+    files.open()
+    assert files.rounds <= 12
+
+
+@pytest.mark.parametrize("pitch", [4_000, 100_000])
+def test_messages_of_various_lengths_are_read_through(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WHOLE", 0)
+    points = np.resize(POINTS, 90_000)
+    keys = {"shortName": "t", "Ni": 300, "Nj": 300, "values": points}
+    wide = [on_level(500, bitsPerValue=8 + step % 2, step=step, **keys) for step in range(24)]
+    data = many() if pitch == 4_000 else b"".join(wide)
+    files = Files({ROOT: data})
+    keys = files.open().grids.keys()
+    assert (
+        keys
+        == Files({ROOT: data}).run(source.open_(Probe(IN_MEMORY, Facts(len(data)), data), OpenOptions())).grids.keys()
+    )
+    assert files.rounds <= 7
+    assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
+
+
+def test_of_large_messages_a_window_is_read() -> None:
+    keys = {"shortName": "t", "Ni": 700, "Nj": 700, "values": np.resize(POINTS, 490_000)}
+    data = b"".join(on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
+    files = Files({ROOT: data})
+    assert files.open().grids
+    assert sum(stop - start for _, start, stop in files.wanted) < len(data) / 25
+
+
+@pytest.mark.usefixtures("large_files")
+def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((source, "WHOLE"), (messages, "EVEN"), (messages, "UNEVEN")):
+        monkeypatch.setattr(module, name, 0)
+    data = many()
+    (tmp_path / "a.grib2").write_bytes(data)
+    walked = Files({ROOT: data})
+    keys = walked.open().grids.keys()
+    assert 20 < walked.rounds < 40, "a round for each message behind the first bytes of the file"
+    for kind in (".idx", ".index"):
+        beside = Files({ROOT: data, ROOT + kind: sidecar(data, kind)})
+        assert beside.open().grids.keys() == keys
+        assert beside.rounds == 3, "the head of the file, sidecars, and a window of each message"
+    with RangeServer(directory=tmp_path) as server:
+        for name in ("a.grib2.idx", "a.grib2.index", "a.index", "a.idx"):
+            path = tmp_path / name
+            path.write_bytes(sidecar(data, path.suffix))
+            server.clear()
+            fs = RefShardFileSystem(f"{server.url}/a.grib2", skip_instance_cache=True)
+            assert fs.ls("t")
+            assert len(server.requests()) < 1 + 4 + 40
+            server.clear()
+            fs.cat_file("t/3.7.0.0")
+            (request,) = server.requests()
+            assert (request.stop or 0) - (request.start or 0) < len(data) / 30
+            path.unlink()
+
+
+def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
+    values = np.arange(90000) % 255
+    keys = {"Ni": 300, "Nj": 300, "bitsPerValue": 8}
+    files = Files({ROOT: b"".join(on_level(500, values=values + 0.0, **keys, step=n) for n in range(60))})
+    files.open()
+    assert files.rounds <= 12
+    assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
+
+
+def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WHOLE", 0)
+    data = many()
+    for text, reason in (
+        (b"1:0:d\n2:5:d\n", "no message begins at byte 5"),
+        (b"1:0:d\nnonsense", "tells of no message"),
+        (b"1:99999999:d\n", "message at byte 99999999 of"),
+        (b'{"_offset": [1]}', "tells of no message"),
+    ):
+        files = Files({ROOT: data, ROOT + ".idx": text})
+        with pytest.raises((RefShardError, ValueError), match=reason):
+            files.open()
+
+
+@pytest.mark.parametrize("left", [1, 3, 4, 7, 15])
+@pytest.mark.parametrize("before", [b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n"])
+def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int, before: bytes) -> None:
+    whole = on_level(500, shortName="t")
+    with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
+        Files({ROOT: whole + before + whole[:left]}).open()

@@ -1,0 +1,102 @@
+"""Values, types, dimensions and attributes of some hundreds of files are those that h5py and h5netcdf read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from refshard_fs import RefShardError, RefShardFileSystem
+from tests.support import hdf5_corpus as corpus
+from tests.support import netcdf_files
+from tests.support.hdf5_comparison import check_file
+from tests.support.hdf5_corpus import written
+
+SAMPLES = Path(__file__).parents[2] / "data"
+
+
+@pytest.mark.parametrize("which", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
+@pytest.mark.parametrize("kind", corpus.kinds())
+def test_values_are_those_that_h5py_reads(kind: str, which: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
+    refused = {"refused": frozenset(corpus.REFUSED), "matlab": frozenset(["cell"])}.get(kind, frozenset())
+    for name in which(corpus.of_kind(kind)):
+        assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr_reads_the_same_in_both_of_its_formats(zarr_format: int, tmp_path: Path) -> None:
+    if zarr_format == 3 and zarr.__version__.startswith("2."):
+        pytest.skip("zarr 2 reads no version 3")
+    several = [
+        *(f"filtered latest fixed {name}" for name in corpus.MORE_FILTERS if name != "szip"),
+        "unchunked latest contiguous True",
+    ]
+    for name in [*several, "chunked latest growing in all shuffle gzip fletcher32", "scaled latest masked", "anndata"]:
+        path = written(corpus.WRITERS, name, tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of zarr's, over data types without a specification
+            check_file(path, zarr_format=zarr_format)
+
+
+@pytest.mark.parametrize("path", sorted((Path(h5py.__file__).parent / "tests" / "data_files").glob("*.h5")))
+def test_values_of_the_files_that_h5py_comes_with_are_those_that_it_reads(path: Path) -> None:
+    assert check_file(path)
+
+
+def test_what_is_refused_is_refused_by_name(tmp_path: Path) -> None:
+    fs = RefShardFileSystem(fo=str(written(corpus.WRITERS, "refused", tmp_path)))
+    for name, reason in corpus.REFUSED.items():
+        assert reason in fs.left_whole[name]
+    assert fs.cat("seen/0") == np.arange(5).tobytes()
+
+
+@pytest.mark.parametrize("name", ["netcdf4 NETCDF4 shuffle ('time', 'x')", "netcdf4 groups", "xarray h5netcdf packed"])
+def test_a_converted_set_is_the_file(name: str, tmp_path: Path) -> None:
+    path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
+    RefShardFileSystem(fo=str(path)).save(str(tmp_path / "refs.json"))
+    found = RefShardFileSystem(fo=str(tmp_path / "refs.json"))
+    direct = RefShardFileSystem(fo=str(path))
+    assert sorted(found.find("")) == sorted(direct.find(""))
+    for key in direct.find(""):
+        if not key.endswith(".zmetadata"):
+            # The type of a packing, which is an attribute in sets; in a file, it is that of scale_factor.
+            assert found.cat(key).replace(b',"_refshard_packing":"float32"', b"") == direct.cat(key), key
+    pytest.importorskip("kerchunk")
+    with xr.open_dataset(str(tmp_path / "refs.json"), engine="kerchunk") as theirs:
+        ours = xr.open_dataset(str(path), engine="refshard")
+        for variable in ours.data_vars:
+            if ours[variable].dtype.kind == "f":
+                np.testing.assert_allclose(theirs[variable], ours[variable])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_fill_value_of_the_size_minus_one_is_none(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "undefined.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("a", (4,), "<i4", chunks=(2,), fillvalue=7)[:2] = 5
+    data = bytearray(path.read_bytes())
+    size = data.index(b"\4\0\0\0\7\0\0\0")
+    data[size : size + 4] = b"\xff" * 4
+    data[size - 4] = version
+    path.write_bytes(data)
+    with h5py.File(path) as file:
+        expected = file["a"][:2]
+    assert RefShardFileSystem(str(path)).cat_file("a/0") == expected.tobytes()
+
+
+def test_a_huge_chunk_that_was_never_written_is_not_made(tmp_path: Path) -> None:
+    """Its bytes would be made of nothing: few of the file claim any number of them."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):
+            made = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")
+            made.attrs["_FillValue"] = np.uint8(7)  # which readers of zarr would take a missing chunk for
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"), skip_instance_cache=True)
+    assert len(fs.cat_file("large/0")) < 1 << 16
+    with pytest.raises(RefShardError, match="'huge/0'.* never written: they are too many to make"):
+        fs.cat_file("huge/0")

@@ -1,0 +1,56 @@
+"""Heaps and B-trees: entries that overlap, or that another tree is said to list, are damage."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import h5py
+from numcodecs.checksum32 import jenkins_lookup3
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.formats.hdf5.source import open_
+from tests.fuzz.array_files import opened
+from tests.support.files_of_arrays import all_bytes
+from tests.support.hdf5_files import WRITERS, file_of
+
+
+def test_names_in_a_local_heap_that_overlap_are_refused() -> None:
+    """Each of many entries would be as long as the heap."""
+
+    def fill(file: h5py.File) -> None:
+        for number in range(8):
+            file[f"{number}" + "n" * 1000] = h5py.SoftLink("x")
+
+    data = bytearray(file_of(fill))
+    for at in [at for at in range(len(data)) if data.startswith(b"SNOD", at)]:
+        (count,) = struct.unpack_from("<H", data, at + 6)
+        for entry in range(count):
+            data[at + 8 + 40 * entry : at + 16 + 40 * entry] = struct.pack("<Q", 8)
+            data[at + 32 + 40 * entry : at + 36 + 40 * entry] = struct.pack("<I", 8)
+    assert opened(open_, bytes(data)) is None
+
+
+def test_the_b_tree_of_a_group_ends_where_a_node_has_no_children(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    WRITERS["scaled earliest plain"](path)
+    data = bytearray(path.read_bytes())
+    node = data.index(b"TREE\0")
+    data[node + 5 : node + 8] = b"\1\0\0"  # a node of level 1 with no entries
+    assert all_bytes(bytes(data)) == {}
+
+
+def test_attributes_that_another_b_tree_is_said_to_list_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        for number in range(10):
+            file.attrs[str(number)] = number
+    data = bytearray(path.read_bytes())
+    head = data.index(b"BTHD")
+    data[head + 10 : head + 12] = b"\x05\0"  # bytes of a record
+    for signature, size in ((b"BTHD", 38), (b"BTLF", 4 + 2 + 5 * 10 + 4)):
+        where = data.index(signature)
+        end = where + size - 4
+        data[end : end + 4] = jenkins_lookup3(bytes(data[where:end]), 0).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert "no records of attributes" in RefShardFileSystem(str(path)).left_whole["attributes of '/'"]

@@ -1,0 +1,136 @@
+"""Attributes and their messages: texts keep their shape, and sizes that a file claims are held against it."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardFileSystem, check
+from refshard_fs.formats.hdf5 import heaps
+from tests.support.hdf5_messages import in_memory
+from tests.support.memory import taking
+from tests.support.shards_in_memory import ROOT, Files
+
+h5py = pytest.importorskip("h5py")
+xr = pytest.importorskip("xarray")
+
+
+def test_texts_that_the_attributes_of_many_objects_share_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(50):
+            file.create_dataset(f"v{number}", data=[number]).attrs["units"] = "m"
+    parsed: list[int] = []
+
+    def counted(data: bytes, sizes: Any) -> Any:
+        parsed.append(len(data))
+        return parse_collection(data, sizes)
+
+    parse_collection = heaps.parse_collection
+    monkeypatch.setattr(heaps, "parse_collection", counted)
+    Files.of(path).open()
+    assert 0 < len(parsed) < 10
+
+
+def with_old_shared_datatype(data: bytes, header: int, shared: int) -> bytes:
+    """Return a file whose object at ``header`` shares the datatype at ``shared`` as HDF5 1.2 to 1.4 wrote it."""
+    count, links, size = struct.unpack_from("<HII", data, header + 2)
+    messages, at = b"", header + 16
+    for _ in range(count):
+        kind, length, flags = struct.unpack_from("<HHB", data, at)
+        body = data[at + 8 : at + 8 + length]
+        at += 8 + length
+        if kind == 3:
+            assert flags & 2
+            body = struct.pack("<BB6xQQ", 1, 0, 16, shared)  # with the offset of a name
+        messages += struct.pack("<HHB3x", kind, len(body), flags) + body
+    assert at == header + 16 + size
+    moved = len(data) + -len(data) % 8
+    out = bytearray(data.ljust(moved, b"\0"))
+    out += struct.pack("<BBHII4x", 1, 0, count, links, len(messages)) + messages
+    link = struct.pack("<Q", header)
+    assert out.count(link) == 1
+    out = out.replace(link, struct.pack("<Q", moved))
+    struct.pack_into("<Q", out, 40, len(out))
+    return bytes(out)
+
+
+def test_datatypes_that_objects_share_are_read_and_not_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "shared.h5"
+    with h5py.File(path, "w") as file:
+        file["type"] = np.dtype("<f4")
+        file.create_dataset("d", (3,), dtype=file["type"], track_times=False)[:] = [1, 2, 3]
+        header, shared = (h5py.h5o.get_info(file[name].id).addr for name in ("d", "type"))
+    for data in (path.read_bytes(), with_old_shared_datatype(path.read_bytes(), header, shared)):
+        path.write_bytes(data)
+        with h5py.File(path) as file:
+            assert file["d"][:].tolist() == [1, 2, 3]
+        fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+        assert np.frombuffer(fs.cat_file("d/0"), "<f4").tolist() == [1, 2, 3]
+        assert fs.left_whole == {}
+        assert not check(fs).findings
+
+
+def test_texts_of_attributes_keep_their_shape(tmp_path: Path) -> None:
+    path = tmp_path / "texts.h5"
+    texts = np.array([["a", "bc"], ["d", ""], ["e", "f"]], object)
+    with h5py.File(path, "w") as file:
+        file.attrs.create("texts", texts, dtype=h5py.string_dtype())
+        file.attrs["fixed"] = np.array([[b"ab", b"c"]])
+        file["d"] = 1
+    attributes = json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs"))
+    assert attributes == {"texts": texts.tolist(), "fixed": ["ab", "c"]}
+    with (
+        xr.open_dataset(path, engine="refshard") as got,
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as want,
+    ):
+        assert {name: np.asarray(value).tolist() for name, value in want.attrs.items()} == got.attrs
+
+
+def test_an_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs.create("none", np.empty((1 << 26, 0)))
+    with taking(4 << 20):
+        assert json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs")) == {"none": []}
+
+
+def test_elements_larger_than_files_have_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("large", (1,), h5py.string_dtype(length=1 << 29), chunks=(1,))
+        file["small"] = 1
+    with taking(4 << 20):
+        fs = RefShardFileSystem(str(path))
+        assert fs.exists("small/.zarray")
+        assert f"of {1 << 29} bytes" in fs.left_whole["large"]
+
+
+def test_an_unreadable_attribute_is_left_out_by_name() -> None:
+    with in_memory() as file:
+        for name in ("note", "scale_factor"):
+            file.create_dataset(f"d_{name}", data=np.arange(3)).attrs[name] = 2.5
+            file.create_group(f"g_{name}").attrs[name] = 2.5
+            file[f"d_{name}"].attrs["other"] = 1
+        file.flush()
+        data = bytes(file.id.get_file_image())
+    for name in (b"note", b"scale_factor"):  # whose datatype, behind the name, becomes one that is not known
+        data = re.sub(name + rb"\0+\x11(?=\x20\x3f\0)", lambda found: found[0][:-1] + b"\xff", data)
+    files = Files({ROOT: data})
+    keys = files.open()
+    assert set(keys.grids) == {"d_note"}
+    assert b'"other":1' in (files.read(keys, "d_note/.zattrs") or b"")
+    assert set(keys.reports) == {
+        "attribute 'note' of 'd_note'",
+        "attribute 'note' of 'g_note'",
+        "attribute 'scale_factor' of 'g_scale_factor'",
+        "d_scale_factor",
+    }

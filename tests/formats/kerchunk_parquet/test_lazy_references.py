@@ -1,0 +1,31 @@
+"""The references of a parquet set are loaded as they are iterated."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.servers.http import RangeServer
+from tests.support.parquet_sets import fetched, served
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def test_references_are_loaded_as_they_are_iterated(http_server: RangeServer) -> None:
+    refs = RefShardFileSystem(served(http_server)).references
+    first = list(itertools.islice(refs, 10))
+    assert first == [".zmetadata", "a/.zarray", *(f"a/{n}" for n in range(8))]
+    assert len(fetched(http_server)) == 1
+    assert "a/999" in refs
+    assert "a/1000" not in refs
+    assert 7 not in refs
+    assert refs.get("b/0") is None
+    assert len(fetched(http_server)) == 2
+    assert len(refs) == 1002
+    assert len(fetched(http_server)) == 20
+    value = refs["a/3"]
+    value[0] = "changed"
+    assert refs["a/3"] != value

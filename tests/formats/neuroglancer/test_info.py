@@ -1,0 +1,91 @@
+"""The info document of a volume: its scales as arrays; what contradicts the specification is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError
+from refshard_fs.formats.neuroglancer.info import parse_info
+from tests.support.neuroglancer_info import VALUES, info
+from tests.support.shard_writers import opened
+from tests.support.volumes import KEY, write_volume
+
+
+def volume_of(doc: dict[str, Any]) -> Any:
+    return parse_info(json.dumps(doc).encode(), "it")
+
+
+def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
+    write_volume(tmp_path, VALUES, (4, 4, 4))
+    doc = json.loads((tmp_path / "info").read_text())
+    doc["scales"].append({**doc["scales"][0], "key": "16_16_16", "encoding": "jpeg"})
+    doc["scales"].append({**doc["scales"][0], "key": "../elsewhere"})
+    (tmp_path / "info").write_text(json.dumps(doc))
+    fs = opened(str(tmp_path))
+    assert fs.ls("", detail=False) == [".zattrs", ".zgroup", ".zmetadata", KEY, "info"]
+    volume = volume_of(doc)
+    assert sorted(volume.reports) == ["16_16_16", "_elsewhere"]
+    assert "'jpeg'" in volume.reports["16_16_16"]
+    assert "leads out of" in volume.reports["_elsewhere"]
+    assert fs.cat_file("info") == (tmp_path / "info").read_bytes()
+
+
+def test_a_volume_of_which_nothing_can_be_shown_says_why() -> None:
+    for encoding in ("jpeg", "png", "compressed_segmentation"):
+        with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
+            volume_of(info(encoding=encoding))
+
+
+def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
+                "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
+    doc = info()
+    large = {"key": "large", "size": [2**21 + 1, 2**21 + 1, 2**20 + 1], "chunk_sizes": [[1, 1, 1]]}
+    doc["scales"].append({**doc["scales"][0], **large, "sharding": sharding})
+    volume = volume_of(doc)
+    assert list(volume.scales) == [KEY]
+    assert "more than 64 bits" in volume.reports["large"]
+
+
+def test_an_error_about_very_many_scales_is_short() -> None:
+    doc = info()
+    doc["scales"] = [doc["scales"][0] | {"encoding": "jpeg"}] * 2000
+    with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
+        volume_of(doc)
+    assert len(str(caught.value)) < 2000
+
+
+def test_arrays_are_named_by_keys_that_mean_one_name() -> None:
+    doc = info()
+    keys = ["a/b c", "a_b_c", ".zarray", "info", "8.0x8.0x8.0", "a_b_c"]
+    doc["scales"] = [{**doc["scales"][0], "key": key} for key in keys]
+    volume = volume_of(doc)
+    assert list(volume.scales) == ["a_b_c", "a_b_c_1", "zarray", "info_3", "8.0x8.0x8.0", "a_b_c_5"]
+    assert [scale.key for scale in volume.scales.values()] == keys
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": [1, 2]}, {"size": [1, 2, -3]}, {"size": [2**40, 2**40, 2]}, {"size": "8"}, {"chunk_sizes": []},
+        {"chunk_sizes": [[4, 4, 0]]}, {"chunk_sizes": [4]}, {"voxel_offset": [0, 0]}, {"voxel_offset": ["0", 0, 0]},
+        {"voxel_offset": [0, 0, -(10**4000)]},
+        {"key": 5}, {"key": "zip::x"}, {"sharding": {"@type": "neuroglancer_uint64_sharded_v1"}},
+        {"sharding": {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
+                      "minishard_bits": 40, "shard_bits": 0}},
+    ],
+)  # fmt: skip
+def test_a_scale_that_contradicts_the_specification_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError):
+        volume_of(info(**changes))
+
+
+def test_giant_chunks_are_not_made() -> None:
+    with pytest.raises(ManifestError, match="more than .* bytes each"):
+        volume_of(info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
+    volume = volume_of(info(chunk_sizes=[[2**20, 2**20, 2**20]]))
+    assert volume.scales[KEY].chunks == (8, 8, 8, 1)

@@ -1,0 +1,104 @@
+"""One image of a TIFF: every compression, predictor and number of bits gives the pixels of tifffile."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import ManifestError
+from refshard_fs.formats.tiff.images import Decoded
+from tests.support.plain_tiff import plain_tiff
+from tests.support.shard_writers import array
+from tests.support.shards_in_memory import ROOT, Files
+from tests.support.tiff_files import RGB, RNG, check_pages
+
+tifffile = pytest.importorskip("tifffile")
+pytest.importorskip("imagecodecs")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+]
+
+
+SAMPLES = {
+    "grey": {"photometric": "minisblack"},
+    "chunky": {"photometric": "rgb", "planarconfig": "contig"},
+    "planar": {"photometric": "rgb", "planarconfig": "separate"},
+}
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {"one strip": {}, "strips": {"rowsperstrip": 16}, "tiles": {"tile": (32, 16)}}
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "zstd", "lzw", "packbits"])
+@pytest.mark.parametrize("order", "<>")
+def test_zarr_reads_what_tifffile_reads(tmp_path: Path, order: str, compression: str | None) -> None:
+    cases = itertools.product(["u1", "i2", "f4", "f8"], LAYOUTS, SAMPLES, [None, 2, 3])
+    for number, (dtype, layout, samples, predictor) in enumerate(cases):
+        unusual = (predictor == 3 and dtype[0] != "f") or (predictor == 2 and dtype[0] == "f")
+        if unusual or (predictor and not compression) or number % 3 != len(compression or "") % 3:
+            continue
+        values = RGB.astype(dtype) * np.array(1 if dtype == "u1" else -117, dtype if dtype != "u1" else "u1")
+        values = {"grey": values[..., 0], "chunky": values, "planar": np.moveaxis(values, -1, 0)}[samples]
+        path = tmp_path / f"{number}.tif"
+        options = {**SAMPLES[samples], **LAYOUTS[layout], **({"predictor": predictor} if predictor else {})}
+        tifffile.imwrite(path, values, byteorder=order, compression=compression, bigtiff=number % 2 == 0, **options)
+        check_pages(path)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 7, 12, 14])
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, compression: str | None) -> None:
+    values = RNG.integers(0, 1 << bits, (21, 37), "u2" if bits > 8 else "u1")
+    packed = np.zeros((21, -(-37 * bits // 8)), "u1")
+    every = (values[..., None] >> np.arange(bits)[::-1]).astype("u1") & 1
+    packed = np.packbits(every.reshape(21, -1), axis=1)
+    path = tmp_path / "bits.tif"
+    path.write_bytes(plain_tiff(packed.tobytes(), 37, 21, bits))
+    if compression:
+        import zlib
+
+        path.write_bytes(plain_tiff(zlib.compress(packed.tobytes()), 37, 21, bits, 8))
+    assert array(path, "0").dtype == values.dtype
+    np.testing.assert_array_equal(array(path, "0")[...], values)
+
+
+def test_bits_that_are_filled_from_the_lowest_are_refused() -> None:
+    with pytest.raises(ManifestError, match="its FillOrder is 2"):
+        Files({ROOT: plain_tiff(bytes([0b10110000, 0b00000001]), 8, 2, 1, t266=2)}).open()
+
+
+def test_lerc_of_differences_which_readers_take_in_two_ways_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lerc.tif"
+    tifffile.imwrite(path, RGB[..., 0], compression="lerc", predictor=2)
+    with pytest.raises(ManifestError, match="its Predictor is 2, which readers take in two ways with LERC"):
+        Files.of(path).open()
+
+
+def test_a_strip_that_holds_a_whole_image_and_many_small_ones_become_pieces(tmp_path: Path) -> None:
+    values = RNG.integers(0, 255, (2100, 4000), "u1")
+    for rows in (1, 2100):
+        path = tmp_path / f"{rows}.tif"
+        tifffile.imwrite(path, values, rowsperstrip=rows)
+        found = array(path, "0")
+        assert 1 << 20 < np.prod(found.chunks) <= 4 << 20
+        np.testing.assert_array_equal(found[...], values)
+
+
+def test_no_more_is_decompressed_than_a_strip_has() -> None:
+    import zlib
+
+    files = Files({ROOT: plain_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
+    with pytest.raises(ValueError, match="do not end after 4 bytes"):
+        files.read(files.open(), "0/0.0")
+
+
+def test_recipes_are_small_and_survive_pickling() -> None:
+    recipe = Decoded(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b"")
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    assert hash(recipe) == hash(Decoded(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b""))

@@ -1,0 +1,101 @@
+"""A need that several look-ups have is met once; each of them may give up or fail by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.model import Entry, Inline, Load
+from refshard_fs.errors import ManifestError
+from refshard_fs.reading import loading
+from refshard_fs.reading.engine import Engine
+from refshard_fs.reading.loading import load
+from refshard_fs.source.source import INDEXES
+from tests.servers.http import RangeServer
+from tests.support.loads import document, drive, need
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "MANY", 1000)
+    monkeypatch.setattr(loading, "PIECE", 5000)
+    monkeypatch.setattr(loading, "REMOTE_PIECE", 20000)
+
+
+def engine(url: str) -> Engine:
+    fs = RefShardFileSystem(url, index_cache=False, asynchronous=True, skip_instance_cache=True)
+    return fs.source.engine()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> None:
+    INDEXES.clear()
+    data = document()
+    url = http_server.put("/refs.json", data)
+    http_server.latency = 0.01
+
+    async def all_at_once() -> list[Any]:
+        reader = engine(url)
+        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(4)))
+
+    found = asyncio.run(all_at_once())
+    assert all(refs is found[0] for refs in found)
+    assert http_server.bytes_sent == len(data)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
+    INDEXES.clear()
+    data = document()
+    url = http_server.put("/refs.json", data)
+    http_server.latency = 0.05
+
+    async def both() -> Any:
+        reader = engine(url)
+        first, second = (asyncio.ensure_future(reader.need(need(data, url))) for _ in range(2))
+        await asyncio.sleep(0.03)
+        first.cancel()
+        return await second
+
+    assert len(asyncio.run(both())) == 5002
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_error_reaches_everybody_and_is_not_remembered(http_server: RangeServer) -> None:
+    INDEXES.clear()
+    good = document()
+    url = http_server.put("/refs.json", good[:-9])
+
+    async def both(data: bytes) -> list[Any]:
+        reader = engine(url)
+        return await asyncio.gather(*(reader.need(need(data, url)) for _ in range(2)), return_exceptions=True)
+
+    assert [type(e) for e in asyncio.run(both(good[:-9]))] == [ManifestError] * 2
+    http_server.put("/refs.json", good)
+    assert [len(refs) for refs in asyncio.run(both(good))] == [5002] * 2
+
+
+def test_a_long_decode_leaves_the_event_loop_free() -> None:
+    class Slow:
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            self.loop = loop
+
+        def decode(self, data: bytes) -> int:
+            free = threading.Event()
+            self.loop.call_soon_threadsafe(free.set)
+            assert free.wait(60)
+            return len(data)
+
+    async def run() -> None:
+        slow = Slow(asyncio.get_running_loop())
+        await load(Load(Inline(bytes(loading.MANY + 1)), slow), read, drive)
+
+    async def read(entry: Entry) -> bytes:
+        assert isinstance(entry, Inline)
+        return entry.data
+
+    asyncio.run(run())

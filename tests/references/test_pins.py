@@ -1,0 +1,105 @@
+"""Pins of targets are kept in every form of a set; malformed ones are an error."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import refshard_fs
+from refshard_fs import (
+    ManifestError,
+    RefShardFileSystem,
+    TargetChanged,
+)
+from tests.support.snapshots import STORE, changed, opened, saved_json, written
+
+zarr = pytest.importorskip("zarr")
+
+
+def saved_compressed(found: Any, folder: Path) -> Any:
+    import gzip
+
+    path = saved_json(found, folder)
+    (folder / "refs.json.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+    return str(folder / "refs.json.gz")
+
+
+def saved_again(found: Any, folder: Path) -> Any:
+    opened(saved_json(found, folder)).save(str(folder / "again.json"))
+    return str(folder / "again.json")
+
+
+WAYS = {
+    "itself": lambda found, folder: found,
+    "pickle": lambda found, folder: pickle.loads(pickle.dumps(found)),
+    "JSON": saved_json,
+    "compressed JSON": saved_compressed,
+    "JSON of JSON": saved_again,
+    "concat": lambda found, folder: refshard_fs.concat([found]),
+    "merge": lambda found, folder: refshard_fs.concat([found, {"b/x": "y"}]),
+    "rebase": lambda found, folder: refshard_fs.rebase(found, {"s3://other": "s3://new"}, missing="ignore"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pins_survive(way: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    found = WAYS[way](refshard_fs.snapshot(written(tmp_path / "store")), tmp_path / "out")
+    assert opened(found).cat_file("a/0") == b"ab"
+    changed(tmp_path / "store/a/0", b"xy")
+    with pytest.raises(TargetChanged):
+        opened(found).cat_file("a/0")
+    assert opened(found).cat_file("a/1") == b"cd"
+
+
+def test_pins_survive_the_json_form_of_a_filesystem(tmp_path: Path) -> None:
+    fs = RefShardFileSystem.from_json(opened(refshard_fs.snapshot(written(tmp_path))).to_json())
+    changed(tmp_path / "a/0", b"xy")
+    with pytest.raises(TargetChanged):
+        fs.cat_file("a/0")
+
+
+def test_pins_survive_the_index_cache(tmp_path: Path) -> None:
+    path = saved_json(refshard_fs.snapshot(written(tmp_path / "store")), tmp_path)
+    first = opened(path, index_cache=str(tmp_path / "cache"))
+    assert first.cat_file("a/0") == b"ab"
+    first.invalidate_cache()
+    changed(tmp_path / "store/a/0", b"xy")
+    with pytest.raises(TargetChanged):
+        opened(path, index_cache=str(tmp_path / "cache")).cat_file("a/0")
+
+
+def test_other_readers_pass_over_the_pins(tmp_path: Path) -> None:
+    store = {key: data for key, data in STORE.items() if not key.startswith("notes")}
+    path = saved_json(refshard_fs.snapshot(written(tmp_path / "store", store)), tmp_path)
+    document = json.loads(Path(path).read_text())
+    assert document["refshard"]["pins"]["base"] == str(tmp_path / "store/a") + "/"
+    assert document["refshard"]["pins"]["url"] == ["0", "1"]
+    assert document["refshard"]["pins"]["size"] == [2, 2]
+    theirs = fsspec.filesystem("reference", fo=path, skip_instance_cache=True)
+    assert theirs.cat_file("a/0") == b"ab"
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"url": ["a"], "size": [1, 2]}, "1 url, 2 size"),
+        ({"url": ["a"], "size": [-1]}, "whole number"),
+        ({"url": "a"}, "malformed"),
+        ([], "malformed"),
+        ({"url": [], "colour": []}, "malformed"),
+    ],
+)
+def test_malformed_pins_are_an_error_that_names_the_set(pins: Any, words: str) -> None:
+    with pytest.raises(ManifestError, match=words):
+        opened({"version": 1, "refs": {}, "refshard": {"pins": pins}}).ls("")
+
+
+def test_pins_need_version_1() -> None:
+    with pytest.raises(ManifestError, match="version 1"):
+        opened({"a": ["memory://x"], "refshard": {"pins": {"url": []}}}).ls("")

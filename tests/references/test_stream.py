@@ -1,0 +1,76 @@
+"""What a format cannot hold is an error that names the key, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError, RefShardFileSystem
+from tests.support.parquet_sets import DATA, v2_array
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    path = tmp_path / "x.bin"
+    path.write_bytes(DATA)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("a/9", ["u", 1, 2], "'a/9' is a reference, and no chunk"),
+        ("b/0.0", ["u", 1, 2], "'b/0.0' is a reference, and no chunk"),
+        ("readme", "text", "'readme' is neither metadata nor a chunk"),
+        ("b/.zattrs", ["u"], "'b/.zattrs' is a reference, and no chunk"),
+        ("b/.zattrs", "no JSON", "'b/.zattrs' is not JSON"),
+        ("b/.zattrs", "[1]", "'b/.zattrs' is no JSON object"),
+        ("a/1", [None, 1, 2], "'a/1' has no URL"),
+        ("a/1", ["u", 2**63, 2], "'a/1' has the offset 9223372036854775808"),
+        ("a/1", ["u", 2**62, 2**62], "'a/1' has the offset 4611686018427387904"),
+    ],
+)
+def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(
+    key: str, value: Any, reason: str, tmp_path: Path, target: str
+) -> None:
+    fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/0": [target], key: value})
+    path = tmp_path / "a.parq"
+    with pytest.raises(ManifestError, match=reason):
+        fs.save(str(path))
+    assert not path.exists()
+    RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/2": [target]}).save(str(path))
+    with pytest.raises(ManifestError, match=reason):
+        fs.save(str(path), overwrite=True)
+    assert "a/2" in RefShardFileSystem(str(path)).references
+
+
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, format: Any) -> None:
+    fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
+    with pytest.raises(ManifestError, match=r"'a/1' has the URL .*no UTF-8"):
+        fs.save(str(tmp_path / "set.parq"), format=format)
+    assert not (tmp_path / "set.parq").exists()
+
+
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_half_a_surrogate_pair_in_a_path_is_told_before_anything_is_written(tmp_path: Path, format: Any) -> None:
+    fs = RefShardFileSystem({"\ud800/.zarray": v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
+    for place in (str(tmp_path / "set"), "memory://half-a-pair"):
+        with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has half a surrogate pair.*save it as JSON"):
+            fs.save(place, format=format)
+    assert not (tmp_path / "set").exists()
+    fs.save(str(tmp_path / "set.json"))
+    assert dict(RefShardFileSystem(str(tmp_path / "set.json")).references) == dict(fs.references) | {
+        "\ud800/.zarray": json.dumps(v2_array([2], [1]), separators=(",", ":"))
+    }
+
+
+def test_references_to_the_default_target_name_it(tmp_path: Path, target: str) -> None:
+    fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/1": [None, 1, 2]}, target=target)
+    fs.save(str(tmp_path / "a.parq"))
+    assert RefShardFileSystem(str(tmp_path / "a.parq")).references["a/1"] == [target, 1, 2]

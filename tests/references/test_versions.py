@@ -1,0 +1,66 @@
+"""Targets are asked for their versions, and references are pinned to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import refshard_fs
+from refshard_fs import (
+    SourceNotReachable,
+    TargetChanged,
+)
+from tests.servers.http import RangeServer
+from tests.servers.proxy import CountingProxy
+from tests.servers.s3 import SeaweedServer
+from tests.support.snapshots import STORE, changed, opened, values
+
+zarr = pytest.importorskip("zarr")
+
+
+def test_the_targets_of_a_reference_set_are_pinned(tmp_path: Path) -> None:
+    (tmp_path / "x.nc").write_bytes(b"0123")
+    found = refshard_fs.snapshot({"a": [str(tmp_path / "x.nc"), 1, 2], "b": "inline"})
+    assert opened(found).cat_file("a") == b"12"
+    changed(tmp_path / "x.nc", b"4567")
+    with pytest.raises(TargetChanged):
+        opened(found).cat_file("a")
+
+
+def test_memory_is_pinned_by_size_and_time() -> None:
+    MemoryFileSystem().pipe({f"/snapshots/{key}": data for key, data in STORE.items()})
+    found = refshard_fs.snapshot("memory://snapshots")
+    assert values(found).tolist() == list(b"abcd")
+    MemoryFileSystem().pipe_file("/snapshots/a/0", b"xy")
+    with pytest.raises(TargetChanged):
+        opened(found).cat_file("a/0")
+
+
+def test_s3_is_pinned_by_the_listing_and_asked_for_that_version(
+    s3_server: SeaweedServer, s3_proxy: CountingProxy
+) -> None:
+    s3_server.create_bucket("snapshots")
+    for key, data in STORE.items():
+        s3_server.put(f"snapshots/store/{key}", data)
+    options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
+    s3_proxy.log.clear()
+    found = refshard_fs.snapshot("s3://snapshots/store", remote_protocol="s3", remote_options=options)
+    asked = [r for r in s3_proxy.log.requests() if r.path.endswith(("a/0", "a/1", "today.txt"))]
+    assert not asked, "listings tell all that is to be known of chunks"
+    fs = opened(found, remote_protocol="s3", remote_options=options)
+    s3_proxy.log.clear()
+    assert fs.cat_file("a/0") == b"ab"
+    (request,) = s3_proxy.log.requests("*/a/0")
+    assert request.headers["if-match"]
+    s3_server.put("snapshots/store/a/1", b"xy")
+    with pytest.raises(TargetChanged):
+        fs.cat_file("a/1")
+
+
+def test_an_object_that_cannot_be_asked_is_named(http_server: RangeServer) -> None:
+    url = http_server.put("x", b"data")
+    http_server.fault(403, "/x")
+    with pytest.raises(SourceNotReachable, match=f"{url} cannot be asked what it is now"):
+        refshard_fs.snapshot({"a": [url, 0, 2]})

@@ -1,0 +1,36 @@
+"""A sink of another package writes a set."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import refshard_fs
+from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder in which the plug-in is installed, as an installer leaves it."""
+    folder = tmp_path / "site"
+    about = folder / "tiny_plugin-1.0.dist-info"
+    about.mkdir(parents=True)
+    shutil.copy(PLUGIN, folder)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-plugin\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+def test_a_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
+    file = tiny(tmp_path / "x.tiny", b"abcdefgh")
+    assert run(OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
+    assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
+
+
+def test_an_unknown_format_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest', 'icechunk'\Z"
+    ):
+        refshard_fs.RefShardFileSystem({}).save(str(tmp_path / "x"), "csv")

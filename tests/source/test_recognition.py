@@ -1,0 +1,56 @@
+"""A source is recognised by its content, or its format is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refshard_fs import UnknownSource
+from refshard_fs.sharding.view import ShardView
+from tests.servers.http import RangeServer
+from tests.support.hierarchies import FILES, opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+@pytest.fixture
+def server(http_server: RangeServer) -> RangeServer:
+    for name, data in FILES.items():
+        http_server.put("/d/" + name, data)
+    return http_server
+
+
+def test_a_local_folder_is_what_it_is(folder: Path) -> None:
+    for fo in (folder, str(folder), f"file://{folder}", f"{folder}/"):
+        fs = opened(fo)
+        assert fs.find("") == sorted(FILES)
+        for name, data in FILES.items():
+            assert fs.cat_file(name) == data
+            assert fs.info(name)["size"] == len(data)
+        assert [r["name"] for r in fs.ls("g")] == ["g/.zgroup", "g/a"]
+
+
+def test_a_page_about_the_directory_is_not_taken_for_the_source(server: RangeServer) -> None:
+    server.put("/d", b"<!DOCTYPE html><html>Index of /d</html>")
+    assert opened(f"{server.url}/d").cat_file("g/a/0") == b"12345678"
+    server.put("/other", b"<!DOCTYPE html><html>Nothing</html>")
+    with pytest.raises(UnknownSource, match="DOCTYPE"):
+        opened(f"{server.url}/other").ls("")
+
+
+def test_format_names_it_where_nothing_tells(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/zarr.json").write_text("{}")
+    with pytest.raises(UnknownSource, match="zarr-hierarchy"):
+        opened(tmp_path).ls("")
+    fs = opened(tmp_path, format="zarr-hierarchy")
+    assert fs.cat_file("a/zarr.json") == b"{}"
+    assert isinstance(fs.source.open(), ShardView)
+    assert not isinstance(opened(tmp_path, format="zarr-hierarchy", shards="whole").source.open(), ShardView)

@@ -1,0 +1,44 @@
+"""The small plug-in, and programs that run with it installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import refshard_fs
+
+PLUGIN = Path(__file__).parents[1] / "plugin/tiny_plugin.py"
+
+
+ENTRY_POINTS = """\
+[refshard.formats]
+tiny = tiny_plugin:FORMAT
+[refshard.shards]
+paired = tiny_plugin:SHARD_FORMAT
+[refshard.sinks]
+lines = tiny_plugin:LINES
+"""
+
+
+def run(program: str, *folders: Path, of: Path) -> str:
+    """Return what a new process prints that finds packages in ``folders``."""
+    paths = [*map(str, folders), str(Path(refshard_fs.__path__[0]).parent)]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    found = subprocess.run([sys.executable, "-c", program, str(of)], env=environ, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.strip()
+
+
+OPEN = """
+import sys
+from refshard_fs.fs import RefShardFileSystem
+fs = RefShardFileSystem(sys.argv[1])
+"""
+
+
+def tiny(file: Path, chunks: bytes) -> Path:
+    """Write a file of the format, of four bytes a chunk."""
+    file.write_bytes(b"TINY" + (len(chunks) // 4).to_bytes(4, "little") + chunks)
+    return file

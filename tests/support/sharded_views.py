@@ -1,0 +1,26 @@
+"""A sharded array in a folder, and what is read of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.shard_writers import (
+    sparse,
+)
+
+DATA = sparse((20, 3))
+
+
+CHUNKS, SHARDS = (3, 2), (2, 2)
+
+
+def shard_names(folder: Path) -> list[str]:
+    return sorted(p.name for p in (folder / "a").iterdir() if not p.name.startswith("."))
+
+
+def reads(fs: Any, what: Any) -> int:
+    before = fs.stats()["requests"]
+    what()
+    after: int = fs.stats()["requests"]
+    return after - before

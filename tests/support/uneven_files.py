@@ -1,0 +1,48 @@
+"""Files of months, whose lengths are no multiples of their chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs.xarray_backend import RefShardBackend  # xarray may be absent
+
+xr = pytest.importorskip("xarray")
+h5py = pytest.importorskip("h5py")
+zarr = pytest.importorskip("zarr")
+
+
+MONTHS = (31, 29, 31, 30)
+
+
+def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:
+    """Write a file of daily fields, a number in every one of which is its own."""
+    values = (np.arange(days * 12, dtype="<f4") + 12 * first).reshape(days, 3, 4)
+    with h5py.File(path, "w") as file:
+        time = file.create_dataset("time", data=np.arange(first, first + days))
+        time.make_scale("time")
+        time.attrs["units"] = "days since 2024-01-01"
+        for name, size in (("y", 3), ("x", 4)):
+            file.create_dataset(name, data=np.arange(size)).make_scale(name)
+        v = file.create_dataset("v", data=values, chunks=None if chunks is None else tuple(chunks), **storage)
+        for axis, name in enumerate(("time", "y", "x")):
+            v.dims[axis].attach_scale(file[name])
+    return str(path)
+
+
+def year(folder: Path, chunks: Sequence[Sequence[int] | None], **storage: Any) -> list[str]:
+    firsts = np.cumsum([0, *MONTHS]).tolist()
+    pieces = zip(firsts, MONTHS, chunks, strict=False)
+    return [month(folder / f"{i}.nc", first, days, c, **storage) for i, (first, days, c) in enumerate(pieces)]
+
+
+def of_xarray(fo: Any) -> Any:
+    return xr.open_dataset(fo, engine=RefShardBackend).load()
+
+
+def expected(files: Sequence[str]) -> Any:
+    return xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()

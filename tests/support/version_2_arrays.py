@@ -1,0 +1,25 @@
+"""Arrays of version 2, and their values."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import zarr
+
+from tests.support.chunk_manifests import opened
+
+pytest.importorskip("pyarrow")
+
+
+def v2(**more: Any) -> dict[str, Any]:
+    doc = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 3], "dtype": "<i2", "order": "C", "fill_value": None}
+    return {**doc, "compressor": None, "filters": None, **more}
+
+
+def values(source: Any, path: str = "x") -> Any:
+    store = zarr.storage.FsspecStore(opened(source, asynchronous=True), path="")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return zarr.open_group(store, mode="r")[path][...]

@@ -1,0 +1,60 @@
+"""fsspec's transactions over the writes to one source."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from tests.support.written_references import LARGE, objects
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A set of two keys, one of which is a range of a file."""
+    (tmp_path / "data").write_bytes(LARGE)
+    path = tmp_path / "refs.json"
+    path.write_text(json.dumps({"text": "inline", "range": ["data", 10, 20]}))
+    return path
+
+
+def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
+    fs.pipe_file("before", b"kept")
+
+    def fail() -> None:
+        with fs.transaction:
+            asyncio.run(twin._pipe_file("a", LARGE))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert fs.find("") == ["before", "range", "text"]
+    assert not objects(path)
+    fs.start_transaction()
+    asyncio.run(twin._pipe_file("a", LARGE))
+    fs.end_transaction()
+    assert RefShardFileSystem(str(path)).find("") == ["a", "before", "range", "text"]
+
+
+@pytest.mark.parametrize("settle", ["commit", "discard"])
+def test_what_was_committed_or_discarded_in_a_transaction_does_not_come_back_when_that_fails(
+    path: Path, settle: str
+) -> None:
+    fs = RefShardFileSystem(str(path), mode="a")
+    fs.pipe_file("a", LARGE)
+    with contextlib.suppress(ZeroDivisionError), fs.transaction:
+        fs.pipe_file("a", LARGE + b"new")
+        getattr(fs, settle)()
+        fs.pipe_file("b", LARGE)
+        raise ZeroDivisionError
+    seen = fs.cat("", recursive=True)
+    assert seen.get("a") == {"commit": LARGE + b"new", "discard": None}[settle]
+    assert "b" not in seen
+    fs.commit()
+    assert RefShardFileSystem(str(path)).cat("", recursive=True) == seen
