@@ -13,24 +13,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-import refshard_fs
-from refshard_fs.errors import ManifestError
-
-DAYS = pd.date_range("2024-01-01", periods=6).as_unit("ns")
-X = np.arange(4.0)
-
-
-def values(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).random((*shape, 4)).astype("f4")
-
-
-def write(ds: xr.Dataset, path: Path, **encoding: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    ds.to_netcdf(path, engine="h5netcdf", encoding=encoding)
-
-
-def opened(fo: Any, **arguments: Any) -> xr.Dataset:
-    return xr.open_dataset(refshard_fs.cube(fo, **arguments), engine="refshard").load()
+from tests.support.cube_files import DAYS, X, opened, values, write
 
 
 def by_coords(folder: Path) -> xr.Dataset:
@@ -74,23 +57,6 @@ def test_field_that_tells_files_apart_makes_no_dimension(tmp_path: Path) -> None
     xr.testing.assert_equal(found, expected)
 
 
-def test_scalar_time_that_differs_becomes_the_dimension(tmp_path: Path) -> None:
-    parts = []
-    for hour in range(3):
-        data = {"CMI": (("y", "x"), values(3, seed=hour)), "count": ((), 2 * hour), "name": ((), f"granule {hour}")}
-        ds = xr.Dataset(data, {"t": DAYS[hour], "y": np.arange(3.0), "x": X})
-        write(ds, tmp_path / f"{hour}.nc", t={"units": "seconds since 2000-01-01", "dtype": "f8"})
-        parts.append(ds)
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "t"))
-
-
-def test_dimension_without_coordinate_whose_length_differs_is_found(tmp_path: Path) -> None:
-    parts = [xr.Dataset({"a": (("obs", "x"), values(2 + n, seed=n))}, {"x": X}) for n in range(3)]
-    for number, ds in enumerate(parts):
-        write(ds, tmp_path / f"{number}.nc")
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "obs"))
-
-
 def as_pairs(rows: list[tuple[str, int]]) -> Any:
     return [(url, {"time": np.datetime64("2024-01-01") + np.timedelta64(day, "D")}) for url, day in rows]
 
@@ -121,21 +87,6 @@ def test_places_come_with_urls(table: Callable[[list[tuple[str, int]]], Any], tm
     rows = [(str(tmp_path / f"{number}.nc"), number) for number in (2, 0, 1)]
     arguments = {"assets": ["data"]} if table is as_items else {}
     xr.testing.assert_equal(opened(table(rows), **arguments), xr.concat(parts, pd.Index(DAYS[:3], name="time")))
-
-
-def test_sets_that_nothing_tells_apart_are_an_error_with_the_choices(tmp_path: Path) -> None:
-    for number in range(2):
-        write(xr.Dataset({"a": ("x", values(seed=number))}, {"x": X}), tmp_path / f"{number}.nc")
-    with pytest.raises(ManifestError, match=r"same values of all coordinates \(x\).*name it \(dim=\)"):
-        refshard_fs.cube(f"{tmp_path}/*.nc")
-
-
-def test_sets_that_are_no_grid_are_an_error_with_the_choices(tmp_path: Path) -> None:
-    for x, y in ((0, 0), (0, 1), (1, 1)):
-        ds = xr.Dataset({"a": (("y", "x"), np.zeros((1, 1)))}, {"x": [float(x)], "y": [float(y)]})
-        write(ds, tmp_path / f"{x}{y}.nc")
-    with pytest.raises(ManifestError, match="differ in 'y', 'x'.*do not form a grid"):
-        refshard_fs.cube(f"{tmp_path}/*.nc")
 
 
 # ----------------------------------------------------------------------------------------------------

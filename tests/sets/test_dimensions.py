@@ -1,0 +1,45 @@
+"""The dimensions of a join are found by what differs between the sets, or the error lists the choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import refshard_fs
+from refshard_fs.errors import ManifestError
+from tests.support.cube_files import DAYS, X, opened, values, write
+
+
+def test_scalar_time_that_differs_becomes_the_dimension(tmp_path: Path) -> None:
+    parts = []
+    for hour in range(3):
+        data = {"CMI": (("y", "x"), values(3, seed=hour)), "count": ((), 2 * hour), "name": ((), f"granule {hour}")}
+        ds = xr.Dataset(data, {"t": DAYS[hour], "y": np.arange(3.0), "x": X})
+        write(ds, tmp_path / f"{hour}.nc", t={"units": "seconds since 2000-01-01", "dtype": "f8"})
+        parts.append(ds)
+    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "t"))
+
+
+def test_dimension_without_coordinate_whose_length_differs_is_found(tmp_path: Path) -> None:
+    parts = [xr.Dataset({"a": (("obs", "x"), values(2 + n, seed=n))}, {"x": X}) for n in range(3)]
+    for number, ds in enumerate(parts):
+        write(ds, tmp_path / f"{number}.nc")
+    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "obs"))
+
+
+def test_sets_that_nothing_tells_apart_are_an_error_with_the_choices(tmp_path: Path) -> None:
+    for number in range(2):
+        write(xr.Dataset({"a": ("x", values(seed=number))}, {"x": X}), tmp_path / f"{number}.nc")
+    with pytest.raises(ManifestError, match=r"same values of all coordinates \(x\).*name it \(dim=\)"):
+        refshard_fs.cube(f"{tmp_path}/*.nc")
+
+
+def test_sets_that_are_no_grid_are_an_error_with_the_choices(tmp_path: Path) -> None:
+    for x, y in ((0, 0), (0, 1), (1, 1)):
+        ds = xr.Dataset({"a": (("y", "x"), np.zeros((1, 1)))}, {"x": [float(x)], "y": [float(y)]})
+        write(ds, tmp_path / f"{x}{y}.nc")
+    with pytest.raises(ManifestError, match="differ in 'y', 'x'.*do not form a grid"):
+        refshard_fs.cube(f"{tmp_path}/*.nc")
