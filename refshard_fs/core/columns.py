@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
 import msgspec
@@ -103,6 +105,46 @@ class Part(NamedTuple):
         return cls(numbers, Ranges.of([row for _, row in pairs]))
 
 
+class PartsBuilder:
+    """Collects rows of one array in columns that grow: to join many pieces in the end would take the memory twice."""
+
+    def __init__(self, grid: ChunkGrid) -> None:
+        self._size = grid.size
+        numbers = np.empty(0, np.uint32 if grid.size < 2**32 else np.uint64)
+        self._columns: list[npt.NDArray[Any]] = [numbers, *Ranges.absent(0)]
+        self._ends: list[tuple[int, int]] = []  # the place of each piece in the order, and the row behind it
+
+    def add(self, order: int, part: Part) -> None:
+        """Add rows, which replace those of a lower ``order``."""
+        start = self._ends[-1][1] if self._ends else 0
+        stop = start + len(part.numbers)
+        if stop > len(self._columns[0]):
+            # Memory that nobody has touched costs nothing, and mostly there is a row for each chunk of the grid.
+            room = min(4 * stop, self._size) if stop <= self._size else 2 * stop
+            for i, column in enumerate(self._columns):
+                self._columns[i] = np.empty(room, column.dtype)
+                self._columns[i][:start] = column[:start]
+        for column, added in zip(self._columns, (part.numbers, *part.ranges), strict=True):
+            column[start:stop] = added
+        self._ends.append((order, stop))
+
+    def pieces(self) -> list[tuple[int, Part]]:
+        """Return the rows as views, in the order in which they count; `add` may end the views."""
+        starts = [0, *(stop for _, stop in self._ends)]
+        found = [(order, self._rows(start, stop)) for start, (order, stop) in zip(starts, self._ends, strict=False)]
+        return sorted(found, key=itemgetter(0))
+
+    def finish(self) -> list[Part]:
+        """Return the rows in the order in which they count, in one part if they came in that order."""
+        if any(one > other for (one, _), (other, _) in pairwise(self._ends)):
+            return [part for _, part in self.pieces()]
+        return [self._rows(0, self._ends[-1][1])]
+
+    def _rows(self, start: int, stop: int) -> Part:
+        numbers, *ranges = (column[start:stop] for column in self._columns)
+        return Part(numbers, Ranges(*ranges))
+
+
 class ChunkTable:
     """Where the chunks of one array lie; immutable.
 
@@ -132,6 +174,8 @@ class ChunkTable:
     def from_parts(cls, grid: ChunkGrid, parts: Sequence[Part]) -> ChunkTable:
         """Return the table of all ``parts``, dense where that is smaller; the last row of a chunk wins."""
         size = grid.size
+        if len(parts) == 1 and len(parts[0].numbers) == size and is_ascending(parts[0].numbers):
+            return cls(grid, parts[0].ranges)
         if size * DENSE <= sum(len(part.numbers) for part in parts) * SPARSE:
             dense = Ranges.absent(size)
             for part in parts:
@@ -139,7 +183,7 @@ class ChunkTable:
             return cls(grid, dense)
         numbers = np.concatenate([np.zeros(0, np.uint64), *(part.numbers for part in parts)]).astype(np.uint64)
         ranges = Ranges.joined([part.ranges for part in parts])
-        if len(numbers) > 1 and not (numbers[1:] > numbers[:-1]).all():
+        if not is_ascending(numbers):
             order = np.argsort(numbers, kind="stable")
             order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
             numbers, ranges = numbers[order], ranges.take(order)
@@ -214,6 +258,11 @@ class ChunkTable:
             row = self.row(number)
             if row is not None:
                 yield number, row
+
+
+def is_ascending(numbers: npt.NDArray[np.unsignedinteger[Any]]) -> bool:
+    """Return whether each number is larger than the one before."""
+    return bool((numbers[1:] > numbers[:-1]).all())
 
 
 def used_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:

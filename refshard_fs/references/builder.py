@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Row, Texts
+from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, PartsBuilder, Ranges, Row, Texts
 from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normalise
 from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
@@ -51,7 +51,7 @@ class ReferenceBuilder:
         self._read_grid = GridReader(where).grid
         self._grids: dict[str, ChunkGrid] = {}  # of large arrays
         self._grids_seen = 0  # how often they changed
-        self._parts: dict[str, list[tuple[int, Part]]] = {}  # their chunks, each part with its place in the order
+        self._parts: dict[str, PartsBuilder] = {}  # their chunks
         self._kept: list[_Kept] = []
         self._order = 0
         self._texts = bytearray()  # of all blocks
@@ -118,14 +118,12 @@ class ReferenceBuilder:
         self._kept.sort(key=attrgetter("order"))
         unplaced = [item for item in self._kept if item.grids_seen < self._grids_seen]
         # Inline data hides nothing where there are no references.
-        ranges = [part.ranges for parts in self._parts.values() for _, part in parts]
-        ranges += [item.members.ranges for item in unplaced]
-        if any((rows.targets != ABSENT).any() for rows in ranges):
+        if any((rows.targets != ABSENT).any() for rows in self._ranges()):
             for item in unplaced:
                 item.members = self._without_chunks(item.order, item.members)
         chunks, replaced = {}, []
         for path, grid in self._grids.items():
-            parts = [part for _, part in sorted(self._parts.pop(path, ()), key=itemgetter(0))]
+            parts = self._parts.pop(path).finish() if path in self._parts else []
             table = ChunkTable.from_parts(grid, parts)
             if table:
                 chunks[path] = table
@@ -176,14 +174,15 @@ class ReferenceBuilder:
         for path, places, numbers in place_chunks(keys.take(among), self._grids):
             rows = among[places]
             left[rows] = False
-            smaller = numbers.astype(np.uint32) if self._grids[path].size < 2**32 else numbers
             hides = is_inline[rows]
             if hides.any():
                 taken = ranges.take(rows)
                 taken.put(hides, Ranges.absent(1))
             else:
                 taken = ranges if len(rows) == len(left) else ranges.take(rows)
-            self._parts.setdefault(path, []).append((order, Part(smaller, taken)))
+            if path not in self._parts:
+                self._parts[path] = PartsBuilder(self._grids[path])
+            self._parts[path].add(order, Part(numbers, taken))
         return np.flatnonzero(left | is_inline)
 
     def _without_chunks(self, order: int, members: KeyTable) -> KeyTable:
@@ -223,7 +222,7 @@ class ReferenceBuilder:
         self._grids_seen += 1
         if old is not None:
             del self._grids[path]
-            for order, part in self._parts.pop(path, ()):
+            for order, part in self._parts.pop(path).pieces() if path in self._parts else ():
                 rows = {join(path, old.tail(int(part.numbers[i]))): i for i in range(len(part.numbers))}
                 there = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
                 self._keep(order, KeyTable.of_mapping(there), is_placed=False)
@@ -257,13 +256,13 @@ class ReferenceBuilder:
 
     def _ranges(self) -> Iterator[Ranges]:
         for parts in self._parts.values():
-            yield from (part.ranges for _, part in parts)
+            yield from (part.ranges for _, part in parts.pieces())
         yield from (item.members.ranges for item in self._kept)
 
     def _key_of(self, target: int) -> str:
         """Return a key that refers to ``target``."""
         for path, parts in self._parts.items():
-            for _, part in parts:
+            for _, part in parts.pieces():
                 for row in np.flatnonzero(part.ranges.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[row])))
         for item in self._kept:

@@ -26,7 +26,7 @@ from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Surve
 from refshard_fs.tools.views import progress
 
 NAMED: Final = 10  # keys of each kind that are named
-BLOCK: Final = 1 << 18  # chunks of the grid that are compared at a time: some 30 MB for both sources
+BLOCK: Final = 1 << 16  # chunks of the grid that are compared at a time: some 8 MB for both sources
 Keys = tuple[str, ...]
 
 

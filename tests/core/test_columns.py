@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refshard_fs.core.columns import renumbered
+from refshard_fs.core.columns import ChunkTable, Part, PartsBuilder, Row, renumbered
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 
 DOTS = ChunkKeyEncoding("v2", ".")
@@ -31,3 +31,23 @@ def test_a_chunk_has_the_number_of_its_coordinates_in_the_other_grid(
     expected = [new.number_of(old.coords(number)) for number in range(old.size)]
     assert inside.tolist() == [number is not None for number in expected]
     assert numbers[inside].tolist() == [number for number in expected if number is not None]
+
+
+def test_rows_count_in_their_order_however_added() -> None:
+    """Rows that repeat, come late, or outgrow the grid: the highest order wins, as with a dict."""
+    grid, rng = ChunkGrid((40,), DOTS), np.random.default_rng(1)
+    for orders in ([1, 2, 3, 4], [2, 4, 1, 3]):
+        builder, pieces = PartsBuilder(grid), {}
+        for order in orders:
+            pieces[order] = {int(number): Row(order, int(number), None) for number in rng.integers(0, 40, 25)}
+            builder.add(order, Part.from_rows(pieces[order].items()))
+        expected = pieces[1] | pieces[2] | pieces[3] | pieces[4]
+        assert dict(ChunkTable.from_parts(grid, builder.finish()).rows()) == expected
+
+
+def test_rows_of_a_whole_grid_in_order_are_not_copied() -> None:
+    grid, builder = ChunkGrid((40,), DOTS), PartsBuilder(ChunkGrid((40,), DOTS))
+    for start in range(0, 40, 8):
+        builder.add(start, Part.from_rows((i, Row(0, i, 1)) for i in range(start, start + 8)))
+    (part,) = builder.finish()
+    assert ChunkTable.from_parts(grid, [part]).ranges is part.ranges

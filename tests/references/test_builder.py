@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,22 @@ def test_columns_are_made_of_small_arrays_when_they_are_asked_for() -> None:
             assert list(again.rows()) == list(table.rows())
             assert table.nbytes <= 28 * table.grid.size
         assert sum(map(len, found.tables.values())) + len(found.side) == len(refs) == len(found)
+
+
+def test_columns_of_a_whole_array_are_made_once() -> None:
+    """A reference takes 20 bytes, and its number 4 until the end; to join pieces would take 20 more."""
+    count = 200_000
+    made = builder.ReferenceBuilder("refs")
+    made.add_members({"a/.zarray": json.dumps({**ARRAY, "shape": [count], "chunks": [1]})})
+    made.add_block(b'"a/0":["u",0,1],"a/1":["u",1,1]')
+    tracemalloc.start()
+    try:
+        for start in range(2, count, 5_000):
+            numbers = range(start, min(start + 5_000, count))
+            made.add_block(",".join(f'"a/{i}":["u",{i},1]' for i in numbers).encode())
+        refs = made.finish()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(refs.chunks["a"]) == count
+    assert peak < 36 * count
