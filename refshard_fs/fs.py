@@ -63,8 +63,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ----------
     fo:
         The source: a URL (any fsspec protocol or chain), a path (also a ``UPath``, or what `fsspec.open`
-        returns), a mapping, bytes or a binary file; or ``(store, path)``, an object of a store of obstore, or of any
-        other that has obspec's methods. Recognised by its content; ``format=`` overrides.
+        returns), a mapping, bytes or a binary file; a virtual dataset of VirtualiZarr; or ``(store, path)``, an
+        object of a store of obstore, or of any other that has obspec's methods. Recognised by its content;
+        ``format=`` overrides.
         A pattern, a list of URLs, or a table of URLs and their places stands for all of them, joined as by
         `refshard_fs.cube`.
     target:

@@ -196,5 +196,5 @@ def _uri(url: str | None) -> str | None:
         return None
     if protocol_of(url) in (None, *LOCAL):
         path = url.partition("://")[2] or url
-        return f"file://{path}" if os.path.isabs(path) else None
+        return "file://" + path.replace("%", "%25") if os.path.isabs(path) else None
     return url

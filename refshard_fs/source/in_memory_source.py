@@ -18,6 +18,7 @@ from refshard_fs.cubes.document import with_marker_first
 from refshard_fs.errors import ManifestError
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.source.virtual_dataset import is_virtual_dataset, references_of
 
 _MARK = "refshard-held"  # the one key of such a source's JSON form that no reference set has beside a "json"
 _SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
@@ -111,6 +112,8 @@ def source_of(
     match fo:
         case InMemorySource():
             return fo
+        case _ if is_virtual_dataset(fo):
+            return _remembered(references_of(fo))
         case str() | PurePath():
             return _absolute(str(fo), target_protocol)
         case bytes() | bytearray() | memoryview():
@@ -133,7 +136,8 @@ def source_of(
             return _remembered(data)
         case _:
             raise TypeError(
-                f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes or a binary file"
+                f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes, a binary file, a "
+                "virtual dataset, or a store and a path"
             )
 
 

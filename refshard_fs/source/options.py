@@ -51,7 +51,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is opened, and what it shows."""
 
     fo: Annotated[
-        str | InMemorySource, _told("The source: a URL, a path, a mapping, bytes, a binary file, or `(store, path)`.")
+        str | InMemorySource,
+        _told("The source: a URL, path, mapping, binary file, bytes, virtual dataset, or `(store, path)`."),
     ]
     target: Annotated[str | None, _told("URL of references that name none.")] = None
     target_protocol: Annotated[str | None, _told("Protocol of `fo` where it names none.")] = None
