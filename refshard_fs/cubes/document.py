@@ -92,6 +92,7 @@ class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
     sets: list[Any]
     length: int | None = None
     held: dict[str, str] = {}
+    beside: list[Any] = []
 
 
 class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -114,11 +115,13 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     each of which is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays that have
     them, by path, and as which axis) a part may have only some elements. The coordinates of such dimensions are
     ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which each
-    part that is a URL is shown, one after the other: all else here describes what they show.
+    part that is a URL is shown, one after the other: all else here describes what they show. Arrays of the documents
+    ``beside`` it are shown with its own.
     """
 
     parts: tuple[Part, ...]
     held: dict[str, bytes] = {}
+    beside: tuple[ConcatDocument, ...] = ()
 
     @property
     def first(self) -> int:
@@ -134,8 +137,9 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Number of sets, those that documents within it join among them."""
-        return sum(1 if part.document is None else part.document.count for part in self.parts)
+        """Number of sets, those that documents within and beside it join among them."""
+        own = sum(1 if part.document is None else part.document.count for part in self.parts)
+        return own + sum(document.count for document in self.beside)
 
     @property
     def starts(self) -> list[int]:
@@ -172,19 +176,25 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         if strange:
             raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
         head = {name: getattr(given, name) for name in _Head.__struct_fields__}
-        return cls(**head, parts=parts, held={path: from_base64(data) for path, data in given.held.items()})
+        beside = tuple(cls.of(each, where, depth + 1) for each in given.beside)
+        held = {path: from_base64(data) for path, data in given.held.items()}
+        return cls(**head, parts=parts, held=held, beside=beside)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
         """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
-        head = self._head()
+        head = self._head(respell)
         lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
-    def _head(self) -> dict[str, Any]:
+    def _decoded(self, respell: Callable[[str], str]) -> dict[str, Any]:
+        return {**self._head(respell), "sets": [self._line(part, respell) for part in self.parts]}
+
+    def _head(self, respell: Callable[[str], str]) -> dict[str, Any]:
         members = {name: getattr(self, name) for name in _Head.__struct_fields__}
         members |= {"join": "outer" if self.join == "outer" else None}
         members["held"] = {path: _base64(data) for path, data in self.held.items()}
         members["select"] = [choice.spelled() for choice in self.select]
+        members["beside"] = [document._decoded(respell) for document in self.beside]
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}
 
@@ -200,8 +210,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     def _line(self, part: Part, respell: Callable[[str], str]) -> list[Any]:
         line: list[Any] = [respell(part.url) if part.url else None, part.length]
         if part.document is not None:
-            within = part.document
-            line[0] = {**within._head(), "sets": [within._line(each, respell) for each in within.parts]}
+            line[0] = part.document._decoded(respell)
         if self.coordinate is not None and part.values is not None:
             line.append(_base64(part.values))
         if part.places or part.take is not None:

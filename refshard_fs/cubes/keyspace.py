@@ -40,6 +40,7 @@ from refshard_fs.cubes.document import (
     stacked,
 )
 from refshard_fs.cubes.fit import Described, Fit, fit
+from refshard_fs.cubes.merging import MergedKeySpace
 from refshard_fs.cubes.moving import Move, consecutive, moved, shifted
 from refshard_fs.cubes.recutting import (
     PIECES,
@@ -787,7 +788,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 def _opened(
     document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str | None], str]
-) -> Steps[ConcatKeySpace]:
+) -> Steps[KeySpace]:
     """Return the key space of a document, whose first part is opened."""
     version = document.zarr_format or options.zarr_format
     theirs = msgspec.structs.replace(
@@ -818,4 +819,7 @@ def _opened(
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
     yield from space.register_arrays()
     theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all others like the first
-    return space
+    if not document.beside:
+        return space
+    beside = yield from together([_opened(other, where, theirs, resolve) for other in document.beside])
+    return (yield from MergedKeySpace.of(space, beside))

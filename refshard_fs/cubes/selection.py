@@ -106,7 +106,7 @@ class Selection(View):
         ManifestError, with the names that exist, for a name that is not there.
         """
         for choice in choices:
-            nodes = nodes_of((yield from _documents(base)))
+            nodes = nodes_of((yield from all_documents(base)))
             base = cls(base, chosen(nodes, choice))
         return base
 
@@ -403,7 +403,7 @@ def _wanted(array: _Array, coords: Sequence[int]) -> list[Wanted]:
 # The metadata of a source.
 
 
-def _documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+def all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return all metadata documents of ``base``, by key: consolidated ones, or else those that are found."""
     if not (base.holds_all_metadata or base.is_reference_set):
         found = yield from _consolidated(base)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from operator import itemgetter
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
-from refshard_fs.sets.compatibility import described, roomier, with_digests
+from refshard_fs.sets.compatibility import check_merged, described, roomier, with_digests
 from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.lazy_set import LazySet
@@ -404,66 +404,153 @@ def concat(
         places = tuple(sorted(file_grid.files))
     skipped(failed, any_left=bool(sources))
 
-    if finds and file_grid is not None:
-        file_grid = named_by_files(file_grid, dict(zip(places, read, strict=True)))
-        order = tuple(file_grid.dims)
-    elif finds:
-        found = find_dimensions(read)
-        if None in found.dims:
-            raise ManifestError(
-                f"{read[0].name} and {read[-1].name} have no variable in common, so that they follow one another along "
-                "no dimension: concat(sets) without lazy=True merges them"
-            )
-        logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
-        order = found.dims
-        by_place = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
-        places, sources = (tuple(place for place, _, _ in by_place), tuple(source for _, source, _ in by_place))
-        read = [part for _, _, part in by_place]
-        dim = order[0] if len(order) == 1 else None
-        sort = dim is not None and all(dim in part.variables and part.values(dim) is not None for part in read)
-    stored = read
-    if file_grid is None and len(order) == 1 and dim is not None:
-        stacking = Stacking.by_scalar(dim, read)
-        read = read if stacking is None else stacking.parts
-    for along in order:
-        read = with_common_units(read, along, lazy=lazy).parts
-    if len(order) == 1 and dim is not None:
-        kept = arrange(read, dim, sort=sort, overlap=overlap)
-        if lazy and kept is None and all(part.along(dim) for part in read):  # a line of a document has a length
-            every = [Kept(number, 0, part.length(dim)) for number, part in enumerate(read)]
-            filled = [each for each in every if each.stop]
-            kept = filled if 0 < len(filled) < len(every) else None
-        if kept is not None:
-            read = [trimmed(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
-            if lazy:
-                stored = [trimmed(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
-            sources = tuple(sources[number] for number, _, _ in kept)
-            places, file_grid = tuple((place,) for place in range(len(kept))), None
-    rules = Rules(
-        same,
-        chunks or {},
-        subchunks or {},
-        regular={} if freq is None else {_regular_dimension(order, file_grid, read): freq},
+    request = _Request(
+        same=same,
+        sort=sort,
+        overlap=overlap,
+        freq=freq,
         is_outer=join == "outer",
         is_rectilinear=grid == "rectilinear",
+        chunks=chunks or {},
+        subchunks=subchunks or {},
         lazy=lazy,
         select=tuple(map(Choice.read, options.get("select") or ())),
     )
-    units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
-    if file_grid is not None:
-        read = in_grid(file_grid, dict(zip(places, read, strict=True)))
-    read = with_digests(read, order, rules.same, places)
-    if lazy:  # documents say which dimensions are made
-        pairs = zip(stored, read, strict=True)
-        read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
+    if not finds:
+        made_of = request.join(order, places, sources, read, file_grid)
+    elif file_grid is not None:
+        file_grid = named_by_files(file_grid, dict(zip(places, read, strict=True)))
+        made_of = request.join(tuple(file_grid.dims), places, sources, read, file_grid)
+    else:
+        groups = [request.find(sources_of, parts) for sources_of, parts in _by_variables(sources, read)]
+        made_of = groups[0] if len(groups) == 1 else _beside(groups)
     opened_with = opening_options(sources, options)
-    cube = _Cube(order, file_grid, units, rules)
-    document, whole = cube.joined(dict(zip(places, zip(sources, read, strict=True), strict=True)))
+    document = made_of.document
     if not isinstance(document, ConcatDocument):
-        return made(whole.refs, opened_with)
+        return made(made_of.whole.refs, opened_with)
     data = document.dumps()
-    title = f"{count_text(document.count, 'set')} joined along {' and '.join(map(str, order))}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(cube.made), title, opened_with)
+    title = f"{count_text(document.count, 'set')} joined along {' and '.join(made_of.dims)}"
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), title, opened_with)
+
+
+class _Made(NamedTuple):
+    """Sets as one: references, or the document that joins them; and what was read of the sets of each document."""
+
+    document: Any
+    whole: NamedSet
+    dims: Sequence[str]
+    made: list[tuple[ConcatDocument, Sequence[NamedSet]]]
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """How `concat` is to join sets."""
+
+    same: frozenset[str]
+    sort: bool
+    overlap: Overlap
+    freq: str | float | None
+    is_outer: bool
+    is_rectilinear: bool
+    chunks: Mapping[str, int]
+    subchunks: Mapping[str, int]
+    lazy: bool
+    select: tuple[Choice, ...]
+
+    def find(self, sources: Sequence[Any], read: Sequence[NamedSet]) -> _Made:
+        """Join sets along the dimensions in which they differ, in the order of their values."""
+        found = find_dimensions(read)
+        logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
+        in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
+        parts = [part for _, _, part in in_order]
+        dim = found.dims[0]
+        has_values = all(dim in part.variables and part.values(dim) is not None for part in parts)
+        request = msgspec.structs.replace(self, sort=len(found.dims) == 1 and has_values)
+        places = [place for place, _, _ in in_order]
+        return request.join(found.dims, places, [source for _, source, _ in in_order], parts, None)
+
+    def join(
+        self,
+        order: Sequence[str | None],
+        places: Sequence[Place],
+        sources: Sequence[Any],
+        read: Sequence[NamedSet],
+        file_grid: FileGrid | None,
+    ) -> _Made:
+        """Join sets at ``places`` along the dimensions ``order``; ``file_grid`` if names of files give the places."""
+        lazy, dim = self.lazy, order[0] if len(order) == 1 else None
+        stored = read
+        if file_grid is None and dim is not None:
+            stacking = Stacking.by_scalar(dim, read)
+            read = read if stacking is None else stacking.parts
+        for along in order:
+            read = with_common_units(read, along, lazy=lazy).parts
+        if dim is not None:
+            kept = arrange(read, dim, sort=self.sort, overlap=self.overlap)
+            if lazy and kept is None and all(part.along(dim) for part in read):  # a line of a document has a length
+                every = [Kept(number, 0, part.length(dim)) for number, part in enumerate(read)]
+                filled = [each for each in every if each.stop]
+                kept = filled if 0 < len(filled) < len(every) else None
+            if kept is not None:
+                read = [trimmed(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
+                if lazy:
+                    stored = [trimmed(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
+                sources = tuple(sources[number] for number, _, _ in kept)
+                places, file_grid = tuple((place,) for place in range(len(kept))), None
+        rules = Rules(
+            self.same,
+            self.chunks,
+            self.subchunks,
+            regular={} if self.freq is None else {_regular_dimension(order, file_grid, read): self.freq},
+            is_outer=self.is_outer,
+            is_rectilinear=self.is_rectilinear,
+            lazy=lazy,
+            select=self.select,
+        )
+        units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
+        if file_grid is not None:
+            read = in_grid(file_grid, dict(zip(places, read, strict=True)))
+        read = with_digests(read, order, rules.same, places)
+        if lazy:  # documents say which dimensions are made
+            pairs = zip(stored, read, strict=True)
+            read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
+        cube = _Cube(order, file_grid, units, rules)
+        document, whole = cube.joined(dict(zip(places, zip(sources, read, strict=True), strict=True)))
+        return _Made(document, whole, [str(along) for along in order], cube.made)
+
+
+def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tuple[list[Any], list[NamedSet]]]:
+    """Return sets that have variables in common, each group apart: a folder may have a file for each variable."""
+    groups: list[tuple[set[str], list[Any], list[NamedSet]]] = []
+    for source, part in zip(sources, read, strict=True):
+        own = {path for path, v in part.variables.items() if not v.is_coordinate and v.dims}
+        near = [group for group in groups if not own or not group[0] or own & group[0]]
+        names, theirs, parts = near[0] if near else (set(), [], [])
+        for group in near[1:]:
+            names |= group[0]
+            theirs += group[1]
+            parts += group[2]
+            groups.remove(group)
+        if not near:
+            groups.append((names, theirs, parts))
+        names |= own
+        theirs.append(source)
+        parts.append(part)
+    return [(theirs, parts) for _, theirs, parts in groups]
+
+
+def _beside(groups: Sequence[_Made]) -> _Made:
+    """Return documents of different variables as one; ManifestError where they differ in what they have in common."""
+    first, *others = groups
+    for number, group in enumerate(others, 1):
+        for earlier in groups[:number]:
+            for path in group.whole.variables.keys() & earlier.whole.variables.keys():
+                check_merged(path, earlier.whole, group.whole)
+    documents = [group.document for group in others]
+    return first._replace(
+        document=msgspec.structs.replace(first.document, beside=tuple(documents)),
+        dims=list(dict.fromkeys(dim for group in groups for dim in group.dims)),
+        made=[entry for group in groups for entry in group.made],
+    )
 
 
 Leaf = tuple[Any, NamedSet]  # the URL or document of a set, and the set

@@ -29,12 +29,9 @@ ADVICE: Final = (
 
 
 class Found(NamedTuple):
-    """The dimensions of a join, the place of each set along them, and a remark that says why.
+    """The dimensions of a join, the place of each set along them, and a remark that says why."""
 
-    A dimension of None merges sets.
-    """
-
-    dims: tuple[str | None, ...]
+    dims: tuple[str, ...]
     places: Sequence[tuple[int, ...]]
     reason: str
 
@@ -46,8 +43,6 @@ def find_dimensions(parts: Sequence[NamedSet]) -> Found:
     scalars = _identities(parts, _scalars(parts))
     if len(parts) == 1:
         return Found((_only_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
-    if not _share_variables(parts):
-        return Found((None,), in_a_row, "their variables differ")
     for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
@@ -124,12 +119,6 @@ def _identity(part: NamedSet, variable: Variable | None) -> Hashable:
     if variable is None or values is None:
         return None
     return values.tobytes(), values.dtype.str, str(variable.attributes.get("units"))
-
-
-def _share_variables(parts: Sequence[NamedSet]) -> bool:
-    """Whether all sets have some variable in common that is not a coordinate."""
-    every = [{path for path, v in part.variables.items() if not v.is_coordinate and v.dims} for part in parts]
-    return not all(every) or bool(set.intersection(*every))
 
 
 def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str) -> Found | None:

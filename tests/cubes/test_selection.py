@@ -225,8 +225,6 @@ def test_concat_takes_the_part_of_each_set_that_it_names(tmp_path: Path) -> None
     for sets in (names, [RefShardFileSystem(name) for name in names]):
         joined = refshard_fs.concat(sets, "t", **words)
         xr.testing.assert_identical(read(RefShardFileSystem(joined)), expected)
-    with pytest.raises(TypeError, match="lazy=True names its parts"):
-        refshard_fs.concat(names, "t", lazy=True, **words)  # type: ignore[call-overload]
 
 
 def test_commands_take_the_words_of_a_selection(tmp_path: Path) -> None:

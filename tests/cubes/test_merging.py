@@ -1,0 +1,56 @@
+"""Files of different variables as one source: one for each variable and year, as archives have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+import refshard_fs
+from refshard_fs.errors import ManifestError
+from tests.support.cube_files import DAYS, X, values, write
+
+
+def merged_by_xarray(folder: Path) -> xr.Dataset:
+    parts = [xr.open_dataset(path, engine="h5netcdf") for path in sorted(folder.glob("*.nc"))]
+    return xr.combine_by_coords(parts, data_vars="minimal", coords="minimal", compat="equals").load()  # type: ignore[return-value]
+
+
+def write_variables(folder: Path, years: int = 2) -> None:
+    for name in ("t2m", "tp"):
+        for year in range(years):
+            ds = xr.Dataset(
+                {name: (("time", "x"), values(3, seed=year + len(name)))},
+                {"time": DAYS[3 * year : 3 * year + 3], "x": X},
+            )
+            ds[name].encoding = {"scale_factor": 0.5 + year, "dtype": "i2", "_FillValue": -1}
+            write(ds, folder / f"{name}_{year}.nc", time={"units": "hours since 1900-01-01"})
+
+
+def test_files_of_different_variables_are_shown_together(tmp_path: Path) -> None:
+    write_variables(tmp_path)
+    cube = refshard_fs.cube(f"{tmp_path}/*.nc")
+    assert len(cube) == 4
+    expected = merged_by_xarray(tmp_path)
+    xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
+    cube.save(f"{tmp_path}/cube.refshard")
+    (tmp_path / "moved").mkdir()
+    for path in [*tmp_path.glob("*.nc"), tmp_path / "cube.refshard"]:
+        path.rename(tmp_path / "moved" / path.name)
+    fs = refshard_fs.RefShardFileSystem(str(tmp_path / "moved" / "cube.refshard"))
+    xr.testing.assert_equal(xr.open_dataset(fs, engine="refshard").load(), expected)
+    assert {"t2m/.zarray", "tp/.zarray", "tp/1.0"} <= set(fs.find(""))
+    assert fs.info("tp/.zarray")["size"] == len(fs.cat_file("tp/.zarray"))
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("tp/9.0")
+    assert not refshard_fs.check(fs, "full").findings
+    fs.save(str(tmp_path / "refs.json"))
+    xr.testing.assert_equal(xr.open_dataset(tmp_path / "refs.json", engine="refshard").load(), expected)
+
+
+def test_files_of_different_variables_must_have_the_same_coordinates(tmp_path: Path) -> None:
+    write_variables(tmp_path)
+    (tmp_path / "tp_1.nc").unlink()
+    with pytest.raises(ManifestError, match="'time'"):
+        refshard_fs.cube(f"{tmp_path}/*.nc")
