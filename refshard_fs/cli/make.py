@@ -174,7 +174,7 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
     sources=("TARGET", "SOURCE"),
 )
 def _append(arguments: Namespace) -> None:
-    """Add another set to a reference set, in place."""
+    """Add another set, or all that match a pattern, to a reference set, in place."""
     options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"

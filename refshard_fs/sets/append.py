@@ -21,6 +21,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.keyspace import ConcatKeySpace
+from refshard_fs.cubes.merging import MergedKeySpace
 from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, told
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
@@ -42,7 +43,7 @@ from refshard_fs.sets.concatenation import (
 from refshard_fs.sets.lazy_set import relative_urls
 from refshard_fs.sets.patterns import stacked_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
-from refshard_fs.sets.sources import read_sets
+from refshard_fs.sets.sources import expanded, read_sets
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -64,6 +65,9 @@ def append(
     **options: Any,
 ) -> int:
     """Add the set ``fo`` to the set at ``target``, along ``dim``, as if both had been given to `concat`.
+
+    ``fo`` may also be a pattern or a list of URLs: these are appended one after the other, in natural order; those that
+    a document names already are not opened again. So a job that runs every day costs what is new.
 
     ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
@@ -91,6 +95,8 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
+    if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
+        return _append_all(target, fo, dim, options, same=same, on_duplicate=on_duplicate, any_order=any_order)
     sources = [os.fspath(each) for each in (target, fo) if isinstance(each, str | os.PathLike)]
     options = for_sources(options, sources, append)
     url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
@@ -101,6 +107,11 @@ def append(
     rules = _Rules(dim, frozenset(same), on_duplicate, any_order)
     joined = base.keyspace.source
     try:
+        if isinstance(joined, MergedKeySpace):
+            raise ManifestError(
+                f"{told(str(url))} shows sets of different variables, and nothing is appended to such: make it anew "
+                "(cube(..., resume=) remembers what was found of each file)"
+            )
         if isinstance(joined, ConcatKeySpace):
             added = _append_line(fs, base, joined, fo, rules, options)
             with progress("append", callback) as shown:
@@ -129,6 +140,19 @@ def append(
             conflict.is_certain = e.is_certain
             raise conflict from e
         raise
+
+
+def _append_all(target: str | os.PathLike[str], fo: Any, dim: str, options: Mapping[str, Any], **how: Any) -> int:
+    """Append each of several sets that the target does not name yet; return by how much it is longer."""
+    urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
+    found = expanded(fo, for_sources(options, urls, append))
+    fs = RefShardFileSystem(os.fspath(target), **options)
+    joined = fs.source.open().source
+    known = set()
+    if isinstance(joined, ConcatKeySpace):
+        known = {joined.resolve(part.url) for part in joined.document.parts if part.url}
+    new = [each for each in found if not isinstance(each, str) or source_of(each, None, None, True) not in known]
+    return sum(append(target, each, dim, **how, **options) for each in new)
 
 
 OnDuplicate = Literal["error", "skip", "replace"]  # what is done with values that the set has already

@@ -6,6 +6,7 @@ and those with options that change what a document means, are opened one by one.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final, Literal, cast
 
-from refshard_fs.core.model import Names, Steps
+from refshard_fs.core.model import Listed, Names, Steps
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet, adopted
@@ -177,6 +178,8 @@ def _is_local(url: str) -> bool:
 # Patterns: the sources that they match, in natural order.
 
 
+SIDECARS: Final = (".idx", ".index")  # of GRIB files: left out where the files themselves match
+DEEPEST: Final = 64  # directories within directories that a pattern looks through
 WEB: Final = ("http", "https")  # whose URLs have a query after a question mark
 _DIGITS: Final = re.compile(r"(\d+)")
 _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
@@ -213,33 +216,63 @@ def natural(text: str) -> tuple[list[Any], str]:
 def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
     url = source_of(pattern, options.get("target_protocol"), None, True)
     fs = RefShardFileSystem({}, **reading_options([str(url)], options))
-    found = sorted(fs.source.run("", lambda: _walk(str(url))), key=natural)
-    if not found:
-        raise ManifestError(f"{pattern!r} matches nothing")
-    return found
+    found = set(fs.source.run("", lambda: _walk(str(url))))
+    found -= {one for one in found if one.endswith(SIDECARS) and one.rpartition(".")[0] in found}
+    return sorted(found, key=natural)
 
 
 def _walk(url: str) -> Steps[list[str]]:
-    """Return all URLs that a pattern matches, level by level: the directories of one are listed together."""
+    """Return all URLs that a pattern matches, level by level: the directories of one are listed together.
+
+    ``**`` stands for any number of directories. ManifestError, with near names, where nothing matches.
+    """
     scheme, colons, path = url.rpartition("://")
     first, *steps = path.split("/")
     known = [f"{scheme}{colons}{first}"]
+    listed: dict[str, Sequence[Listed]] = {}
     for depth, step in enumerate(steps):
+        if step == "**":
+            known = yield from _directories(known, listed, url)
+            continue
         if "*" not in step and "?" not in step and _ONE_OF.search(step) is None:
             known = [f"{place}/{step}" for place in known]
             continue
         matches = re.compile(fnmatch.translate(step)).match
-        listings = yield tuple(Names(folder or "/") for folder in known)
+        yield from _list(known, listed, url)
         is_last = depth == len(steps) - 1
         below: list[str] = []
-        for folder, names in zip(known, listings, strict=True):
-            if names is None:
-                raise ManifestError(
-                    f"{url!r} matches nothing: {folder or '/'} is not there, or cannot be listed. "
-                    "Where a server lists nothing, give a list of URLs"
-                )
-            fitting = [n.name for n in names if matches(n.name) and (is_last or n.is_directory)]
-            exact = [n.name for n in names if n.name == step]  # a name with brackets is itself
-            below += [f"{folder}/{name}" for name in exact or fitting]
+        for folder in known:
+            names = [n.name for n in listed[folder] if is_last or n.is_directory]
+            exact = [name for name in names if name == step]  # a name with brackets is itself
+            below += [f"{folder}/{name}" for name in exact or filter(matches, names)]
+        if not below:
+            others = list(dict.fromkeys(n.name for folder in known for n in listed[folder]))
+            near = difflib.get_close_matches(step, others, 3, 0.3) or others[:3]
+            has = f"has {', '.join(near)} and {len(others) - len(near):,} others" if others else "is empty"
+            raise ManifestError(f"{url!r} matches nothing: {known[0] or '/'} {has}")
         known = below
     return known
+
+
+def _directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[list[str]]:
+    """Return ``folders`` and all directories below them."""
+    found, level = list(folders), list(folders)
+    for _ in range(DEEPEST):
+        yield from _list(level, listed, url)
+        level = [f"{folder}/{n.name}" for folder in level for n in listed[folder] if n.is_directory]
+        if not level:
+            return found
+        found += level
+    raise ManifestError(f"{url!r}: there are directories in directories, more than {DEEPEST} deep")
+
+
+def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[None]:
+    """Put what is in ``folders``, some of which may not be there, into ``listed``, unless it is there already."""
+    unknown = [folder for folder in folders if folder not in listed]
+    found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
+    if unknown == list(folders) and all(names is None for names in found):
+        raise ManifestError(
+            f"{url!r} matches nothing: {folders[0] or '/'} is not there, or cannot be listed. "
+            "Where a server lists nothing, give a list of URLs"
+        )
+    listed.update((folder, names or ()) for folder, names in zip(unknown, found, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,3 +254,27 @@ def test_metadata_that_say_in_two_ways_that_nothing_transforms_an_array_are_the_
         refshard_fs.concat(stores[:1], "time").save(grown)
         refshard_fs.append(grown, stores[1], "time")
         assert RefShardFileSystem(grown).resolve("mask/c/0")[0] == f"{stores[0]}/mask/c/0"
+
+
+def test_all_that_match_are_appended_and_known_ones_not_opened(tmp_path: Path) -> None:
+    for number in range(4):
+        ds = xr.Dataset(
+            {"t": ("time", [1.0 + number])}, {"time": ("time", [number], {"units": "days since 2024-01-01"})}
+        )
+        ds.to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf")
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.cube([str(tmp_path / f"{number}.nc") for number in range(2)]).save(target)
+    (tmp_path / "1.nc").write_bytes(b"damaged, and not opened again")
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 2
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 0
+    assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2, 3]
+
+
+def test_cubes_of_different_variables_are_not_appended_to(tmp_path: Path) -> None:
+    for name in "ab":
+        ds = xr.Dataset({name: ("time", [1.0])}, {"time": ("time", [0], {"units": "days since 2024-01-01"})})
+        ds.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.cube(f"{tmp_path}/*.nc").save(target)
+    with pytest.raises(ManifestError, match="shows sets of different variables"):
+        refshard_fs.append(target, str(tmp_path / "a.nc"), "time")
