@@ -268,11 +268,12 @@ class Admission(msgspec.Struct, frozen=True):
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path``, with its links resolved, lies in a permitted directory.
 
-        ``real`` resolves the links of those directories.
+        The source itself is one. ``real`` resolves the links of these directories.
         """
-        if self.protocols.intersection(LOCAL) or (self.source is not None and is_trusted(self.source)):
+        if self.protocols.intersection(LOCAL):
             return
-        named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes)]
+        own = links(self.source)[-1:] if self.source is not None and is_trusted(self.source) else []
+        named = [prefix.partition("://")[2] or prefix for prefix in (*(self.allow or ()), *self.prefixes, *own)]
         roots = {real(prefix): True for prefix in named if prefix.startswith("/")}
         if longest_prefix(roots, path) is None:
             rule = "a symbolic link leads there from a permitted directory"

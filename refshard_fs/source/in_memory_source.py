@@ -182,7 +182,10 @@ def digest_of(refs: ReferenceSet) -> str:
     try:
         state.update(msgspec.msgpack.encode(keys.objects))
     except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
-        state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
+        try:
+            state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
+        except RecursionError:
+            raise ManifestError(f"{refs.where}: a value nests too deep") from None
     for column in columns:
         state.update(memoryview(column))
     return state.hexdigest()

@@ -152,6 +152,8 @@ def _probe(url: str, most: int, length: int) -> Steps[Probe]:
         return found
     try:
         facts, head = yield from _head(url, length)
+    except TimeoutError:  # other requests would take as long
+        raise
     except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
         try:
             return (yield from _probe_directory(url, most))
@@ -172,6 +174,8 @@ def _probe_zarr(url: str, most: int) -> Steps[Probe | None]:
     below = locator(url)
     try:
         found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in ROOT_DOCUMENTS)
+    except TimeoutError:
+        raise
     except OSError:  # the requests for single names find out what is wrong
         return None
     there: dict[str, Document] = {}
@@ -192,6 +196,8 @@ def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
     """Return what is known of a document, and its first bytes: by one request, where it can be read in ranges."""
     try:
         found: tuple[Facts, bytes] | None = yield Head(url, length)
+    except TimeoutError:
+        raise
     except OSError:
         facts: Facts | None = yield Stat(url, fresh=True)
         if facts is None or facts.size == 0:

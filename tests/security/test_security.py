@@ -97,6 +97,34 @@ def test_a_link_does_not_lead_out_of_what_is_allowed(secret: str, tmp_path: Path
                 fs.cat_file(key)
 
 
+def test_link_in_a_local_source_leads_nowhere_else(tmp_path: Path) -> None:
+    """With a list, in a folder, a set and an archive's folder; links within the folder, and to it, are followed."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "1").write_text("secret")
+    root = tmp_path / "up" / "a.zarr"
+    (root / "a").mkdir(parents=True)
+    (root / ".zgroup").write_text('{"zarr_format": 2}')
+    (root / "a" / ".zarray").write_text(json.dumps(ARRAY))
+    (root / "a" / "0").write_text("fine")
+    (root / "a" / "1").symlink_to(tmp_path / "secret" / "1")
+    (root / "b").symlink_to(tmp_path / "secret")
+    (root / "c").symlink_to(root / "a")
+    (tmp_path / "alias").symlink_to(tmp_path / "up")
+    for source in (root, tmp_path / "alias" / "a.zarr"):
+        fs = RefShardFileSystem(str(source), allow=[])
+        assert fs.cat_file("c/0") == fs.cat_file("a/0") == b"fine"
+        for key in ("a/1", "b/1"):
+            with pytest.raises(TargetNotAllowed, match="symbolic link"):
+                fs.cat_file(key)
+        assert RefShardFileSystem(str(source)).cat_file("b/1") == b"secret"
+        assert RefShardFileSystem(str(source), allow=[f"{tmp_path}/secret/"]).cat_file("a/1") == b"secret"
+    (tmp_path / "refs.json").write_text(json.dumps({"x": [f"{root}/a/1"], "y": [f"{root}/a/0"]}))
+    fs = RefShardFileSystem(str(tmp_path / "refs.json"), allow=[f"{root}/"])
+    assert fs.cat_file("y") == b"fine"
+    with pytest.raises(TargetNotAllowed, match="symbolic link"):
+        fs.cat_file("x")
+
+
 def test_a_list_excludes_all_else_also_for_the_users_own_sets(http_server: RangeServer) -> None:
     url = http_server.put("/pub/x", b"fine")
     other = http_server.put("/public/x", b"other")

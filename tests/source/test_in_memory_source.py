@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.core.columns import Texts
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.source import in_memory_source
@@ -120,3 +120,14 @@ def test_what_a_set_prints_is_told_without_an_index_of_its_keys() -> None:
     source = in_memory_source.InMemorySource(refs, "0" * 64)
     assert repr(source).startswith("<references to 2 targets, in memory: 0")
     assert "keys" not in vars(refs)
+
+
+def test_references_that_nest_too_deep_are_refused() -> None:
+    """As json.loads makes them of an upload, where Python's own limit is higher."""
+    deep: dict[str, Any] = {}
+    for _ in range(200_000):
+        deep = {"x": deep}
+    with pytest.raises(ManifestError, match="nests too deep"):
+        RefShardFileSystem({"k": deep})
+    while deep:  # or else Python would end it recursively
+        deep = deep["x"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 
 import pytest
 
-from refshard_fs import UnknownSource
+from refshard_fs import SourceNotReachable, UnknownSource
 from refshard_fs.sharding.view import ShardView
 from tests.servers.http import RangeServer
 from tests.support.hierarchies import FILES, opened
@@ -54,3 +56,19 @@ def test_format_names_it_where_nothing_tells(tmp_path: Path) -> None:
     assert fs.cat_file("a/zarr.json") == b"{}"
     assert isinstance(fs.source.open(), ShardView)
     assert not isinstance(opened(tmp_path, format="zarr-hierarchy", shards="whole").source.open(), ShardView)
+
+
+@pytest.mark.parametrize(("name", "requests"), [("/refs.json", 1), ("/store/", 4)])
+def test_silent_server_is_asked_once(name: str, requests: int) -> None:
+    """Each further round of requests would wait for the timeout again."""
+    with socket.create_server(("127.0.0.1", 0), backlog=32) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}{name}"
+        with pytest.raises(SourceNotReachable, match="no answer"):
+            opened(url, timeout=0.2, retries=0).find("")
+        silent.settimeout(0.05)
+        count = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                silent.accept()[0].close()
+                count += 1
+    assert count == requests
