@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -47,8 +48,27 @@ PURE = ("references", "formats", "cubes", "sharding")
 IO = {"fsspec", "aiohttp", "s3fs", "asyncio", "socket", "urllib.request", "http.client", "tempfile", "shutil"}
 
 
+@cache
 def modules() -> list[Path]:
     return [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_tree_is_kept() -> Iterator[None]:
+    """Forget the trees, which take a hundred megabytes, when the tests of this file have run."""
+    yield
+    tree.cache_clear()
+    nodes.cache_clear()
 
 
 def top(path: Path) -> str:
@@ -59,7 +79,7 @@ def top(path: Path) -> str:
 def imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Return what a module imports: ours by their top name, and others by their full name."""
     ours, others = set(), set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         match node:
             case ast.ImportFrom(module="refshard_fs", names=names):
                 ours |= {alias.name for alias in names}
@@ -104,7 +124,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def imported_files(path: Path, by_name: dict[str, Path]) -> set[Path]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         match node:
             case ast.ImportFrom(module=str(module), names=names):
                 found |= {known if (known := f"{module}.{alias.name}") in by_name else module for alias in names}
@@ -117,7 +137,7 @@ def imported_files(path: Path, by_name: dict[str, Path]) -> set[Path]:
 def test_formats_know_no_io(path: Path) -> None:
     _, others = imports(path)
     assert not {name for name in others if is_io(name)}
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
     assert not [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "open"]
 
 
@@ -126,7 +146,7 @@ def test_formats_know_no_io(path: Path) -> None:
 )
 def test_one_format_never_imports_another(path: Path) -> None:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         match node:
             case ast.ImportFrom(module="refshard_fs.formats", names=names):
                 found |= {alias.name for alias in names}
@@ -162,9 +182,8 @@ def test_nothing_asks_of_which_format_a_source_is() -> None:
     for path in modules():
         if top(path) == "formats":
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = set()
-        for node in ast.walk(tree):
+        for node in nodes(path):
             match node:
                 case ast.ImportFrom(module=str(module), names=names) if module.startswith("refshard_fs.formats"):
                     found = {alias.asname or alias.name for alias in names}
@@ -172,7 +191,7 @@ def test_nothing_asks_of_which_format_a_source_is() -> None:
                         name for name in found if name.endswith(("KeySpace", "View", "Hierarchy", "Partition"))
                     }
         asked = set()
-        for node in ast.walk(tree):
+        for node in nodes(path):
             match node:
                 case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
                     asked |= {inner.id for inner in ast.walk(kinds) if isinstance(inner, ast.Name)}
@@ -192,7 +211,7 @@ def test_the_pool_alone_opens_filesystems() -> None:
     openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files", "get_fs_token_paths"}
     found = set()
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             match node:
                 case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
                     if name in openers or (name.endswith("FileSystem") and name != "RefShardFileSystem"):
@@ -214,7 +233,7 @@ def test_nothing_reaches_into_a_filesystem_for_its_source() -> None:
 
 def defines_nothing(path: Path) -> bool:
     """A table, or names that lead elsewhere: no function and no class."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = tree(path).body
     return not any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in body)
 
 
@@ -248,24 +267,14 @@ def test_helpers_of_tests_are_in_their_folders() -> None:
     assert not {str(path) for path in helpers if path.parts[0] not in SUPPORT} - PROGRAMS
 
 
-def test_test_modules_import_no_other() -> None:
+# A module that is imported, and the names that are imported from it, if they are on one line.
+IMPORT = re.compile(r"^ *(?:from (tests[.\w]*) import ([^(\n#]*)|import (tests[.\w]*))", re.MULTILINE)
+
+
+def test_imports_from_tests_lead_to_helpers() -> None:
     for path in TESTS.rglob("*.py"):
-        imported = {name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in names_in(node)}
-        assert not {name for name in imported if re.match(r"tests\.(.*\.)?test_", name)}, path
-
-
-def names_in(node: ast.AST) -> set[str]:
-    match node:
-        case ast.ImportFrom(module=str(module), names=names):
-            return {module} | {f"{module}.{alias.name}" for alias in names}
-        case ast.Import(names=names):
-            return {alias.name for alias in names}
-    return set()
-
-
-def test_imports_from_tests_lead_to_modules() -> None:
-    for path in TESTS.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
-                target = ROOT.parent / str(node.module).replace(".", "/")
-                assert target.is_dir() or target.with_suffix(".py").exists(), f"{path} imports {node.module}"
+        for module, names, plain in IMPORT.findall(path.read_text(encoding="utf-8")):
+            target = ROOT.parent / (module or plain).replace(".", "/")
+            assert target.is_dir() or target.with_suffix(".py").exists(), f"{path} imports {module or plain}"
+            imported = {target.name, *names.replace(" ", "").split(",")}
+            assert not any(name.startswith("test_") for name in imported), f"{path} imports {module} of tests"
