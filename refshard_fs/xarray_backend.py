@@ -144,7 +144,8 @@ class RefShardBackend(BackendEntrypoint):
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""
-        return isinstance(filename_or_obj, str) and filename_or_obj.startswith(("refshard://", "refshard::"))
+        url = filename_or_obj
+        return isinstance(url, str) and (url.startswith(("refshard://", "refshard::")) or url.endswith("|refshard:"))
 
     def _check_names(self, options: Iterable[str]) -> None:
         """Raise TypeError of an option that xarray's zarr engine does not take: most often it is for the source."""

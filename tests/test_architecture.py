@@ -40,6 +40,7 @@ sets
 direct_array
 unpacking
 cli universal_path virtualizarr xarray_backend zarr_pipeline zarr_store
+url_pipeline
 __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}

@@ -17,7 +17,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.security.admission import WEB
-from refshard_fs.security.policy import protocol_of
+from refshard_fs.security.policy import ARCHIVES, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource, source_of
 from refshard_fs.source.options import configured, keywords, with_spread
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
@@ -52,6 +52,8 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             if options and not {"target_options", "ref_storage_args"} & named.keys():
                 kwargs["target_options"] = options
             fo = fo.fs.unstrip_protocol(fo.path)
+        if isinstance(fo, str) and "|" in fo:
+            fo = source_of_pipeline(fo)
         if isinstance(fo, str) and fo.startswith(ICECHUNK):  # as others spell the URL of a repository
             fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
         store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
@@ -60,6 +62,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo = place + (quote(path) if protocol_of(place) in WEB else path)
             if type(store).__name__ != "LocalStore":
                 kwargs["options"] = {place: store, **(kwargs.get("options") or {})}
+                named = {**named, "options": kwargs["options"]}
         if are_many(fo):
             fo, kwargs = joined(fo, named, kwargs)
             named = kwargs
@@ -80,6 +83,29 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if conf and "fo" in conf:
             return super().__call__(fo=source, **kwargs)
         return super().__call__(source, *args, **kwargs)
+
+
+def source_of_pipeline(url: str) -> str:
+    """Return the source of a URL pipeline that ends in ``|refshard:``, as fsspec spells it; any other URL as it is.
+
+    >>> source_of_pipeline("s3://bucket/a.zip|zip:b.nc|refshard:")
+    'zip://b.nc::s3://bucket/a.zip'
+    """
+    *steps, last = url.split("|")
+    if not steps or not last.lower().startswith("refshard:"):
+        return url
+    if last.partition(":")[2].strip("/"):
+        raise ValueError(
+            f"{url!r} names a group or an array in the source: expected '...|refshard:', and group= for it"
+        )
+    source = steps[0]
+    if source.startswith("file:") and not source.startswith("file://"):
+        source = source.removeprefix("file:")
+    for step in steps[1:]:
+        scheme, _, path = step.partition(":")
+        if path or scheme not in ARCHIVES:  # an archive itself is a source
+            source = f"{scheme}://{path.strip('/')}::{source}" if path else f"{scheme}::{source}"
+    return source
 
 
 # What of a filesystem's keywords says how the sources of a cube are found and opened; the others are for the cube.
