@@ -201,7 +201,7 @@ def test_nothing_asks_of_which_format_a_source_is() -> None:
         assert not asked & imported, path
 
 
-def test_every_format_says_in_its_own_folder_how_it_is_recognised() -> None:
+def test_every_format_folder_says_how_it_is_recognised() -> None:
     folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
     of_formats = {known.module.split(".")[2] for known in BUILT_IN if known.module.startswith("refshard_fs.formats.")}
     assert folders - LIBRARIES == of_formats
@@ -250,7 +250,7 @@ def test_every_module_has_a_test_file_of_its_name() -> None:
     assert not lacking
 
 
-def test_the_page_on_the_architecture_names_modules_that_there_are() -> None:
+def test_page_on_architecture_names_modules_that_there_are() -> None:
     page = (ROOT.parent / "docs/pages/architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(?:refshard_fs/)?([a-z_]+(?:/[a-z_0-9]+)*/[a-z_0-9]+\.py)`", page))
     named -= {name for name in named if name.startswith("tests/")}

@@ -71,7 +71,7 @@ def test_an_archive_on_a_server_with_sharded_arrays(method: int, folder: Path, h
     check(opened(url))
 
 
-def test_a_manifest_of_ranges_in_an_archive_with_a_nested_sharded_array(folder: Path, http_server: RangeServer) -> None:
+def test_manifest_of_ranges_in_archive_with_nested_sharded_array(folder: Path, http_server: RangeServer) -> None:
     data = zipped(folder)
     url = http_server.put("/image.zip", data)
     refs = {}

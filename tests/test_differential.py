@@ -292,7 +292,7 @@ def is_chunk_or_metadata(key: str) -> bool:
 
 @EXAMPLES
 @given(found=sets())
-def test_json_parquet_manifests_and_the_index_cache_hold_the_same(
+def test_json_parquet_manifests_and_index_cache_hold_same(
     found: Set, targets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("set")

@@ -124,7 +124,7 @@ def test_a_day_is_appended_and_no_full_partition_written_again(run: Callable[...
     assert "every value equals" in printed
 
 
-def test_a_folder_of_files_is_a_cube_that_grows_and_a_second_run_changes_nothing(run: Callable[..., str]) -> None:
+def test_folder_is_a_cube_that_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) -> None:
     printed = run("cube_of_files.py")
     assert number(r"the document has ([\d,]+) bytes", printed) < 200 * 28
     assert re.findall(r": (\+4 steps|nothing new)$", printed, re.M) == ["+4 steps", "nothing new"] * 3
@@ -138,7 +138,7 @@ def test_files_that_differ_are_a_cube_whose_values_are_right(run: Callable[..., 
     assert "every value equals what its own file says" in printed
 
 
-def test_a_snapshot_refuses_what_was_written_again_and_reads_the_rest(run: Callable[..., str]) -> None:
+def test_snapshot_refuses_what_was_written_again_and_reads_rest(run: Callable[..., str]) -> None:
     printed = run("snapshot.py")
     assert "it reads as the store does\n" in printed
     assert re.search(r"^TargetChanged: 'air/\S+': it is not the object that the manifest was made for", printed, re.M)

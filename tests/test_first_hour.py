@@ -162,7 +162,7 @@ def test_a_group_without_variables_names_those_that_have_some(here: Path) -> Non
     assert dict(opened("grouped.json", group="land").sizes) == {"time": 4, "x": 6}
 
 
-def test_options_of_targets_given_for_a_local_set_are_told_where_they_belong(here: Path) -> None:
+def test_target_options_for_a_local_set_are_told_their_place(here: Path) -> None:
     with pytest.raises(TypeError, match=r"remote_options=\{'anon': \.\.\.\}"):
         opened("refs.json", storage_options={"anon": True})
     with pytest.raises(TypeError, match="did you mean remote_options=?"):
@@ -212,7 +212,7 @@ def test_what_a_server_refuses_is_said_with_the_way_out(answer: str, capsys: pyt
             assert f"""--option 'options={{"{server.url}/": {{"headers": {{...}}}}}}'""" in typed
 
 
-def test_a_set_elsewhere_that_names_files_here_says_whose_they_are(http_server: RangeServer, here: Path) -> None:
+def test_set_elsewhere_that_names_files_here_says_whose_they_are(http_server: RangeServer, here: Path) -> None:
     refs = Path("refs.json").read_bytes()
     url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(here / "air.nc")).encode()))
     text = refusal(lambda: opened(url)["air"].load())
@@ -250,9 +250,7 @@ def test_public_s3_takes_one_word(s3_server: Any, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("anon", [False, True])
-def test_a_bucket_that_refuses_says_the_line_to_paste_but_not_what_was_done(
-    anon: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_bucket_is_told_with_the_line_to_paste(anon: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with Saying(403, SIGNED.format("AccessDenied", "Access Denied")) as server:
         given = {"anon": True} if anon else {"key": "k", "secret": "s"}
         given |= {"endpoint_url": server.url}
@@ -272,7 +270,7 @@ def test_a_bucket_that_refuses_says_the_line_to_paste_but_not_what_was_done(
 
 @pytest.mark.parametrize("url", ["s3://pub/refs.json", "s3://pub/image.zarr/", "simplecache::s3://pub/refs.json"])
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (404, "NoSuchBucket")])
-def test_who_asked_anonymously_is_advised_neither_credentials_nor_anon(url: str, status: int, code: str) -> None:
+def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: int, code: str) -> None:
     with Saying(status, SIGNED.format(code, "no")) as server:
         public = {"anon": True, "endpoint_url": server.url}
         fs = RefShardFileSystem(url, target_options={"s3": public} if "::" in url else public, retries=0)
@@ -304,9 +302,7 @@ def test_a_daily_set_grows_and_says_what_to_type_where_it_cannot(
         assert ds["time"].values[-1] == np.datetime64(datetime(2024, 1, 1) + timedelta(hours=7))
 
 
-def test_moved_data_are_followed_and_a_wrong_prefix_says_what_there_is(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_moved_data_are_followed_and_wrong_prefixes_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rebase", "refs.json", "moved.json", "--from", "s3://old/", "--to", "s3://new/"]) == 2
     said = capsys.readouterr().err
     assert lacking(said, "s3://old/", "air.nc", "--missing ignore") == [], said

@@ -261,7 +261,7 @@ def test_a_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_serv
     assert list(tmp_path.iterdir())
 
 
-def test_a_directory_of_a_synchronous_filesystem_is_a_filesystem_for_targets(tmp_path: Path) -> None:
+def test_synchronous_directory_filesystem_opens_targets(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"0123456789")
     given = DirFileSystem(str(tmp_path), LocalFileSystem())
     assert RefShardFileSystem({"k": ["x.bin", 2, 3]}, fs=given).cat_file("k") == b"234"
@@ -302,7 +302,7 @@ def test_thousands_of_references_to_no_array_are_read(tmp_path: Path, count: int
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_was_being_opened_when_it_was_forgotten_is_opened_again(
+def test_opening_that_was_forgotten_meanwhile_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
     source = tmp_path / "refs.json"
@@ -340,7 +340,7 @@ def test_a_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_shard_that_is_not_there_is_no_missing_directory_to_who_lists(tmp_path: Path) -> None:
+def test_shard_not_there_is_no_missing_directory_to_who_lists(tmp_path: Path) -> None:
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}})
     array = json.dumps(version_3((4,), (4,), [sharding([2])]))
     refs = {"zarr.json": group, "a/zarr.json": array, "a/c/0": [str(tmp_path / "gone")]}

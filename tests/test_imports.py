@@ -63,7 +63,7 @@ def test_the_help_of_the_command_needs_no_filesystem() -> None:
     assert loaded.isdisjoint([*HEAVY, "aiohttp", "numpy", "refshard_fs.fs"])
 
 
-def test_importing_the_package_alone_imports_little_but_what_fsspec_does() -> None:
+def test_importing_the_package_imports_little_beyond_fsspec() -> None:
     ours = {"refshard_fs", "refshard_fs.errors"}
     beside = _loaded("import refshard_fs") - _loaded("import fsspec.implementations.reference")
     assert {name for name in beside if name.startswith("refshard_fs")} == ours
@@ -79,7 +79,7 @@ def test_reading_over_http_imports_nothing_of_s3(http_server: RangeServer) -> No
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_the_filesystem_comes_without_what_opens_a_source_or_writes_one() -> None:
+def test_filesystem_imports_neither_openers_nor_writers() -> None:
     needless = {
         *("source.collect", "writing.save", "writing.commit", "sets", "tools.check", "tools.map", "cli"),
         *("formats.kerchunk_json.source", "references.builder", "formats.zip.source"),
@@ -89,7 +89,7 @@ def test_the_filesystem_comes_without_what_opens_a_source_or_writes_one() -> Non
     assert "difflib" not in loaded
 
 
-def test_a_source_is_opened_with_the_reader_of_its_own_format_alone() -> None:
+def test_source_is_opened_with_reader_of_its_own_format_alone() -> None:
     readers = {"bcolz.rootdir", "bcolz.bloscpack", "neuroglancer.volume", "zip.source"}
     loaded = _loaded(
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'"

@@ -32,7 +32,7 @@ def references(server: RangeServer) -> dict[str, Any]:
     return refs
 
 
-def test_index_coordinates_are_fetched_together_when_a_dataset_is_opened(http_server: RangeServer) -> None:
+def test_index_coordinates_are_fetched_together_at_opening(http_server: RangeServer) -> None:
     refs = references(http_server)
     http_server.together = COUNT
     ds = xr.open_dataset(refs, engine="refshard")

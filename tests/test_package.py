@@ -73,7 +73,7 @@ for name in ("load", "tune_zarr"):
 """
 
 
-def test_without_extras_commands_work_and_name_the_extra_for_what_is_missing(tmp_path: Path) -> None:
+def test_commands_without_extras_work_or_name_the_extra(tmp_path: Path) -> None:
     """What a wheel alone does, installed with what it requires."""
     meta = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "order": "C"}
     meta |= {"fill_value": None, "filters": None, "compressor": None}

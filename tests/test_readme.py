@@ -33,9 +33,7 @@ SHELL = [text for language, text in BLOCKS if language == "sh"]
 
 
 @pytest.mark.parametrize(("number", "last_words"), [(0, "examples/quickstart.py"), (1, "-m pytest -n 2")])
-def test_the_first_two_shell_blocks_are_one_line_each_with_an_environment_of_their_own(
-    number: int, last_words: str
-) -> None:
+def test_first_two_shell_blocks_are_one_line_each(number: int, last_words: str) -> None:
     (command,) = SHELL[number].splitlines()
     create, install, run = (shlex.split(step) for step in command.split(" && "))
     assert create[:3] == ["python3", "-m", "venv"]
@@ -71,7 +69,7 @@ def test_links_to_headings_lead_to_one() -> None:
             assert anchor in headings, f"{document.name}: {target}#{anchor}"
 
 
-def test_the_page_of_the_command_line_has_every_command_and_option() -> None:
+def test_page_of_command_line_has_every_command_and_option() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "commands.py"))
     assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["page"](), made["__doc__"]
 
@@ -131,7 +129,7 @@ def test_every_public_function_and_class_says_what_it_does() -> None:
     assert silent == []
 
 
-def test_the_reference_has_every_public_name_and_each_can_be_imported() -> None:
+def test_reference_has_every_public_name_importable() -> None:
     named = re.findall(r"^::: refshard_fs\.(.+)$", (ROOT / "docs" / "pages" / "api.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(refshard_fs.__all__)
     pytest.importorskip("upath", reason="universal_pathlib is not installed")

@@ -40,7 +40,7 @@ def memory() -> Iterator[MemoryFileSystem]:
 # ------------------------------------------------------------------ reading and listing
 
 
-def test_values_are_bytes_text_base64_objects_and_ranges_in_tuples(make: type[Any], memory: Any) -> None:
+def test_values_are_bytes_text_base64_objects_and_ranges(make: type[Any], memory: Any) -> None:
     refs = {
         "a": b"data",
         "b": ("memory://b", 0, 5),
@@ -101,7 +101,7 @@ def test_missing_keys_and_unreachable_targets_are_told_apart(make: type[Any], me
     assert isinstance(found["d"], ReferenceNotReachable)
 
 
-def test_mappers_never_pass_over_what_cannot_be_read_as_the_incumbents_do(make: type[Any], memory: Any) -> None:
+def test_mappers_raise_for_unreadable_keys_unlike_the_incumbent(make: type[Any], memory: Any) -> None:
     mapper = make({"c": ["memory://b"], "d": ["memory://unknown", 4, 6]}).get_mapper("")
     if make is ReferenceFileSystem:
         assert list(mapper.getitems(["c", "d"], on_error="omit")) == ["c"]
@@ -264,7 +264,7 @@ def test_templates_are_overridden(make: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("part", ["offset", "length"])
-def test_half_a_range_is_a_value_error_when_the_filesystem_is_made(make: type[Any], part: str) -> None:
+def test_half_range_is_value_error_when_filesystem_is_made(make: type[Any], part: str) -> None:
     pytest.importorskip("jinja2")
     gen = [{"key": "k{{i}}", "url": "http://{{u}}", part: "1000", "dimensions": {"i": {"stop": 2}}}]
     with pytest.raises(ValueError, match="offset"):
@@ -345,7 +345,7 @@ def test_parquet_sets_that_others_write_are_read(make: type[Any], memory: Any, r
 
 
 @pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
-def test_a_set_that_is_made_lazily_is_read_before_it_is_flushed_and_after(make: type[Any], memory: Any) -> None:
+def test_set_made_lazily_is_read_before_it_is_flushed_and_after(make: type[Any], memory: Any) -> None:
     pytest.importorskip("fastparquet")
     lazy = fsspec.implementations.reference.LazyReferenceMapper.create("memory://made.parq", fs=memory, record_size=2)
     lazy[".zgroup"] = b'{"zarr_format": 2}'
@@ -361,7 +361,7 @@ def test_a_set_that_is_made_lazily_is_read_before_it_is_flushed_and_after(make: 
 
 
 @pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
-def test_a_set_that_is_made_lazily_takes_what_is_written_through_the_filesystem(make: type[Any], memory: Any) -> None:
+def test_lazily_made_set_takes_writes_through_the_filesystem(make: type[Any], memory: Any) -> None:
     pytest.importorskip("fastparquet")
     lazy = fsspec.implementations.reference.LazyReferenceMapper.create("memory://made.parq", fs=memory, record_size=2)
     lazy[".zgroup"] = b'{"zarr_format": 2}'

@@ -77,7 +77,7 @@ def test_a_dict_opens_with_the_filesystems_options(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("open_", [xr.open_dataset, xr.open_datatree, xr.open_groups])
-def test_an_option_of_the_source_in_the_wrong_place_is_told_the_right_one(folder: Path, open_: Any) -> None:
+def test_option_of_source_in_wrong_place_is_told_right_one(folder: Path, open_: Any) -> None:
     with pytest.raises(TypeError, match=r"no argument 'anon': .* storage_options=\{'anon': \.\.\.\}"):
         open_(str(folder / "refs.json"), engine="refshard", anon=True)
 
@@ -141,7 +141,7 @@ def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str,
         assert ds[first].data.chunksize[0] == 1
 
 
-def test_open_dataset_options_are_taken_as_kerchunks_engine_takes_them(folder: Path) -> None:
+def test_open_dataset_options_are_as_for_kerchunks_engine(folder: Path) -> None:
     pytest.importorskip("dask.array")
     options = {"chunks": {}, "drop_variables": ["time"], "decode_cf": False}
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, open_dataset_options=options) as ds:

@@ -138,7 +138,7 @@ def test_a_notebook_whose_own_loop_runs_reads_the_same_way(chunked: Chunked) -> 
     in_a_running_loop(cell)
 
 
-def test_what_a_loop_was_told_is_read_elsewhere_while_that_loop_waits(chunked: Chunked) -> None:
+def test_announced_keys_are_read_elsewhere_while_the_loop_waits(chunked: Chunked) -> None:
     refs = chunked.refs(GRID)
     fs = RefShardFileSystem(refs, skip_instance_cache=True, asynchronous=True)
     array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
@@ -152,9 +152,7 @@ def test_what_a_loop_was_told_is_read_elsewhere_while_that_loop_waits(chunked: C
     in_a_running_loop(cell)
 
 
-def test_what_a_loop_was_told_is_read_elsewhere_once_that_loop_has_stopped(
-    chunked: Chunked, http_server: RangeServer
-) -> None:
+def test_announced_keys_are_read_elsewhere_once_the_loop_stopped(chunked: Chunked, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(chunked.refs(GRID), skip_instance_cache=True, asynchronous=True)
     told = asyncio.new_event_loop()
     thread = threading.Thread(target=told.run_forever)

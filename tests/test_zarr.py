@@ -36,7 +36,7 @@ def test_groups_and_arrays_have_the_values(separator: str, where: str, http_serv
     assert "nope" not in group
 
 
-def test_a_missing_chunk_is_the_fill_value_and_a_failed_one_an_error(http_server: Any) -> None:
+def test_missing_chunk_is_fill_value_and_failed_one_error(http_server: Any) -> None:
     refs, data = reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)
     del refs["a/0.0"]

@@ -181,7 +181,7 @@ def test_a_slow_chunk_keeps_no_other_from_being_decoded(
 
 
 @pytest.mark.parametrize("codec", [None, {"id": "zstd", "level": 1}], ids=["plain", "zstd"])
-def test_a_selection_takes_no_more_than_its_result_and_max_memory(codec: dict[str, Any] | None) -> None:
+def test_selection_takes_no_more_than_its_result_and_max_memory(codec: dict[str, Any] | None) -> None:
     size, count, memory = 1 << 18, 128, 8 << 20
     meta = {"zarr_format": 2, "shape": [size * count], "chunks": [size], "dtype": "|u1", "order": "C", "filters": None}
     refs: dict[str, Any] = {"a/.zarray": json.dumps({**meta, "compressor": codec, "fill_value": 0})}
@@ -442,7 +442,7 @@ def test_writes_are_zarrs_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [404, 403, 500, "short_body", "reset"])
-def test_a_failure_in_the_middle_names_its_key_and_leaves_nothing(kind: Any, http_server: RangeServer) -> None:
+def test_failure_in_middle_names_its_key_and_leaves_nothing(kind: Any, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     refs = references(url) | {"a/40": [http_server.put("/bad", PAYLOAD), 0, CHUNK]}
     array = opened(refs, retries=0)
@@ -456,7 +456,7 @@ def test_a_failure_in_the_middle_names_its_key_and_leaves_nothing(kind: Any, htt
 
 @pytest.mark.parametrize("how", ["decoded as they come", "decoded by zarr", "parts of shards"])
 @pytest.mark.parametrize("kind", [404, 403, "short_body", "reset", "cancelled"])
-def test_a_selection_that_ends_in_the_middle_leaves_no_task_and_no_byte(
+def test_interrupted_selection_leaves_no_task_and_no_byte(
     kind: Any, how: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "decoded by zarr":
@@ -517,9 +517,7 @@ def test_a_chunk_that_cannot_be_decoded_names_its_file(
     assert "refshard check" in note
 
 
-def test_what_turns_out_to_need_an_event_loop_is_read_there_and_never_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_that_needs_an_event_loop_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(1.0, 101.0)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=10)
     array = opened(str(tmp_path))

@@ -81,9 +81,7 @@ def test_without_a_dimension_it_says_which_to_name(refshard: Callable[..., str],
     assert not (tmp_path / "cube.json").exists()
 
 
-def test_files_that_are_packed_otherwise_are_refused_by_name_or_recoded(
-    refshard: Callable[..., str], tmp_path: Path
-) -> None:
+def test_files_packed_otherwise_are_refused_by_name_or_recoded(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day, scale in enumerate((0.5, 0.25, 0.5)):
         packed(tmp_path / f"day{day}.nc", day, scale)
     said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", status=2)
@@ -94,9 +92,7 @@ def test_files_that_are_packed_otherwise_are_refused_by_name_or_recoded(
     assert [meant(tmp_path / "cube.refshard", day) for day in range(3)] == [0, 1, 2]
 
 
-def test_times_that_count_from_elsewhere_are_carried_over_and_other_calendars_refused(
-    refshard: Callable[..., str], tmp_path: Path
-) -> None:
+def test_times_of_other_origin_fit_and_other_calendars_do_not(refshard: Callable[..., str], tmp_path: Path) -> None:
     packed(tmp_path / "a.nc", 30)
     packed(tmp_path / "b.nc", 0, units="days since 2024-02-01")
     packed(tmp_path / "c.nc", 33, calendar="noleap")
@@ -119,9 +115,7 @@ def test_files_in_any_order_are_sorted_on_request(
     assert shown(str(tmp_path / "cube.json"), 3) == [0, 1, 2]
 
 
-def test_files_of_the_same_day_are_refused_or_one_of_them_is_taken(
-    refshard: Callable[..., str], tmp_path: Path
-) -> None:
+def test_files_of_same_day_are_refused_or_one_of_them_is_taken(refshard: Callable[..., str], tmp_path: Path) -> None:
     for number, (day, value) in enumerate(((0, 0), (1, 1), (1, 7))):
         packed(tmp_path / f"{number}.nc", day, value=value)
     arguments = ["concat", "0.nc", "1.nc", "2.nc", "-o", "cube.json", "--dim", "time"]
@@ -146,9 +140,7 @@ def test_a_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path
     assert not RefShardFileSystem(str(cube)).exists("t/2.0")
 
 
-def test_a_variable_that_a_file_lacks_is_named_with_the_option_that_helps(
-    refshard: Callable[..., str], tmp_path: Path
-) -> None:
+def test_variable_missing_in_a_file_is_named_with_the_option(refshard: Callable[..., str], tmp_path: Path) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in (0, 1):
         packed(tmp_path / f"day{day}.nc", day)
@@ -227,9 +219,7 @@ def test_chunks_without_a_codec_are_shown_in_smaller_pieces(refshard: Callable[.
     ]
 
 
-def test_files_that_cannot_be_opened_are_named_and_left_out_on_request(
-    refshard: Callable[..., str], tmp_path: Path
-) -> None:
+def test_unreadable_files_are_named_or_left_out_on_request(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 4)
     (tmp_path / "day1.nc3").write_bytes(b"an error page")
     (tmp_path / "day2.nc3").write_bytes((tmp_path / "day2.nc3").read_bytes()[:90])

@@ -220,7 +220,7 @@ def test_what_was_written_is_said_with_size_and_time(tmp_path: Path, capsys: pyt
     assert re.fullmatch(rf"{re.escape(target)}: 2 keys, \d+ B, written in \d+\.\d s\n", capsys.readouterr().out)
 
 
-def test_a_prefix_that_begins_nothing_is_passed_over_as_the_error_says(
+def test_prefix_that_begins_nothing_is_passed_over_as_error_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "refs.json"

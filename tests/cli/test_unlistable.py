@@ -133,7 +133,7 @@ def test_a_failed_read_of_metadata_is_no_missing_array(
     assert "g/s/zarr.json" in capsys.readouterr().err
 
 
-def test_check_reads_the_metadata_and_says_that_chunks_were_not_looked_at(
+def test_check_reads_metadata_and_says_chunks_were_not_read(
     consolidated: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", "--json", consolidated]) == 1

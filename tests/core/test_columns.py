@@ -23,9 +23,7 @@ DOTS = ChunkKeyEncoding("v2", ".")
         ((0, 3), (2, 2)),
     ],
 )
-def test_a_chunk_has_the_number_of_its_coordinates_in_the_other_grid(
-    before: tuple[int, ...], after: tuple[int, ...]
-) -> None:
+def test_chunk_has_number_of_its_coordinates_in_other_grid(before: tuple[int, ...], after: tuple[int, ...]) -> None:
     old, new = ChunkGrid(before, DOTS), ChunkGrid(after, DOTS)
     numbers, inside = renumbered(np.arange(old.size, dtype=np.uint64), old, new)
     expected = [new.number_of(old.coords(number)) for number in range(old.size)]

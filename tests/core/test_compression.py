@@ -69,7 +69,7 @@ def test_the_same_of_version_3(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x1f\x8b", zlib.compress(b"x"), b"x" * 20])
 @pytest.mark.parametrize("name", CODECS)
-def test_damaged_chunks_are_value_errors_or_for_the_codec_to_find(name: str, data: bytes) -> None:
+def test_damaged_chunks_are_value_errors_or_for_codec_to_find(name: str, data: bytes) -> None:
     try:
         check_chunk(meta_of({"id": name}), data)
     except ValueError as e:
@@ -101,7 +101,7 @@ def test_a_chunk_that_is_too_large_is_not_decoded() -> None:
             check_chunk(meta_of(**more), b"x")
 
 
-def test_checks_and_concatenation_take_no_more_memory_than_a_chunk() -> None:
+def test_checks_and_concatenation_take_no_more_memory_than_chunk() -> None:
     data = gzip.compress(bytes(64 << 20))
     meta = json.dumps(dict(meta_of({"id": "gzip"}).raw))
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/.zattrs": '{"_ARRAY_DIMENSIONS": ["t"]}'}

@@ -58,7 +58,7 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_outdated_consolidated_metadata_do_not_hide_the_shards_of_an_array(folder: Path, is_set: bool) -> None:
+def test_outdated_consolidated_metadata_hides_no_shards(folder: Path, is_set: bool) -> None:
     """Before it was mended: Chunks of a sharded array were whole shards where consolidated metadata that were made
     before it call it an ordinary array, and were read after its own: garbage values, or an error of a codec.
     """
@@ -81,7 +81,7 @@ def test_outdated_consolidated_metadata_do_not_hide_the_shards_of_an_array(folde
     assert again.find("a") == fs.find("a")
 
 
-def test_consolidated_metadata_of_version_3_is_rewritten_at_every_depth() -> None:
+def test_consolidated_metadata_of_v3_is_rewritten_at_all_depths() -> None:
     sharded = {
         "zarr_format": 3,
         "node_type": "array",

@@ -20,7 +20,7 @@ from tests.support.shard_writers import sparse, write_prototype
 from tests.support.shards_in_memory import Files
 
 
-def test_edited_keys_are_found_as_they_are_now_and_the_others_together(tmp_path: Path) -> None:
+def test_edited_keys_are_found_as_now_and_others_together(tmp_path: Path) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     files, edits = Files.of(tmp_path), Edits()
     keyspace = EditedKeySpace(files.open(), edits)
@@ -82,7 +82,7 @@ def test_what_was_opened_is_freed_with_its_filesystem(tmp_path: Path, mode: dict
         gc.enable()
 
 
-def test_values_that_are_replaced_again_and_again_take_no_more_and_more_of_the_disk(
+def test_values_replaced_often_take_no_growing_disk_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FILE", 1000)
@@ -105,7 +105,7 @@ def test_many_values_are_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [edit.data for edit in kept] == [b"%3d." % number * 25 for number in range(1000)]
 
 
-def test_a_value_is_whole_though_another_thread_maps_less_of_its_file_at_the_same_time() -> None:
+def test_value_is_whole_while_another_thread_unmaps_its_file() -> None:
     class Shorter(module._File):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value[:2] if name == "_mapped" else value)

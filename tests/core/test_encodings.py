@@ -108,7 +108,7 @@ def test_codecs_that_make_objects_are_not_asked_for_numbers(name: str) -> None:
     assert decode_chunk(meta_of(doc), b"\xff\xff\xff\xff" + bytes(12)) is None
 
 
-def test_a_type_that_would_end_the_process_is_refused_where_metadata_are_read() -> None:
+def test_type_that_would_end_the_process_is_refused() -> None:
     deadly = {"a/.zarray": dumps(V2 | {"dtype": "<M8[D/0]"}), "a/0": bytes(16)}
     with pytest.raises(ValueError, match=r"'a/\.zarray' .* a unit of time with a divisor"):
         RefShardFileSystem(deadly)

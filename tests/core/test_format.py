@@ -70,7 +70,7 @@ def test_chunks_are_written_into_shards_of_another_package(installed: Path, tmp_
     assert (array / "0").read_bytes() == b"\4\4abcdefgh"
 
 
-def test_an_index_of_another_package_that_fails_is_the_error_of_its_keys_alone(installed: Path, tmp_path: Path) -> None:
+def test_failing_index_of_a_plugin_is_the_error_of_its_keys(installed: Path, tmp_path: Path) -> None:
     array = sharded(tmp_path)
     broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
     show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
@@ -86,7 +86,7 @@ def test_a_source_of_another_package_is_saved_like_any_other(installed: Path, tm
     assert fs.cat_file("1") == b"efgh"
 
 
-def test_sources_of_another_package_are_joined_checked_and_mapped(installed: Path, tmp_path: Path) -> None:
+def test_sources_of_a_plugin_are_joined_checked_and_mapped(installed: Path, tmp_path: Path) -> None:
     for number, chunks in enumerate((b"abcdefgh", b"ijklmnop")):
         tiny(tmp_path / f"{number}.tiny", chunks)
     program = """

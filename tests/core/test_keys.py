@@ -19,7 +19,7 @@ def test_a_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]
 
 
 @pytest.mark.parametrize("coords", [(10**19, 0, 0), (0, 3, 0), (0, 0, 5000), (2048, 2048, 2048)])
-def test_a_key_outside_of_the_grid_tells_coordinates_all_the_same(coords: tuple[int, ...]) -> None:
+def test_key_outside_of_grid_tells_coordinates_all_same(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
     assert not GRID.contains(coords)
@@ -41,7 +41,7 @@ def test_an_array_without_dimensions_has_one_chunk() -> None:
         assert ChunkGrid((), encoding).contains(())
 
 
-def test_long_listings_of_one_directory_are_one_again_and_the_last_of_a_name_counts() -> None:
+def test_long_listings_are_joined_and_the_last_name_counts() -> None:
     some = Listing("a/", [f"a/{i:03}" for i in range(0, 200, 2)], [1] * 100)
     others = Listing("a/", [f"a/{i:03}" for i in range(0, 300, 3)], [2] * 100)
     found = merged(some, others)

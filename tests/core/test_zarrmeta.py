@@ -388,7 +388,7 @@ def test_what_contradicts_itself_is_an_error_that_names_the_key(
     assert len(str(caught.value)) < 300
 
 
-def test_plain_metadata_are_looked_at_again_where_their_type_may_do_harm() -> None:
+def test_metadata_of_harmful_types_is_looked_at_again() -> None:
     assert plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
     meta = array_meta({**V2, "dtype": [["speed [m/s]", "<f4"], ["m[1/s]", "<f4"]]}, "'a/b' of x")
     assert meta is not None
@@ -426,7 +426,7 @@ def test_v2_consolidated_metadata_gives_its_arrays() -> None:
     assert dict(consolidated_arrays(doc)) == {"": V2 | {"order": "F"}, "a": V2, "g/b": V2, "g/c": V3}
 
 
-def test_v3_inline_metadata_gives_its_arrays_and_those_of_its_groups() -> None:
+def test_v3_inline_metadata_gives_arrays_of_groups_too() -> None:
     def group(members: dict[str, Any] | None) -> dict[str, Any]:
         inline = None if members is None else {"kind": "inline", "must_understand": False, "metadata": members}
         return {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": inline}
@@ -569,7 +569,7 @@ _numbers = st.one_of(st.integers(-1, 40), st.just(2**63), st.just(2.0), st.just(
         },
     )
 )
-def test_what_is_read_quickly_of_metadata_is_what_a_closer_look_finds(doc: dict[str, Any]) -> None:
+def test_quick_look_at_metadata_agrees_with_a_closer_one(doc: dict[str, Any]) -> None:
     found = plain_grid(json.dumps(doc))
     if found is not None:
         meta = array_meta(doc, "here")

@@ -67,7 +67,7 @@ def test_fractions_of_days_stay_exact() -> None:
     np.testing.assert_array_equal(found, values + 366)
 
 
-def test_a_number_as_close_as_its_type_tells_to_an_hour_is_that_hour() -> None:
+def test_number_as_close_as_its_type_tells_to_hour_is_that_hour() -> None:
     values = np.arange(24) / 24
     found = units("days since 2001-01-02").converted(values, units("hours since 2001-01-01"))
     assert found.tolist() == [24.0 + hour for hour in range(24)]

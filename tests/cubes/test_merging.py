@@ -49,7 +49,7 @@ def test_files_of_different_variables_are_shown_together(tmp_path: Path) -> None
     xr.testing.assert_equal(xr.open_dataset(tmp_path / "refs.json", engine="refshard").load(), expected)
 
 
-def test_files_of_different_variables_must_have_the_same_coordinates(tmp_path: Path) -> None:
+def test_files_of_different_variables_must_have_same_coordinates(tmp_path: Path) -> None:
     write_variables(tmp_path)
     (tmp_path / "tp_1.nc").unlink()
     with pytest.raises(ManifestError, match="'time'"):

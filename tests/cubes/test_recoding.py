@@ -114,7 +114,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_a_cube_of_files_that_differ_has_the_values_that_xarray_reads_of_each(tmp_path: Path, name: str) -> None:
+def test_lazy_cube_of_different_files_has_their_values(tmp_path: Path, name: str) -> None:
     """Before it was mended: A lazy cube recoded packed numbers with `_Unsigned = "true"` as signed ones: those above
     127 (of a byte) came out negative.
     """
@@ -200,7 +200,7 @@ def test_sets_of_references_say_of_which_type_packing_is(tmp_path: Path, types: 
         np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
-def test_whole_numbers_that_floating_point_numbers_do_not_hold_are_an_error(tmp_path: Path) -> None:
+def test_whole_numbers_that_floats_do_not_hold_are_an_error(tmp_path: Path) -> None:
     """Before it was mended: A lazy cube of floating-point numbers rounded 64-bit whole numbers beyond 2^53 of a file
     in it.
     """
@@ -225,7 +225,7 @@ def test_a_file_that_is_appended_may_need_more_room(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
-def test_a_value_that_has_no_exact_place_is_an_error_and_never_another_value(tmp_path: Path) -> None:
+def test_value_without_an_exact_place_is_an_error(tmp_path: Path) -> None:
     files = [written(tmp_path / f"{i}.nc", i, fill=fill) for i, fill in enumerate((3, -5))]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     assert len(fs.cat_file("v/0.0")) > 0
@@ -241,7 +241,7 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
         refshard_fs.concat(files, "time", lazy=True)
 
 
-def test_chunks_larger_than_any_that_are_decoded_are_refused_before_one_is_made() -> None:
+def test_chunks_too_large_to_decode_are_refused_before() -> None:
     """A document of two small sets made sixteen gigabytes to see whether their encodings fit."""
 
     def described(compressor: object) -> Any:
@@ -258,9 +258,7 @@ def test_chunks_larger_than_any_that_are_decoded_are_refused_before_one_is_made(
 
 @pytest.mark.parametrize("chunk", [2, 3])
 @pytest.mark.parametrize("fills", [(-999.0, 1e20), (1e20, np.nan), (-999.0, [7.0, -1.0])])
-def test_missing_values_are_those_of_each_store_as_xarray_spells_them(
-    tmp_path: Path, fills: tuple[Any, Any], chunk: int
-) -> None:
+def test_missing_values_are_as_each_store_spells_them(tmp_path: Path, fills: tuple[Any, Any], chunk: int) -> None:
     """Before it was mended: Missing values of one store were numbers in a lazy cube, where stores of version 3 have
     different ones (which xarray spells in base64), or several in a list.
     """

@@ -65,7 +65,7 @@ def test_where_chunks_meet_references_stay_as_they_are(tmp_path: Path) -> None:
     assert b'"chunks"' not in refshard_fs.concat(files, "time", lazy=True, chunks={"time": 2}).content
 
 
-def test_a_document_that_grows_by_other_chunks_has_those_that_most_elements_have(tmp_path: Path) -> None:
+def test_document_that_grows_keeps_the_commonest_chunks(tmp_path: Path) -> None:
     parts = [(0, 3, (1, 3, 4)), (3, 1, (1, 3, 4)), (4, 6, (2, 3, 4))]
     files = [month(tmp_path / f"{i}.nc", *part) for i, part in enumerate(parts)]
     cube = str(tmp_path / "cube.refshard")
@@ -96,7 +96,7 @@ def test_a_chunk_takes_only_the_files_that_it_lies_in(tmp_path: Path, http_serve
     assert {request.path for request in http_server.log.requests()} == {"/y/2.nc", "/y/3.nc"}
 
 
-def test_memory_is_that_of_the_chunks_that_a_chunk_takes_pieces_of(tmp_path: Path) -> None:
+def test_memory_is_that_of_chunks_that_chunk_takes_pieces_of(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "dtype": "<f8", "order": "C", "fill_value": 0, "filters": None}
     for number, days in enumerate((31, 29, 31, 30, 31, 30) * 2):
         size = days * 8192 * 8
@@ -116,7 +116,7 @@ def test_memory_is_that_of_the_chunks_that_a_chunk_takes_pieces_of(tmp_path: Pat
     assert peak < 7 * month  # two months decoded, their pieces and the chunk, of the twelve that were read
 
 
-def test_files_that_are_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) -> None:
+def test_files_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) -> None:
     files = year(tmp_path, CUTS["a chunk a month"])
     with h5py.File(files[1], "a") as file:
         packed = (file["v"][:] * 2).astype(">i4")
@@ -208,7 +208,7 @@ def test_the_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.Capt
 # ------------------------------------------------------------------ chunks of several lengths
 
 
-def test_chunks_of_several_lengths_stay_references_in_a_rectilinear_grid(tmp_path: Path) -> None:
+def test_chunks_of_several_lengths_stay_references(tmp_path: Path) -> None:
     files = year(tmp_path, [(31, 3, 4), (29, 3, 4), (31, 3, 4), (15, 3, 4)], compression="gzip")
     with pytest.raises(ManifestError, match="chunk_grid"):
         refshard_fs.concat(files, "time", zarr_format=3)
@@ -266,7 +266,7 @@ SPARSE: dict[str, tuple[float, str, int]] = {
 @needs_zarr_3
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("name", SPARSE)
-def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_as_they_are(
+def test_chunk_missing_in_a_store_is_its_fill_value(
     tmp_path: Path, request: pytest.FixtureRequest, name: str, is_remote: bool
 ) -> None:
     """Before it was mended: A chunk of a lazy cube that is joined from pieces of several zarr stores was missing as a
@@ -299,7 +299,7 @@ def test_a_chunk_that_a_store_lacks_is_of_its_fill_value_and_its_neighbours_are_
 
 @needs_zarr_3
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_chunk_that_a_store_lacks_and_that_is_shown_is_listed_and_saved(tmp_path: Path, version: int) -> None:
+def test_chunk_that_store_lacks_and_shown_is_listed_and_saved(tmp_path: Path, version: int) -> None:
     """Before it was mended: What `fs.save` and `refshard convert` wrote of a lazy cube had the fill value of the cube
     where a part has no chunk and another fill value: such chunks could be read, and were not listed.
     """

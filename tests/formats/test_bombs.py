@@ -70,7 +70,7 @@ def test_sub_ifds_that_lie_in_one_place_are_refused() -> None:
     assert "overlap" in refused(tiff(before, [image(t330=(4, 5000, 8 + len(sub)))]))
 
 
-def test_pages_whose_tags_hold_the_bytes_of_one_place_are_refused() -> None:
+def test_pages_whose_tags_hold_bytes_of_one_place_are_refused() -> None:
     text = b"<GDALMetadata>" + b" " * 100_000
     page = image(t42112=(2, len(text), 8))
     assert "overlap" in refused(tiff(text, [dict(page) for _ in range(300)]))
@@ -98,7 +98,7 @@ def test_a_strip_of_more_than_a_small_file_can_hold_is_not_shown() -> None:
     assert "are the limit" in refused(plain_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
 
 
-def test_a_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
+def test_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
     """Each page took a step of Python for each of its strips."""
     strips = 8000
     places = np.arange(8, 8 + strips, dtype="<u4").tobytes() + np.ones(strips, "<u4").tobytes()
@@ -133,7 +133,7 @@ def message(grid_: bytes, values: bytes) -> bytes:
     return b"GRIB\0\0\0\2" + struct.pack(">Q", len(sections) + 20) + sections + b"7777"
 
 
-def test_a_grid_of_more_points_than_a_small_file_tells_of_is_not_shown() -> None:
+def test_grid_of_more_points_than_the_file_holds_is_not_shown() -> None:
     assert "too many" in refused(message(grid(11585, 11585), packed(11585**2)))
 
 
@@ -142,7 +142,7 @@ def test_the_coordinates_of_all_grids_of_a_file_are_bounded() -> None:
     assert 10 < len(found.reports) < 100
 
 
-def test_groups_that_stand_for_many_points_are_unpacked_piece_by_piece() -> None:
+def test_groups_of_many_points_are_unpacked_in_pieces() -> None:
     count = 1 << 20
     of_groups = struct.pack(">BBBBffIBBIBIB", 0, 0, 1, 0, 0, 0, 1, 0, 0, count, 0, count, 0)
     values = packed(count, 2, of_groups, bytes(8))
@@ -167,7 +167,7 @@ def test_a_sidecar_of_places_that_cannot_be_is_refused(offset: str, monkeypatch:
         files.open(head=64)  # which is not all of the file
 
 
-def test_a_sidecar_of_more_messages_than_are_read_of_a_file_is_refused() -> None:
+def test_sidecar_of_too_many_messages_is_refused() -> None:
     lines = "\n".join(f"1:{at}:d" for at in range(MOST + 1))
     with pytest.raises(ValueError, match=f"{MOST} are read"):
         parse_sidecar(lines.encode())
@@ -192,7 +192,7 @@ def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
         files.read(keys, "1/0")
 
 
-def test_the_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     from refshard_fs.formats.fits.header import Header
 
     asked = []
@@ -210,7 +210,7 @@ def named(name: bytes) -> bytes:
     return struct.pack(">I", len(name)) + name + bytes(-len(name) % 4)
 
 
-def test_a_long_name_of_a_dimension_that_all_variables_have_is_refused() -> None:
+def test_long_dimension_name_of_all_variables_is_refused() -> None:
     dimension = named(b"n" * 20_000) + struct.pack(">I", 1)
     variables = [named(b"v%d" % n) + struct.pack(">33I4IQ", 32, *[0] * 32, 0, 0, 1, 4, 80_000) for n in range(300)]
     head = b"CDF\2" + struct.pack(">III", 0, 10, 1) + dimension + struct.pack(">IIII", 0, 0, 11, len(variables))
@@ -221,7 +221,7 @@ def test_a_long_name_of_a_dimension_that_all_variables_have_is_refused() -> None
 # ------------------------------------------------------------------ DMR++
 
 
-def test_a_long_number_among_many_is_refused_before_they_are_made_equally_long() -> None:
+def test_long_number_among_many_is_refused_before_padding() -> None:
     long = '<dmrpp:chunk offset="' + "1" * 100_000 + '" nBytes="1" chunkPositionInArray="[0]"/>'
     rest = [f'<dmrpp:chunk offset="1" nBytes="1" chunkPositionInArray="[{number}]"/>' for number in range(1, 1000)]
     chunks = f"<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>{long}{''.join(rest)}"
@@ -244,7 +244,7 @@ def test_what_few_bytes_of_a_document_inflate_to_is_bounded() -> None:
     assert len(found.reports) == 9 - len(found.grids)
 
 
-def test_chunks_that_a_document_lacks_are_not_listed_by_the_million() -> None:
+def test_chunks_that_document_lacks_are_not_listed_by_million() -> None:
     sizes = "<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>"
     body = f'<Int8 name="a"><Dim size="{UNWRITTEN + 1}"/><dmrpp:chunks fillValue="1">{sizes}</dmrpp:chunks></Int8>'
     files = Files({ROOT: document(body)})

@@ -59,7 +59,7 @@ def test_event_loops_of_several_threads_share_what_is_allowed(
     assert http_server.log.peak <= most + 1, "a loop that has nothing under way is never refused"
 
 
-def test_a_loop_that_stands_still_with_bytes_in_its_hands_is_in_nobodys_way(http_server: RangeServer) -> None:
+def test_stalled_loop_with_bytes_blocks_no_other(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked, asynchronous=True, max_gap=-1, max_memory=4 * CHUNK)
     stopped = asyncio.new_event_loop()

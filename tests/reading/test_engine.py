@@ -85,7 +85,7 @@ def test_a_read_joins_the_request_that_holds_its_range(http_server: RangeServer)
     assert chunked.ranges == [(3, 6)]
 
 
-def test_many_requests_are_read_in_one_batch_each_with_its_own_bytes_or_error(chunked: Chunked) -> None:
+def test_many_requests_in_one_batch_have_their_bytes_or_errors(chunked: Chunked) -> None:
     async def read() -> list[Any]:
         fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
         keyspace, engine = await fs.source.keyspace(), fs.source.engine()
@@ -140,7 +140,7 @@ def test_a_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None
     assert isinstance(out["beyond"], ReferenceNotReachable)
 
 
-def test_missing_keys_and_failing_ones_are_told_apart_in_one_batch(chunked: Chunked) -> None:
+def test_missing_and_failing_keys_of_a_batch_are_told_apart(chunked: Chunked) -> None:
     refs = chunked.refs()
     refs["gone"] = [chunked.url.replace("data.bin", "no.bin"), 0, 5]
     fs = RefShardFileSystem(fo=refs)
@@ -201,7 +201,7 @@ def test_a_whole_array_takes_few_requests_and_each_byte_once(
 
 
 @pytest.mark.parametrize(("seconds", "ahead"), [(0.001, 0), (0.02, 12), (0.05, 30)])
-def test_more_is_fetched_ahead_of_a_run_where_a_server_takes_long(
+def test_more_is_fetched_ahead_of_run_where_server_takes_long(
     http_server: RangeServer, seconds: float, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "MIB", 0)
@@ -421,7 +421,7 @@ def test_without_a_block_cache_a_chunk_is_read_again(chunked: Chunked, fs: RefSh
 # ---------------------------------------------------------------------- what a user sees of it
 
 
-def test_bytes_that_were_read_are_not_kept_until_a_garbage_collection(http_server: RangeServer) -> None:
+def test_bytes_that_were_read_are_freed_without_collection(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked)
     gc.collect()

@@ -77,7 +77,7 @@ def test_where_there_is_nothing_to_do_only_the_reason_is_said() -> None:
     assert explain(KeyError("x")) == "KeyError: 'x'"
 
 
-def test_the_line_to_paste_is_the_same_for_the_source_and_for_its_targets() -> None:
+def test_line_to_paste_is_same_for_source_and_for_its_targets() -> None:
     assert explain(Denied(403), "s3://b/x", of_source=True) == explain(Denied(403), "s3://b/x")
 
 

@@ -51,7 +51,7 @@ def ranges(server: RangeServer) -> list[tuple[int | None, int | None]]:
     return sorted((r.start, r.stop) for r in server.requests())  # type: ignore[type-var]  # all are ranges
 
 
-def test_what_is_read_of_a_begun_object_takes_no_request_of_its_own(http_server: RangeServer) -> None:
+def test_what_is_read_of_begun_object_takes_no_request(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA[:90])
 
     async def use(fetcher: Fetcher) -> None:
@@ -79,7 +79,7 @@ def test_what_lies_beyond_the_first_bytes_is_read_by_itself(http_server: RangeSe
     assert ranges(http_server) == [(0, 100), (500, 510)]
 
 
-def test_a_reader_beyond_the_end_of_a_begun_object_gets_an_error_and_the_others_their_bytes(
+def test_reader_beyond_the_end_of_a_begun_object_fails_alone(
     http_server: RangeServer,
 ) -> None:
     url = http_server.put("/x", DATA[:50])
@@ -134,9 +134,7 @@ def test_all_requests_within_concurrency_begin_at_once(http_server: RangeServer)
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_what_is_stopped_before_it_was_sent_takes_no_place_of_other_requests(
-    http_server: RangeServer, begins: bool
-) -> None:
+def test_request_stopped_before_sending_takes_no_place(http_server: RangeServer, begins: bool) -> None:
     """They would be too few in the end, and then none: whoever reads would wait for ever."""
     url = http_server.put("/x", DATA)
 
@@ -157,9 +155,7 @@ def test_what_is_stopped_before_it_was_sent_takes_no_place_of_other_requests(
 
 
 @pytest.mark.parametrize("pin", [None, Pin(size=1000)])
-def test_what_several_begin_is_fetched_once_and_held_until_all_have_read(
-    http_server: RangeServer, pin: Pin | None
-) -> None:
+def test_object_begun_by_several_is_fetched_once_and_held(http_server: RangeServer, pin: Pin | None) -> None:
     url = http_server.put("/x", DATA)
 
     async def use(fetcher: Fetcher) -> None:
@@ -191,9 +187,7 @@ def test_whole_objects_of_unknown_size_stay_within_the_memory(http_server: Range
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_ranges_of_one_object_that_are_to_be_of_different_versions_are_never_one_request(
-    http_server: RangeServer, order: int
-) -> None:
+def test_ranges_of_different_versions_are_never_one_request(http_server: RangeServer, order: int) -> None:
     """Else the version of one would be held against the other's answer: bytes of a wrong one."""
     url = http_server.put("/x", DATA)
     right, wrong = Span(url, 0, 10, pin=Pin(size=len(DATA))), Span(url, 10, 20, pin=Pin(size=len(DATA) + 1))

@@ -52,7 +52,7 @@ def references(file: Path) -> dict[str, Any]:
     return {key: [str(file), 100 * i, 100] for i, key in enumerate(KEYS)}
 
 
-def test_each_of_many_keys_takes_one_read_of_its_bytes_and_no_engine(
+def test_each_of_many_keys_takes_one_read_and_no_engine(
     file: Path, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(immediate, "TOUCHING", Limits(gap=0))
@@ -64,9 +64,7 @@ def test_each_of_many_keys_takes_one_read_of_its_bytes_and_no_engine(
     assert sorted(reads) == sorted([(100 * int(key[2:]), 100) for key in apart] + [(100, 3), (293, 7)])
 
 
-def test_small_keys_that_lie_side_by_side_are_read_together_in_any_order(
-    file: Path, reads: list[tuple[int, int]]
-) -> None:
+def test_small_adjacent_keys_are_read_together_in_any_order(file: Path, reads: list[tuple[int, int]]) -> None:
     references_of = references(file) | {"same": [str(file), 250, 200], "far": [str(file), 9990, 100]}
     fs = RefShardFileSystem(references_of)
     keys = ["a/4", "far", "a/2", "same", "none", "a/3"]
@@ -89,7 +87,7 @@ def test_of_keys_that_are_read_together_each_has_its_own_error(file: Path) -> No
     assert "got 5 of 10" in str(found["longer"])
 
 
-def test_reads_are_counted_and_what_the_manifest_holds_is_no_request(file: Path) -> None:
+def test_reads_are_counted_and_what_manifest_holds_is_no_request(file: Path) -> None:
     fs = RefShardFileSystem(references(file) | {"text": "12345"})
     for _ in range(7):
         for key in KEYS:
@@ -130,7 +128,7 @@ def test_of_many_keys_each_has_its_own_bytes_or_error(file: Path, http_server: R
     assert (told.size, told.value) == (6, 6)
 
 
-def test_a_file_that_was_replaced_is_an_error_for_the_keys_that_follow(file: Path) -> None:
+def test_file_that_was_replaced_is_error_for_keys_that_follow(file: Path) -> None:
     fs = RefShardFileSystem(references(file))
     assert fs.cat_file("a/3") == DATA[300:400]
     other = file.with_name("other")
@@ -142,7 +140,7 @@ def test_a_file_that_was_replaced_is_an_error_for_the_keys_that_follow(file: Pat
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_an_event_loop_does_not_wait_for_one_slow_file_after_the_other(
+def test_event_loop_does_not_wait_for_one_slow_file_after_other(
     file: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     monkeypatch.setattr(immediate, "TOUCHING", Limits(gap=-1))
@@ -170,9 +168,7 @@ def test_an_event_loop_does_not_wait_for_one_slow_file_after_the_other(
     assert peak > 1
 
 
-def test_the_errors_of_a_selection_beside_its_first_one_are_not_logged(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_of_selection_beside_its_first_one_are_not_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     met = threading.Barrier(2, timeout=60)  # so that two threads have an error
 
     def take(number: int, data: bytes | None) -> None:

@@ -290,7 +290,7 @@ def test_nothing_is_written_where_that_is_not_wanted(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="XDG directories are those of other platforms")
-def test_large_sets_are_kept_by_default_in_the_users_cache_directory(
+def test_large_sets_are_kept_by_default_in_users_cache_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parses: list[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

@@ -54,9 +54,7 @@ def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) ->
     assert reads.spans == [(at, min(at + step, len(data))) for at in range(0, len(data), step)] or len(data) <= step
 
 
-def test_a_manifest_is_parsed_once_by_all_filesystems_of_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifest_is_parsed_once_by_all_filesystems_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     INDEXES.clear()
     path = tmp_path / "refs.json"
     path.write_bytes(document())

@@ -79,7 +79,7 @@ def test_a_large_range_becomes_parts_of_about_a_block() -> None:
         assert max(lengths) - min(lengths) <= 1
 
 
-def test_a_range_as_long_as_a_manifest_likes_is_cut_into_no_more_parts_than_there_may_be() -> None:
+def test_huge_range_is_cut_into_a_bounded_number_of_parts() -> None:
     cut = parts(5, 2**63, Limits(16 * KIB, MIB))
     assert (cut[0][0], cut[-1][1], len(cut)) == (5, 2**63, PARTS)
 
@@ -99,7 +99,7 @@ def test_a_plan_names_the_keys_of_each_request() -> None:
     }
 
 
-def test_dense_ranges_are_merged_over_larger_gaps_while_a_third_is_wanted() -> None:
+def test_dense_ranges_are_merged_over_larger_gaps() -> None:
     limits = Limits(gap=16, block=1000).dense
     rows = [(n * 100, n * 100 + 100) for n in (0, 2, 8, 10, 32, 34, 40, 42, 80, 82)]
     assert [(b.start, b.stop) for b in coalesce(rows, Limits(gap=16, block=1000))] == rows
@@ -121,7 +121,7 @@ def test_dense_ranges_are_each_served_once(count: int) -> None:
     assert max(b.stop - b.start for b in blocks) <= 16000
 
 
-def test_ranges_that_stay_apart_share_a_request_only_where_they_touch() -> None:
+def test_separate_ranges_share_a_request_only_if_adjacent() -> None:
     ranges = [(0, 10), (10, 20), (21, 30), (25, 40)]
     assert [(b.start, b.stop) for b in coalesce(ranges, Limits().apart)] == [(0, 20), (21, 40)]
     assert [(b.start, b.stop) for b in coalesce(ranges, Limits(gap=-1).apart)] == [(0, 10), (10, 20), (21, 40)]

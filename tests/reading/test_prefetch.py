@@ -27,7 +27,7 @@ def open_fs(chunked: Chunked, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo=chunked.refs(), skip_instance_cache=True, max_gap=0, **options)
 
 
-def test_announced_keys_are_fetched_together_and_read_without_a_request(chunked: Chunked) -> None:
+def test_announced_keys_are_fetched_together_and_then_at_hand(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     keys = chunked.keys([3, 4, 5, 90])
     fs.prefetch(keys)
@@ -105,7 +105,7 @@ def test_more_than_the_budget_comes_in_waves(chunked: Chunked) -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_what_is_announced_and_larger_than_the_memory_is_read_all_the_same(servers: int) -> None:
+def test_announcement_larger_than_memory_is_read(servers: int) -> None:
     """The first parts of it fill the memory, and stay there for the others."""
     size = 5 << 20
     data = random.Random(1).randbytes(size)
@@ -131,7 +131,7 @@ def test_waves_read_in_another_order_give_the_right_bytes(chunked: Chunked) -> N
         assert fs.cat_file(f"a/{i}.0") == chunked.chunk(i)
 
 
-def test_what_is_announced_from_a_thread_is_fetched_on_the_loop_that_reads(chunked: Chunked) -> None:
+def test_announcement_from_a_thread_is_fetched_by_the_reader(chunked: Chunked) -> None:
     fs = open_fs(chunked, asynchronous=True)
 
     async def read() -> list[bytes]:
@@ -261,7 +261,7 @@ def test_what_is_still_being_read_is_held(chunked: Chunked, monkeypatch: pytest.
     assert chunked.fetched == 40
 
 
-def test_one_chunk_that_may_not_be_read_ends_no_prefetch_of_others(http_server: RangeServer) -> None:
+def test_refused_chunk_ends_no_prefetch_of_others(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(range(100)))
     refs: dict[str, Any] = {f"k{i}": [url, i * 10, 10] for i in range(10)}
     refs["bad"] = ["http://127.0.0.2:9/x", 0, 10]

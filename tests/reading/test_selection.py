@@ -55,9 +55,7 @@ def others() -> list[asyncio.Task[Any]]:
 
 @pytest.mark.parametrize("memory", [MEMORY, CHUNK // 2], ids=["four chunks", "less than a chunk"])
 @pytest.mark.parametrize("threads", [True, False])
-def test_loops_that_fail_and_are_cancelled_at_any_time_leave_nothing(
-    threads: bool, memory: int, http_server: RangeServer
-) -> None:
+def test_loops_that_fail_or_are_cancelled_leave_nothing(threads: bool, memory: int, http_server: RangeServer) -> None:
     refs = references(http_server.put("/x", DATA)) | {"a/bad": [http_server.put("/bad", DATA), 0, CHUNK]}
     fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, max_memory=memory, retries=0, max_gap=-1)
     http_server.fault(403, "/bad")
@@ -168,7 +166,7 @@ def test_local_chunks_are_not_read_after_the_end(ends: str, tmp_path: Path, monk
     assert len(taken) <= 2
 
 
-def test_who_is_cancelled_again_while_threads_end_writes_no_more_and_holds_nothing(http_server: RangeServer) -> None:
+def test_reader_cancelled_twice_writes_no_more_and_holds_nothing(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(references(http_server.put("/x", DATA)), asynchronous=True, skip_instance_cache=True)
     has_begun, may_go_on = threading.Event(), threading.Event()
     is_over = False
@@ -197,7 +195,7 @@ def test_who_is_cancelled_again_while_threads_end_writes_no_more_and_holds_nothi
     assert late == []
 
 
-def test_selections_that_are_cancelled_again_leave_no_other_waiting_for_memory() -> None:
+def test_selections_cancelled_twice_leave_no_other_waiting() -> None:
     memory: SharedMemory = SharedMemory(MEMORY)
 
     async def run(chance: random.Random) -> None:
@@ -230,7 +228,7 @@ class Cycle:
         self.itself = self
 
 
-def test_memory_may_be_given_back_by_what_is_collected_while_it_is_counted() -> None:
+def test_memory_given_back_during_collection_is_counted() -> None:
     """As by a read that is dropped with its event loop: the collector ends it wherever Python is."""
     memory: SharedMemory = SharedMemory(MEMORY)
 
@@ -290,7 +288,7 @@ def test_an_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connection is dropped as well
-def test_requests_of_a_closed_loop_may_be_collected_while_something_is_counted(http_server: RangeServer) -> None:
+def test_requests_of_a_closed_loop_are_collected_while_counting(http_server: RangeServer) -> None:
     """They end wherever Python is, here within a lock: they must begin no others, for which there is no loop."""
     refs = references(http_server.put("/x", DATA))
     fs = RefShardFileSystem(
@@ -319,7 +317,7 @@ def test_requests_of_a_closed_loop_may_be_collected_while_something_is_counted(h
     assert not thread.is_alive()
 
 
-def test_a_loop_that_is_refused_while_another_gives_back_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_that_is_refused_while_another_gives_back_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         shared = SharedBudget(Budget(requests=2, memory=MEMORY))
         here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # unused

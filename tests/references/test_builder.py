@@ -72,7 +72,7 @@ def check(one: ReferenceSet, other: ReferenceSet) -> None:
     assert sorted(one.grids) == sorted(other.grids)
 
 
-def test_many_small_arrays_are_kept_by_key_and_answer_as_others_do() -> None:
+def test_many_small_arrays_by_key_answer_as_others() -> None:
     document = many()
     found = JsonIndex("refs.json").decode(dumps(document))
     assert not found.chunks
@@ -149,7 +149,7 @@ def test_what_was_in_columns_before_is_put_aside_in_its_order() -> None:
     assert dict(References(refs)) == first | padding | again | many(3000)
 
 
-def test_damaged_metadata_are_an_error_that_names_them_when_they_are_asked_for() -> None:
+def test_damaged_metadata_is_named_when_it_is_asked_for() -> None:
     document = many()
     document["g/v7/.zarray"] = json.dumps(ARRAY | {"chunks": "many"})
     refs = JsonIndex("refs.json").decode(dumps(document))
@@ -200,7 +200,7 @@ def metadata_of(counts: tuple[int, ...], separator: str = ".") -> str:
     return dumps(ARRAY | change).decode()
 
 
-def test_columns_are_made_of_small_arrays_when_they_are_asked_for() -> None:
+def test_columns_of_small_arrays_are_made_on_demand() -> None:
     refs = small_arrays()
     refs |= {"large/.zarray": metadata_of((600,)), "large/7": ["u", 1, 2], "empty/.zarray": metadata_of((600,))}
     for found in (JsonIndex("refs.json").decode(dumps(refs)), parse_document(refs, "refs", {})):

@@ -58,7 +58,7 @@ def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, forma
 
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_half_a_surrogate_pair_in_a_path_is_told_before_anything_is_written(tmp_path: Path, format: Any) -> None:
+def test_half_a_surrogate_in_a_path_is_told_before_any_write(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"\ud800/.zarray": v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
     for place in (str(tmp_path / "set"), "memory://half-a-pair"):
         with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has half a surrogate pair.*save it as JSON"):

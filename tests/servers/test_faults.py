@@ -183,7 +183,7 @@ def test_gzip_stored_takes_the_range_from_the_compressed(server: RangeServer) ->
     assert ask(server.url, "/a", range="bytes=1000-").status == 416
 
 
-def test_replaced_file_has_other_bytes_and_another_etag_after_some_reads(server: RangeServer) -> None:
+def test_replaced_file_has_other_bytes_and_another_etag(server: RangeServer) -> None:
     server.fault("replaced", after=2, times=1)
     first, second, third, fourth = (read(server) for _ in range(4))
     assert first == second
@@ -210,7 +210,7 @@ def test_fault_fits_by_path_and_method(server: RangeServer) -> None:
     assert ask(server.url, "/a", method="HEAD").status == 405
 
 
-def test_faults_of_ranges_and_bodies_wait_for_requests_that_have_them(server: RangeServer) -> None:
+def test_faults_of_ranges_and_bodies_wait_for_their_requests(server: RangeServer) -> None:
     ranged = server.fault("wrong_total", times=1)
     assert ask(server.url, "/a").status == 200
     assert ranged.hits == 0

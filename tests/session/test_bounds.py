@@ -42,7 +42,7 @@ def opened(fo: Any, **options: Any) -> RefShardFileSystem:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_a_compressed_manifest_that_swells_without_bound_is_refused(name: str, http_server: RangeServer) -> None:
+def test_compressed_manifest_that_swells_is_refused(name: str, http_server: RangeServer) -> None:
     """A quarter of a gigabyte of spaces, in less than half a megabyte."""
     compress = COMPRESS[name]
     bomb = compress(b"{") + compress(b" " * 4 * MIB) * 64
@@ -63,7 +63,7 @@ def test_a_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("compress", [bytes, *COMPRESS.values()])
-def test_max_manifest_bytes_bounds_a_manifest_as_it_is_decompressed(
+def test_max_manifest_bytes_bounds_the_decompressed_size(
     compress: Callable[[bytes], bytes], http_server: RangeServer
 ) -> None:
     text = json.dumps({"version": 1, "refs": {"k": "v", "pad": "x" * 50_000}}).encode()
@@ -180,7 +180,7 @@ def with_size(data: bytearray, size: int) -> bytes:
     return bytes(data)
 
 
-def test_a_member_that_inflates_to_more_than_is_told_is_not_inflated() -> None:
+def test_member_that_inflates_beyond_its_size_is_not_inflated() -> None:
     bomb = archive({"k": b" " * (100 * MIB)})
     for size in (0, 100, 10 * MIB):
         with taking(30 * MIB), pytest.raises(RefShardError):
@@ -221,7 +221,7 @@ def written(rows: int) -> bytes:
     return out.getvalue()
 
 
-def test_a_partition_of_countless_rows_is_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_of_countless_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = written(100_000)
     assert len(data) < 10_000
     monkeypatch.setattr(partition, "ROWS", 99_999)
@@ -236,7 +236,7 @@ def test_a_partition_of_countless_rows_is_refused_before_they_are_made(monkeypat
         PartitionIndex(10, 10).decode(data)
 
 
-def test_a_set_that_promises_endless_partitions_is_not_asked_for_them(http_server: RangeServer) -> None:
+def test_set_with_endless_partitions_is_not_asked_for_them(http_server: RangeServer) -> None:
     array = {"zarr_format": 2, "shape": [2**62], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     array |= {"order": "C", "filters": None}
     document = {"metadata": {"a/.zarray": array}, "record_size": 1}
@@ -280,13 +280,13 @@ def test_a_grid_without_end_takes_no_memory(shape: list[int]) -> None:
             fs.cat_file("a/" + ".".join(["7"] * len(shape)))
 
 
-def test_a_range_beyond_its_target_takes_no_memory_for_what_it_promises(tmp_path: Path) -> None:
+def test_range_beyond_its_target_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"small")
     with taking(MIB), pytest.raises(ReferenceNotReachable):
         opened({"k": [str(tmp_path / "x"), 0, 2**40]}).cat_file("k")
 
 
-def test_a_range_of_a_server_takes_no_memory_for_what_it_promises(http_server: RangeServer) -> None:
+def test_range_of_server_takes_no_memory_for_what_it_promises(http_server: RangeServer) -> None:
     url = http_server.put("/x", b"small")
     with taking(20 * MIB), pytest.raises(ReferenceNotReachable, match=f"there is no memory for {2**60} bytes"):
         opened({"k": [url, 0, 2**60]}).cat_file("k")

@@ -76,7 +76,7 @@ def test_loops_in_threads_read_side_by_side(source: Any) -> None:
     assert failures == []
 
 
-def test_what_is_announced_is_fetched_on_the_loop_that_read_metadata_at_hand(source: Any) -> None:
+def test_announcement_is_fetched_on_the_loop_of_metadata(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs | {".zgroup": '{"zarr_format":2}'}, asynchronous=True, skip_instance_cache=True)
 
@@ -170,7 +170,7 @@ def test_a_forked_child_prefetches_on_a_loop_of_its_own(source: Any) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_cancelled_read_leaves_nothing_running_and_the_rest_unharmed(http_server: Any) -> None:
+def test_cancelled_read_leaves_nothing_running_and_rest_unharmed(http_server: Any) -> None:
     data = bytes(200)
     url = http_server.put("/x.bin", data)
     http_server.latency = 0.2

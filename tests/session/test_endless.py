@@ -60,7 +60,7 @@ def test_a_document_without_end_is_read_as_far_as_there_may_be(name: str, told: 
 
 
 @pytest.mark.parametrize("name", ["zarr.json", ".zattrs", ".zarray", "manifest.json"])
-def test_a_document_that_references_lead_to_is_read_as_far_as_there_may_be(name: str) -> None:
+def test_referenced_document_is_read_up_to_the_limit(name: str) -> None:
     with EndlessServer({f"/{name}": b"{"}) as server:
         refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', f"a/{name}": [f"{server.url}/{name}"]}
         key = f"a/{name}"
@@ -151,7 +151,7 @@ def test_documents_at_hand_are_held_to_the_same_bound(tmp_path: Path) -> None:
                 opened({f"a/{name}": [url]}).cat_file(f"a/{name}")
 
 
-def test_a_chunk_of_unknown_length_is_read_whatever_documents_may_have(tmp_path: Path) -> None:
+def test_chunk_of_unknown_length_has_no_limit_of_documents(tmp_path: Path) -> None:
     (tmp_path / "chunk").write_bytes(bytes(2 * MIB))
     with EndlessServer({}, files={"/chunk": bytes(2 * MIB)}) as server:
         for url in (str(tmp_path / "chunk"), f"{server.url}/chunk"):

@@ -395,9 +395,7 @@ def test_a_file_that_is_replaced_never_mixes_with_the_old_one(
 
 
 @pytest.mark.parametrize("kind", ["missing_content_range", "wrong_content_range", "short_body", "long_body", "hang_up"])
-def test_the_end_of_an_object_of_unknown_length_is_an_error_where_it_is_another_range(
-    http_server: RangeServer, url: str, kind: Any
-) -> None:
+def test_unknown_end_of_an_object_is_an_error_for_other_ranges(http_server: RangeServer, url: str, kind: Any) -> None:
     http_server.fault(kind)
 
     async def read() -> bytes:
@@ -448,7 +446,7 @@ def test_a_fault_of_one_key_is_none_of_another(http_server: RangeServer, url: st
     assert isinstance(found[1], ReferenceNotReachable)
 
 
-def test_a_failure_of_the_source_itself_is_not_taken_for_an_empty_one(http_server: RangeServer, url: str) -> None:
+def test_failure_of_source_itself_is_not_taken_for_empty_one(http_server: RangeServer, url: str) -> None:
     source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": references(url)}).encode())
     for fault in (403, 416, 500, "short_body", "hang_up"):
         http_server.heal()

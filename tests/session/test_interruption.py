@@ -127,9 +127,7 @@ def test_after_an_interrupt_the_same_instance_reads_right_bytes(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT is sent as POSIX does")
-def test_an_interrupt_while_the_source_is_opened_does_not_spoil_it(
-    refs: dict[str, Any], http_server: RangeServer
-) -> None:
+def test_interrupt_while_source_is_opened_does_not_spoil_it(refs: dict[str, Any], http_server: RangeServer) -> None:
     pad = {"pad": "x" * 10_000}  # more than is read to recognise the source
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())
     http_server.latency = 0.3
@@ -245,9 +243,7 @@ def test_a_cancelled_task_leaves_nothing_running(
     asyncio.run(run())
 
 
-def test_a_reader_that_is_cancelled_while_the_source_opens_takes_nobody_along(
-    refs: dict[str, Any], http_server: RangeServer
-) -> None:
+def test_reader_cancelled_while_source_opens_takes_nobody_along(refs: dict[str, Any], http_server: RangeServer) -> None:
     pad = {"pad": "x" * 10_000}
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())
     http_server.latency = 0.1

@@ -46,9 +46,7 @@ def test_manifest_and_references_on_s3(who: str, s3_server: Any, bucket: str) ->
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_what_another_process_replaced_or_removed_is_seen_by_who_has_not_read_it(
-    mode: str, s3_server: Any, bucket: str
-) -> None:
+def test_changes_by_other_processes_are_seen_by_new_readers(mode: str, s3_server: Any, bucket: str) -> None:
     """Before it was mended: `info` and `exists` of a new filesystem, and after `discard()`, told sizes of a
     hierarchy's objects on S3 or HTTP that others had replaced or removed since this process asked for them;
     reading one was then a `TargetChanged` until `invalidate_cache()`.
@@ -96,9 +94,7 @@ def test_an_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server
 
 
 @pytest.mark.parametrize("who", ["keys", "anonymous"])
-def test_plain_arguments_are_for_the_source_and_for_what_lies_in_its_bucket(
-    who: str, s3_server: Any, bucket: str
-) -> None:
+def test_plain_arguments_are_for_the_source_and_its_bucket(who: str, s3_server: Any, bucket: str) -> None:
     """What ``storage_options={"anon": True}`` comes to, in xarray too."""
     options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
     fs = RefShardFileSystem(f"s3://{bucket}/refs.json.zst", **options)

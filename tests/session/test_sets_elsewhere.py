@@ -55,7 +55,7 @@ def bucket(s3_server: SeaweedServer) -> str:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_odd_names_in_the_bucket_of_a_set_are_read_with_the_options_of_the_set(
+def test_odd_names_in_bucket_of_set_are_read_with_options_of_set(
     bucket: str, s3_server: SeaweedServer, fast: bool
 ) -> None:
     fs = RefShardFileSystem(
@@ -76,12 +76,12 @@ def test_a_hierarchy_is_read_through_the_users_own_cache(
     assert list(tmp_path.iterdir())
 
 
-def test_an_archive_is_opened_with_the_options_of_what_it_lies_in(bucket: str, s3_server: SeaweedServer) -> None:
+def test_archive_is_opened_with_options_of_what_it_lies_in(bucket: str, s3_server: SeaweedServer) -> None:
     fs = RefShardFileSystem(f"zip::{bucket}/a.zip", target_options={"s3": s3_server.storage_options})
     assert fs.cat_file("k") == DATA
 
 
-def test_the_users_cache_admits_what_the_source_would_admit_without_it_and_nothing_else() -> None:
+def test_users_cache_admits_what_source_would_admit_without_it() -> None:
     rule = Admission.of("simplecache::s3://b/a.zarr", None, (), ())
     assert rule.admit("simplecache::s3://b/a.zarr/k")[1] is Access.OWN
     assert rule.admit("simplecache::s3://b/other")[1] is Access.OWN

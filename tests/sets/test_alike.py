@@ -50,7 +50,7 @@ def test_a_file_that_says_something_else_is_opened(tmp_path: Path) -> None:
     assert days_of(refshard_fs.concat(f"{tmp_path}/*.nc", "time", lazy=True)) == [*range(19), 21]
 
 
-def test_values_of_a_file_are_its_own_where_others_have_the_same_bytes_elsewhere(tmp_path: Path) -> None:
+def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> None:
     values = np.random.default_rng(1).integers(0, 3, (30, 2, 4)).astype("<i4")
     for day, (x, t) in enumerate(values):
         with h5py.File(tmp_path / f"{day}.h5", "w", track_order=True) as file:
@@ -67,7 +67,7 @@ def test_values_of_a_file_are_its_own_where_others_have_the_same_bytes_elsewhere
         assert read == values[:, number].tolist()
 
 
-def test_coordinates_beyond_the_first_bytes_are_those_of_each_file(tmp_path: Path, opened: list[str]) -> None:
+def test_coordinates_beyond_first_bytes_are_those_of_each_file(tmp_path: Path, opened: list[str]) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in range(20):
         with scipy_io.netcdf_file(tmp_path / f"{day}.nc", "w") as file:
@@ -95,7 +95,7 @@ def _first(data: bytes) -> FirstBytes:
 
 
 @pytest.mark.parametrize("depends", [False, True])
-def test_where_bytes_of_chunks_have_a_say_every_file_is_looked_at(depends: bool) -> None:
+def test_where_bytes_of_chunks_have_say_every_file_is_looked_at(depends: bool) -> None:
     def look(first: FirstBytes) -> Steps[ReferenceSet]:
         yield from ()
         data = first.data

@@ -109,7 +109,7 @@ def test_a_set_that_ends_within_a_chunk_cannot_go_on(tmp_path: Path) -> None:
         refshard_fs.append(url, written(tmp_path, day(4, 2), 9), "time")
 
 
-def test_a_document_that_ends_within_a_chunk_goes_on_with_chunks_that_are_joined(tmp_path: Path) -> None:
+def test_document_that_ends_within_a_chunk_is_appended_to(tmp_path: Path) -> None:
     url = target(tmp_path, "lazy", [day(0, 3)])
     assert refshard_fs.append(url, written(tmp_path, day(4, 3), 9), "time") == 3
     assert refshard_fs.append(url, written(tmp_path, day(7, 2), 10), "time") == 2
@@ -230,9 +230,7 @@ def test_whatever_the_sets_it_grows_into_their_concatenation(
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_metadata_that_say_in_two_ways_that_nothing_transforms_an_array_are_the_same(
-    lazy: bool, tmp_path: Path
-) -> None:
+def test_two_ways_to_say_no_transformer_are_the_same(lazy: bool, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr.__version__.startswith("2"):
         pytest.skip("zarr 2 writes version 2 alone")

@@ -28,7 +28,7 @@ def test_chunks_without_a_codec_are_shown_in_smaller_pieces(tmp_path: Path, lazy
         assert cube.references["v/33.0.0"][2] == 3 * 4 * 4
 
 
-def test_pieces_along_later_dimensions_are_those_of_chunks_of_length_1(tmp_path: Path) -> None:
+def test_pieces_along_later_dimensions_are_of_length_1(tmp_path: Path) -> None:
     file = month(tmp_path / "0.nc", 0, 4, (2, 3, 4))
     found = of_xarray(refshard_fs.concat([file], subchunks={"time": 1, "y": 1}))
     assert found["v"].encoding["chunks"] == (1, 1, 4)
@@ -44,7 +44,7 @@ def test_compressed_chunks_have_no_smaller_pieces(tmp_path: Path, lazy: bool) ->
         refshard_fs.concat(files, "time", lazy=lazy, subchunks={"time": 1})  # type: ignore[call-overload]
 
 
-def test_pieces_of_data_that_are_inline_and_of_an_array_that_ends_within_a_chunk() -> None:
+def test_pieces_of_inline_data_and_partial_chunks_are_right() -> None:
     meta = {"zarr_format": 2, "shape": [2, 7], "chunks": [1, 4], "dtype": "|u1", "order": "C", "fill_value": None}
     refs: dict[str, Any] = {
         "a/.zarray": {**meta, "filters": None, "compressor": None},

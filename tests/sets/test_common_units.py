@@ -69,9 +69,7 @@ def equal(found: Any, files: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "suffix"), [*((name, ".nc") for name in KINDS), ("noleap", ".nc3"), ("whole numbers", ".nc3")]
 )
-def test_years_that_count_from_their_own_beginning_have_their_instants(
-    tmp_path: Path, name: str, lazy: bool, suffix: str
-) -> None:
+def test_years_with_their_own_origin_have_their_instants(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
     files = [year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(2)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
     equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
@@ -130,7 +128,7 @@ def test_years_are_appended_in_the_units_of_the_set(tmp_path: Path, lazy: bool) 
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_year_in_the_same_units_is_appended_to_years_that_were_recoded(tmp_path: Path, lazy: bool) -> None:
+def test_year_in_equal_units_is_appended_to_recoded_years(tmp_path: Path, lazy: bool) -> None:
     files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
     again = year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
@@ -139,7 +137,7 @@ def test_a_year_in_the_same_units_is_appended_to_years_that_were_recoded(tmp_pat
     equal(xr.open_dataset(url, engine=RefShardBackend).load(), [*files, again])
 
 
-def test_an_eager_cube_of_years_refers_to_their_data_and_holds_times_and_bounds(tmp_path: Path) -> None:
+def test_eager_cube_of_years_holds_times_and_bounds(tmp_path: Path) -> None:
     files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
     refs = refshard_fs.concat(files, "time").references
     assert [refs[f"v/{i}"][0] for i in (0, 4)] == files

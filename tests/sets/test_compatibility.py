@@ -94,7 +94,7 @@ LATER = ("a time twice",)  # what is wrong with a file that follows another one
 
 
 @pytest.mark.parametrize(("name", "odd"), [(name, odd) for name in CASES for odd in (1, 0) if odd or name not in LATER])
-def test_an_error_names_the_files_the_variable_and_what_both_have(tmp_path: Path, name: str, odd: int) -> None:
+def test_error_names_files_variable_and_what_both_have(tmp_path: Path, name: str, odd: int) -> None:
     change, options, said = CASES[name]
     files = [written(tmp_path / f"file{i}.nc", i, change if i == odd else None) for i in range(2)]
     with pytest.raises(ManifestError) as caught:
@@ -135,7 +135,7 @@ def test_an_error_of_files_of_one_time_each_names_the_file(
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_an_error_of_a_chunk_of_a_cube_names_the_file_that_was_replaced(tmp_path: Path) -> None:
+def test_error_of_chunk_of_cube_names_file_that_was_replaced(tmp_path: Path) -> None:
     files = [scalar(tmp_path / f"file{i}.nc", i) for i in range(3)]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     scalar(tmp_path / "file2.nc", 2, anew("v", data=np.zeros((2, 4), "f4")))
@@ -145,7 +145,7 @@ def test_an_error_of_a_chunk_of_a_cube_names_the_file_that_was_replaced(tmp_path
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("units", [("hours", "minutes"), ("m", "km"), ("m", None), (None, "m")])
-def test_coordinates_in_other_units_are_not_put_behind_each_other(tmp_path: Path, units: Any, lazy: bool) -> None:
+def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: Any, lazy: bool) -> None:
     """Before it was mended: Coordinates along the joined dimension in different units (`m` and `km`; `hours` and
     `minutes`, no times since a date) were put behind each other as if they were in those of the first set.
     """

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_by_name(other: dict[str, Any], words: list
     ("member", "value"),
     [("filters", 5), ("compressor", "zlib"), ("fill_value", 2**40), ("fill_value", {}), ("fill_value", "x")],
 )
-def test_a_coordinate_whose_metadata_break_the_rules_is_named_or_left_as_it_is(member: str, value: Any) -> None:
+def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: Any) -> None:
     parts = [day(start, 2) for start in (0, 2)]
     for part in parts:
         part["time/.zarray"] = json.dumps({**json.loads(part["time/.zarray"]), member: value})
@@ -116,7 +116,7 @@ def test_a_variable_that_one_set_lacks_is_named() -> None:
         refshard_fs.concat([day(0, 4), other], dim="time")
 
 
-def test_a_dimension_that_nothing_is_along_is_told_with_those_that_there_are() -> None:
+def test_dimension_that_nothing_is_along_is_told_with_those() -> None:
     with pytest.raises(
         ManifestError, match=r"no variable is along 'tiem' in set 0.*there are time, x.*a pattern with fields"
     ):
@@ -186,7 +186,7 @@ def test_copies_that_are_stored_otherwise_are_compared_by_value(tmp_path: Path, 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dims", [("time", "x"), ("x", "time")])
-def test_copies_along_one_of_two_dimensions_are_compared_along_the_other(version: int, dims: tuple[str, str]) -> None:
+def test_copies_along_one_dimension_are_compared_along_another(version: int, dims: tuple[str, str]) -> None:
     def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
         bounds = np.arange(4.0).reshape(2, 2) + x + more
         return own(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
@@ -205,7 +205,7 @@ def test_copies_along_one_of_two_dimensions_are_compared_along_the_other(version
         joined(parts | {(6, 2): part(6, 2, 1)})
 
 
-def test_copies_without_names_of_dimensions_are_compared_where_sets_are_merged() -> None:
+def test_copies_without_dimension_names_are_compared_in_merges() -> None:
     parts = [own(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
     for part in parts:
         del part["table/.zattrs"]
@@ -215,7 +215,7 @@ def test_copies_without_names_of_dimensions_are_compared_where_sets_are_merged()
     assert np.frombuffer(fs.cat_file("table/0.0")).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_copies_that_differ_are_refused_and_large_ones_are_not_read() -> None:
+def test_different_copies_are_refused_and_large_ones_not_read() -> None:
     one, two = day(0, 2), day(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
         refshard_fs.concat([own(one, "crs", np.array(7), [], 2), own(two, "crs", np.array(8), [], 2)], dim="time")
@@ -234,7 +234,7 @@ def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_hierarchies_may_each_have_an_equal_copy_of_a_small_array(version: int, tmp_path: Path) -> None:
+def test_hierarchies_may_each_have_equal_copy_of_small_array(version: int, tmp_path: Path) -> None:
     """Their chunks are whole objects, of which no reference says how long they are."""
 
     def hierarchy(start: int, crs: int) -> str:
@@ -271,7 +271,7 @@ def test_disjoint_variables_are_merged() -> None:
     assert merged.references["air/0.1"] == one["air/0.1"]
 
 
-def test_dimensions_without_a_name_are_not_one_dimension_where_sets_are_merged_with_what_others_lack() -> None:
+def test_unnamed_dimensions_are_not_one_in_outer_merges() -> None:
     parts = [chunked(name, np.ones(shape, "<f4"), shape, []) for name, shape in (("one", (4,)), ("two", (5, 3)))]
     for part in parts:
         for key in [key for key in part if key.endswith(".zattrs")]:
@@ -282,7 +282,7 @@ def test_dimensions_without_a_name_are_not_one_dimension_where_sets_are_merged_w
 
 
 @pytest.mark.parametrize("is_scalar", [False, True])
-def test_what_differs_where_nothing_is_joined_needs_a_dimension_and_no_set_of_it_is_taken(is_scalar: bool) -> None:
+def test_difference_without_a_dimension_takes_no_set(is_scalar: bool) -> None:
     one, two = day(0, 2), day(2, 2)
     if is_scalar:
         for part, number in ((one, 1), (two, 2)):
@@ -316,14 +316,14 @@ def times(start: int, units: str) -> dict[str, Any]:
     return part
 
 
-def test_times_of_other_units_are_carried_over_where_that_is_exact() -> None:
+def test_times_of_other_units_are_carried_over_where_exact() -> None:
     parts = [times(2, "days since 2001-01-01"), times(4, "days since 2001-01-03"), times(48, "hours since 2001-01-08")]
     parts[2]["time/0"] = np.array([24, 48], "<i4").tobytes()
     both = read(refshard_fs.concat(parts, dim="time"))
     np.testing.assert_array_equal(both["time"], [2, 3, 6, 7, 8, 9])
 
 
-def test_times_that_cannot_be_carried_over_are_refused_with_both_units_and_the_way_out() -> None:
+def test_times_that_do_not_fit_are_refused_with_the_way_out() -> None:
     parts = [times(2, "days since 2001-01-01"), times(4, "months since 2001-01-03")]
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat(parts, dim="time")
@@ -429,9 +429,7 @@ def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["part.json", "part"])
-def test_a_set_from_elsewhere_is_not_made_the_users_own_with_what_it_may_not_reach(
-    http_server: Any, tmp_path: Any, name: str
-) -> None:
+def test_concat_refuses_what_a_remote_set_may_not_reach(http_server: Any, tmp_path: Any, name: str) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     part = {key: value for key, value in day(0, 2).items() if key.startswith((".z", "air/.z"))}
     part |= {f"air/0.{i}": [str(tmp_path / "secret"), 0, 6] for i in range(2)}
@@ -479,7 +477,7 @@ def _counting(counted: dict[str, int], name: str, call: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_coordinate_of_more_elements_than_memory_holds_is_joined_by_its_references(version: int) -> None:
+def test_coordinate_larger_than_memory_is_joined_by_reference(version: int) -> None:
     one = chunked("x", np.arange(2, dtype="<f8"), (2,), ["x"], version=version, inline=True)
     key = "x/.zarray" if version == 2 else "x/zarr.json"
     long = {**one, key: json.dumps({**json.loads(one[key]), "shape": [10**13]})}
@@ -488,7 +486,7 @@ def test_a_coordinate_of_more_elements_than_memory_holds_is_joined_by_its_refere
     assert RefShardFileSystem(joined).cat_file(chunk) == np.arange(2, dtype="<f8").tobytes()
 
 
-def test_a_coordinate_of_a_chunk_beyond_memory_is_refused_by_name() -> None:
+def test_coordinate_of_chunk_beyond_memory_is_refused_by_name() -> None:
     one = {
         "x/.zarray": json.dumps({"zarr_format": 2, "shape": [2], "chunks": [10**13], "dtype": "<f8", "order": "C",
                                  "fill_value": 0, "filters": None, "compressor": None}),
@@ -523,7 +521,7 @@ def test_sets_without_a_time_are_joined_to_one_without_a_time(tmp_path: Path, ov
     assert json.loads(RefShardFileSystem(made).cat_file("time/.zarray"))["shape"] == [0]
 
 
-def test_how_chunk_keys_are_spelled_and_what_absent_chunks_mean_makes_no_difference(tmp_path: Path) -> None:
+def test_spelling_of_keys_and_absent_chunks_makes_no_difference(tmp_path: Path) -> None:
     """Files are shown with `.` and stores of zarr 3 with `/`; netCDF4 and h5netcdf write other fill values."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")

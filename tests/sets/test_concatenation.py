@@ -118,7 +118,7 @@ def test_overlaps_are_found_in_other_units_too() -> None:
         refshard_fs.concat([days(0, 3), other], "time")
 
 
-def test_trimmed_arrays_of_several_dimensions_have_the_right_chunks() -> None:
+def test_trimmed_arrays_of_several_dimensions_have_right_chunks() -> None:
     def cube(first: int) -> dict[str, Any]:
         refs = days(first, 4)
         meta = {"zarr_format": 2, "shape": [2, 4, 2], "chunks": [1, 2, 1], "dtype": "|u1", "order": "C"}
@@ -141,7 +141,7 @@ def test_trimmed_arrays_of_several_dimensions_have_the_right_chunks() -> None:
 # ------------------------------------------------------------------ patterns, and what cannot be opened
 
 
-def test_a_pattern_stands_for_all_that_it_matches_in_natural_order(tmp_path: Path) -> None:
+def test_pattern_stands_for_all_that_it_matches_in_natural_order(tmp_path: Path) -> None:
     for number in (10, 9, 100):
         folder = tmp_path / f"month{number % 2}"
         folder.mkdir(exist_ok=True)
@@ -295,9 +295,7 @@ def grouped(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("which", ["a", "b"])
-def test_groups_whose_coordinates_differ_are_not_put_into_the_union_of_one_of_them(
-    tmp_path: Path, which: str, lazy: bool
-) -> None:
+def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, which: str, lazy: bool) -> None:
     """Before it was mended: In sets of groups that each have a coordinate of one name, `join="outer"` gave all groups
     the union of one group's values, `freq=` filled times of one into others, and `overlap=` and `append(...,
     on_duplicate=)` left out of all what one of them had already.
@@ -320,9 +318,7 @@ def test_groups_whose_coordinates_differ_are_not_put_into_the_union_of_one_of_th
 
 
 @pytest.mark.parametrize("how", [{"overlap": "first"}, {"overlap": "last"}, {"freq": 1}])
-def test_what_one_group_has_twice_or_lacks_is_not_left_out_of_or_added_to_another(
-    tmp_path: Path, how: dict[str, Any]
-) -> None:
+def test_duplicates_in_one_group_do_not_change_another(tmp_path: Path, how: dict[str, Any]) -> None:
     second = 4 if "freq" in how else 0
     alone = {"a": [0], "b": [0]}
     starts = (0, second)
@@ -338,9 +334,7 @@ def test_what_one_group_has_twice_or_lacks_is_not_left_out_of_or_added_to_anothe
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("how", ["skip", "replace"])
-def test_a_set_that_has_new_times_in_another_group_is_not_taken_for_one_that_is_there(
-    tmp_path: Path, how: Any, lazy: bool
-) -> None:
+def test_set_with_new_times_in_another_group_is_not_known(tmp_path: Path, how: Any, lazy: bool) -> None:
     first, second = (grouped({"a": [0, 1], "b": [10 + i, 20 + i]}, {"a": [0], "b": [0]}) for i in range(2))
     url = str(tmp_path / "cube.json")
     made: Any = refshard_fs.concat([written(tmp_path, "0.json", first)], "time", lazy=lazy)

@@ -36,7 +36,7 @@ def write_ensemble(folder: Path) -> None:
             write(ds, folder / member / f"tas_{year}.nc")
 
 
-def test_sets_are_joined_in_the_order_of_the_coordinate_that_differs(tmp_path: Path) -> None:
+def test_sets_are_joined_in_order_of_coordinate_that_differs(tmp_path: Path) -> None:
     write_days(tmp_path)
     xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), by_coords(tmp_path))
 

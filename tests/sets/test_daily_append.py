@@ -98,7 +98,7 @@ def grow(append: Append, server: SeaweedServer, kind: str, count: int, seed: int
 
 
 @pytest.mark.parametrize("kind", ["refshard", "json"])
-def test_a_daily_job_that_is_killed_and_run_again_leaves_whole_days_each_once(
+def test_killed_and_repeated_daily_job_leaves_each_day_once(
     appending: Append, s3_server: SeaweedServer, kind: str
 ) -> None:
     print(grow(appending, s3_server, kind, 2, 3))

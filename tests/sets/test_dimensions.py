@@ -23,14 +23,14 @@ def test_scalar_time_that_differs_becomes_the_dimension(tmp_path: Path) -> None:
     xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "t"))
 
 
-def test_dimension_without_coordinate_whose_length_differs_is_found(tmp_path: Path) -> None:
+def test_dimension_without_coordinate_is_found_by_its_length(tmp_path: Path) -> None:
     parts = [xr.Dataset({"a": (("obs", "x"), values(2 + n, seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
     xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), xr.concat(parts, "obs"))
 
 
-def test_sets_that_nothing_tells_apart_are_an_error_with_the_choices(tmp_path: Path) -> None:
+def test_sets_that_nothing_tells_apart_are_error_with_choices(tmp_path: Path) -> None:
     for number in range(2):
         write(xr.Dataset({"a": ("x", values(seed=number))}, {"x": X}), tmp_path / f"{number}.nc")
     with pytest.raises(ManifestError, match=r"same values of all coordinates \(x\).*name it \(dim=\)"):

@@ -99,6 +99,6 @@ def test_what_differs_is_left_to_who_parses(other: dict[str, Any]) -> None:
         [1],
     ],
 )
-def test_documents_with_more_in_them_are_not_taken_for_plain_ones(document: Any) -> None:
+def test_documents_with_more_members_are_not_plain(document: Any) -> None:
     assert members_of(document) is None
     assert members_of(json.dumps(document).encode()) is None

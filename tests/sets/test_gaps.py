@@ -202,7 +202,7 @@ def test_numbers_without_a_fill_value_have_no_gaps(tmp_path: Path, lazy: bool) -
         refshard_fs.concat(files, "time", freq="1D", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_floating_point_numbers_get_one_where_all_chunks_are_there(tmp_path: Path) -> None:
+def test_floating_point_gets_a_fill_value_if_chunks_are_complete(tmp_path: Path) -> None:
     files = [written(tmp_path / f"{i}.nc", some, fill=None) for i, some in enumerate(([0], [2]))]
     found = of_xarray(refshard_fs.concat(files, "time", freq="1D"))
     xr.testing.assert_equal(found, xr.concat(each(files), "time").resample(time="1D").asfreq())

@@ -56,7 +56,7 @@ def test_values_are_those_of_the_eager_concatenation(tmp_path: Path, version: in
         np.testing.assert_array_equal(values, expected[name])
 
 
-def test_a_name_of_more_digits_than_there_are_chunks_is_none_of_a_chunk(tmp_path: Path) -> None:
+def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
     digits = "9" * 4000  # more than any number of chunks has
     meta = {"zarr_format": 2, "shape": [2, 2], "chunks": [1, 2], "dtype": "|u1", "order": "C", "fill_value": 0}
     meta |= {"filters": None, "compressor": None, "dimension_separator": "/"}
@@ -249,7 +249,7 @@ def test_documents_are_parts_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(eager["air"], expected["air"])
 
 
-def test_a_document_in_place_of_a_url_has_the_length_that_is_given_for_all(tmp_path: Path) -> None:
+def test_document_in_place_of_url_has_length_given_for_all(tmp_path: Path) -> None:
     written(tmp_path, [day(0, 2), day(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2}
     within = document | {"sets": ["part1.json"]}
@@ -265,9 +265,7 @@ def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
         opened(str(tmp_path / "self.json")).ls("")
 
 
-def test_documents_of_documents_promise_no_more_names_than_there_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nested_documents_promise_a_bounded_number_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five lines are 20 000 chunks here, and could be any number: each is to be had, and all of them are not listed."""
     array = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     leaf = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "x", "a/1": "y"}
@@ -319,7 +317,7 @@ def test_what_breaks_the_format_is_refused_when_it_is_opened(
         ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
     ],
 )
-def test_a_part_that_became_another_one_is_refused_when_it_is_read(
+def test_part_that_became_another_one_is_refused_when_it_is_read(
     tmp_path: Path, other: dict[str, Any], words: str
 ) -> None:
     lazy = refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
@@ -359,7 +357,7 @@ def test_sharded_parts_are_shown_as_their_inner_chunks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
 
 
-def test_without_values_in_the_document_the_coordinate_is_joined_as_any_array(tmp_path: Path) -> None:
+def test_coordinate_without_values_is_joined_as_any_array(tmp_path: Path) -> None:
     parts = [day(0, 2), day(2, 2)]
     paths = written(tmp_path, parts)
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0, "time": 0}, "length": 2, "sets": paths}
@@ -369,7 +367,7 @@ def test_without_values_in_the_document_the_coordinate_is_joined_as_any_array(tm
 # ---------------------------------------------------------------------------------------- what parts may reach
 
 
-def test_a_remote_part_of_a_local_document_may_not_reach_this_machine(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_part_of_local_document_may_not_read_local_files(http_server: RangeServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdefghijklmn")
     part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
@@ -497,7 +495,7 @@ def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:
 
 @example(_first_lacks_its_chunk())
 @given(archives())
-def test_whatever_the_sets_keys_and_bytes_are_those_of_the_eager_concatenation(
+def test_random_sets_are_as_the_eager_concatenation(
     archive: tuple[list[dict[str, Any]], int],
 ) -> None:
     parts, axis = archive
@@ -557,7 +555,7 @@ def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coor
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_times_in_another_byte_order_are_the_same_whatever_version_is_asked_for(tmp_path: Path, version: int) -> None:
+def test_times_in_another_byte_order_are_the_same(tmp_path: Path, version: int) -> None:
     """NetCDF-3 is big-endian, which metadata of version 2 say, and those of version 3 do not."""
     paths = days(tmp_path, "scipy", 4)
     url, grown = str(tmp_path / "cube.json"), str(tmp_path / "grown.json")

@@ -133,7 +133,7 @@ def test_dimensions_of_names_have_holes(tmp_path: Path, kind: str, version: int)
     checked(refshard_fs.concat(pattern, dims=DIMS, lazy=True, join="outer", zarr_format=version), eager, tmp_path)
 
 
-def test_a_hole_in_a_cube_along_three_dimensions_may_be_a_whole_row(tmp_path: Path) -> None:
+def test_hole_in_cube_along_three_dimensions_may_be_whole_row(tmp_path: Path) -> None:
     for member, day, run in itertools.product(range(2), range(1, 3), range(2)):
         ds = xr.Dataset({"v": (("x",), np.full(3, 100 * run + 10 * member + day, "f4"))})
         if (member, day) != (0, 1) and (member, day, run) != (1, 2, 1):
@@ -145,7 +145,7 @@ def test_a_hole_in_a_cube_along_three_dimensions_may_be_a_whole_row(tmp_path: Pa
     checked(refshard_fs.concat(pattern, dims=dims, lazy=True, join="outer"), eager, tmp_path)
 
 
-def test_a_hole_has_the_time_of_the_files_beside_it_whatever_their_units(tmp_path: Path) -> None:
+def test_hole_has_time_of_files_beside_it_whatever_their_units(tmp_path: Path) -> None:
     for member, day in itertools.product(range(2), range(3)):
         if (member, day) not in [(0, 0), (1, 1)]:
             ds = dataset(day, member, since=f"2024-01-{day + 1:02d}")
@@ -322,7 +322,7 @@ def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, ver
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(("dtype", "fill"), [("i4", -1), ("f4", -9.0), ("f4", np.nan)])
-def test_gaps_in_stores_of_xarray_are_what_the_store_says_is_missing(
+def test_gaps_in_stores_of_xarray_are_what_store_says_is_missing(
     tmp_path: Path, dtype: str, fill: float, lazy: bool
 ) -> None:
     """xarray writes the attribute ``_FillValue`` to version 3, and leaves the array's own fill value at 0."""
@@ -344,7 +344,7 @@ def test_gaps_in_stores_of_xarray_are_what_the_store_says_is_missing(
 # ------------------------------------------------------------------ growing
 
 
-def test_a_cube_of_unions_does_not_grow_and_one_of_variables_does(tmp_path: Path) -> None:
+def test_cube_of_unions_does_not_grow_and_one_of_variables_does(tmp_path: Path) -> None:
     url = str(tmp_path / "cube.refshard")
     days = [written(tmp_path / f"{d}.nc", dataset(d, 0, xs)) for d, xs in enumerate(((0, 1), (2, 3), (0, 1, 2, 3)))]
     refshard_fs.concat(days[:2], "time", lazy=True, join="outer").save(url)
@@ -382,7 +382,7 @@ def test_a_cube_of_unions_does_not_grow_and_one_of_variables_does(tmp_path: Path
         ({"held": {"y": "base64:AAAA"}}, "it holds 'y', which its metadata do not show"),
     ],
 )
-def test_a_document_whose_places_are_not_those_of_its_sets_is_refused(change: dict[str, Any], said: str) -> None:
+def test_document_with_places_of_other_sets_is_refused(change: dict[str, Any], said: str) -> None:
     folder = f"memory://outer/{next(folders)}"
     one, other = Piece([0], 0, [0, 1, 2, 3, 4, 5], ["v"], (1, 2)), Piece([1], 0, [0, 1, 2, 5], ["v"], (1, 2))
     for number, piece in enumerate((one, other)):
@@ -454,7 +454,7 @@ def cubes(draw: st.DrawFn) -> tuple[list[list[Piece | None]], int]:
 
 @settings(max_examples=15)
 @given(cubes())
-def test_whatever_is_missing_a_lazy_cube_has_the_values_of_xarray(cube: tuple[list[list[Piece | None]], int]) -> None:
+def test_whatever_is_missing_lazy_cube_has_values_of_xarray(cube: tuple[list[list[Piece | None]], int]) -> None:
     rows, version = cube
     folder = f"memory://outer/{next(folders)}"
     expected_rows = []

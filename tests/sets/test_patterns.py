@@ -256,7 +256,7 @@ def one_time(folder: Path, day: int) -> str:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_files_of_one_time_each_are_joined_along_it_as_xarray_does(tmp_path: Path, version: int, *, lazy: bool) -> None:
+def test_files_of_one_time_each_are_joined_as_by_xarray(tmp_path: Path, version: int, *, lazy: bool) -> None:
     files = [one_time(tmp_path, day) for day in range(4)]
     expected = xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
     shuffled = [files[1], files[2], files[0]]
@@ -277,7 +277,7 @@ def test_files_of_one_time_each_are_joined_along_it_as_xarray_does(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("lazy", [False, True])
-def test_grib_files_of_one_field_each_are_a_cube_of_times_and_steps(tmp_path: Path, *, lazy: bool) -> None:
+def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *, lazy: bool) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
     from tests.support.grib_messages import message
@@ -313,7 +313,7 @@ def test_a_scalar_that_no_attribute_names_is_a_dimension_as_well(tmp_path: Path)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, *, lazy: bool) -> None:
+def test_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, *, lazy: bool) -> None:
     files = [one_time(tmp_path, day) for day in range(2)]
     with h5py.File(files[1], "r+") as file:
         file["w"] = np.zeros((2, 3))
@@ -331,7 +331,7 @@ def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
         refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")
 
 
-def test_files_cut_into_other_chunks_are_a_lazy_cube_of_two_dimensions_of_their_names(tmp_path: Path) -> None:
+def test_files_of_other_chunks_are_a_lazy_cube_of_two_dimensions(tmp_path: Path) -> None:
     for member in (1, 2):
         for year, size in ((2001, 2), (2002, 4)):
             ds = xr.Dataset({"v": (("x",), np.arange(4, dtype="f4") + 100 * member + year)})

@@ -61,7 +61,7 @@ def test_the_command_wants_as_many_new_prefixes_as_old_ones(tmp_path: Path, caps
     assert "--to" in capsys.readouterr().err
 
 
-def test_a_prefix_that_no_url_begins_with_is_an_error_that_names_it() -> None:
+def test_prefix_that_no_url_begins_with_is_error_that_names_it() -> None:
     for prefixes in ({"s3://ol": "gs://b"}, {"s3://old": "gs://b", "s3://new": "gs://c"}):
         last = [*prefixes][-1]
         with pytest.raises(ValueError, match=f"{last}' begins none of the set's 3 URLs, such as 's3://old/x.nc'"):
@@ -75,7 +75,7 @@ def test_prefixes_are_a_mapping() -> None:
         refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # what is tested
 
 
-def test_a_prefix_all_of_whose_urls_have_a_longer_one_is_not_missing() -> None:
+def test_prefix_all_of_whose_urls_have_longer_one_is_not_missing() -> None:
     new = refshard_fs.rebase({"a": ["s3://old/deep/x"]}, {"s3://old": "gs://a", "s3://old/deep": "gs://b"})
     assert new.references["a"] == ["gs://b/x"]
 

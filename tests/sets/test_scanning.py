@@ -31,7 +31,7 @@ def test_files_of_any_writer_are_a_cube(tmp_path: Path, writer: str, lazy: bool)
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
-def test_a_small_file_takes_one_request_and_its_small_variables_another(
+def test_small_file_takes_two_requests_with_its_variables(
     tmp_path: Path, writer: str, http_server: RangeServer
 ) -> None:
     urls = [http_server.put(f"day{n}.nc", Path(path).read_bytes()) for n, path in enumerate(days(tmp_path, writer, 40))]
@@ -42,7 +42,7 @@ def test_a_small_file_takes_one_request_and_its_small_variables_another(
     assert len(http_server.requests()) == 3 * len(urls)
 
 
-def test_what_files_have_in_common_is_compared_though_read_together(tmp_path: Path) -> None:
+def test_common_parts_of_files_are_compared_though_read_together(tmp_path: Path) -> None:
     paths = days(tmp_path, "scipy", 4)
     bounds = (np.arange(PLACES) - 0.5).astype(">f4").tobytes()
     Path(paths[2]).write_bytes(Path(paths[2]).read_bytes().replace(bounds, bytes(len(bounds))))
@@ -199,7 +199,7 @@ def test_damage_in_what_was_kept_is_found(tmp_path: Path) -> None:
     assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
 
 
-def test_workers_and_kept_scans_need_sources_that_are_opened_alike(tmp_path: Path) -> None:
+def test_workers_and_kept_scans_need_sources_opened_alike(tmp_path: Path) -> None:
     files = days(tmp_path, "scipy", 2)
     with pytest.raises(ValueError, match="opened alike"):
         refshard_fs.concat(files, "time", resume=tmp_path / "scans", zarr_format=3)

@@ -97,7 +97,7 @@ def test_parquet_cannot_hold_pins_and_says_so(tmp_path: Path) -> None:
     assert opened(str(tmp_path / "out")).cat_file("a/0") == b"ab"
 
 
-def test_a_target_that_moves_is_held_to_its_size_and_that_is_said(tmp_path: Path) -> None:
+def test_target_that_moves_is_held_to_its_size_and_that_is_said(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path / "old"))
     written(tmp_path / "new", STORE | {"a/1": b"longer"})
     with pytest.warns(UserWarning, match="3 targets that moved are held to sizes"):
@@ -127,7 +127,7 @@ def test_any_directory_will_do(tmp_path: Path) -> None:
     assert {key: fs.cat_file(key) for key in fs.find("")} == {"x/y.bin": b"12", "z": b""}
 
 
-def test_http_tells_keys_by_consolidated_metadata_and_is_asked_for_that_version(http_server: RangeServer) -> None:
+def test_http_tells_keys_and_versions_by_consolidated_metadata(http_server: RangeServer) -> None:
     for key, data in STORE.items():
         http_server.put(f"store/{key}", data)
     http_server.delete("store/a/1")

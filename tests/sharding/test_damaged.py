@@ -151,7 +151,7 @@ def test_chunks_may_share_bytes_leave_gaps_and_have_none() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_a_forged_count_reads_and_allocates_no_more_than_there_is(tmp_path: Path, sized: bool) -> None:
+def test_forged_count_reads_and_allocates_no_more_than_there_is(tmp_path: Path, sized: bool) -> None:
     fs, _ = source(tmp_path, "v2", SHARD_2, sized=sized)
     forged = json.dumps({**META_2, "shape": [2**40], "shards": [2**24]})  # an index of 256 MiB
     if sized:

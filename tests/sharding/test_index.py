@@ -196,7 +196,7 @@ def chunk(content: dict[str, bytes], place: int) -> str:
         if place in ("local", "http", "references to ranges") or wrong in ONE_EACH
     ],
 )
-def test_a_chunk_said_to_reach_into_an_index_or_past_the_end_is_damage(
+def test_chunk_said_to_reach_into_index_or_past_end_is_damage(
     place: str, wrong: str, places: dict[str, Source]
 ) -> None:
     content = files(*WRONG[wrong])
@@ -254,7 +254,7 @@ def test_a_shard_that_begins_within_its_index_is_damaged() -> None:
 
 @pytest.mark.parametrize("checksum", [False, True])
 @pytest.mark.parametrize("before", [b"", b"something else"])
-def test_a_chunk_manifest_without_lengths_leads_to_shards_of_the_same_care(
+def test_shards_of_manifest_without_lengths_are_checked_too(
     tmp_path: Path, http_server: Any, checksum: bool, before: bytes
 ) -> None:
     for pair, expected in (((30, 10), PAYLOAD[30:]), ((35, 10), None)):
@@ -286,7 +286,7 @@ def test_what_the_index_costs_is_the_same(http_server: Any) -> None:
 
 @pytest.mark.parametrize("place", ["local", "http"])
 @pytest.mark.parametrize("encoding", ["raw", "gzip"])
-def test_chunks_of_a_volume_do_not_lie_in_their_index_or_past_the_end(
+def test_chunks_of_volume_do_not_lie_in_their_index_or_past_end(
     tmp_path: Path, place: str, encoding: str, places: dict[str, Source]
 ) -> None:
     sharding = {

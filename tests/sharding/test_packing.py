@@ -28,7 +28,7 @@ def payloads(data: np.ndarray[Any, Any], chunk_shape: Any, fill: int = 0) -> dic
 # ------------------------------------------------------------------ bytes
 
 
-def test_a_shard_is_its_chunks_in_morton_order_then_the_index_and_its_checksum() -> None:
+def test_shard_is_chunks_in_morton_order_index_and_checksum() -> None:
     layout = layout_of(version_3((4, 4), (4, 4), [sharding([2, 2])]))
     parts = layout.rewrite((2, 2), None, {(0, 0): b"aaaa", (0, 1): b"bb", (1, 0): b"c"})
     index = np.array([(0, 4), (5, 2), (4, 1)], "<u8").tobytes() + ONES * 2
@@ -36,7 +36,7 @@ def test_a_shard_is_its_chunks_in_morton_order_then_the_index_and_its_checksum()
     assert b"".join(parts) == b"aaaacbb" + index + crc32c(index).to_bytes(4, "little")
 
 
-def test_offsets_count_from_the_first_byte_also_behind_an_index_at_the_start() -> None:
+def test_offsets_count_from_the_first_byte_of_the_shard() -> None:
     layout = layout_of(version_3((4,), (4,), [sharding([2], index=[BIG], at="start")]))
     parts = layout.rewrite((2,), None, {(1,): b"xyz"})
     assert parts is not None
@@ -66,7 +66,7 @@ def test_the_prototype_has_full_size_indexes_and_no_checksum() -> None:
     assert data == b"xy" + ONES * 2 + np.array([0, 2], "<u8").tobytes() + ONES * 4
 
 
-def test_the_prototypes_first_state_marks_missing_chunks_by_no_length() -> None:
+def test_prototypes_first_state_marks_missing_by_no_length() -> None:
     layout = layout_of(version_2((4,), (2,), (2,)), endian="big")
     assert b"".join(layout.rewrite((2,), None, {(1,): b"xy"}) or ()) == b"xy" + bytes(16 + 8) + b"\0" * 7 + b"\2"
     with pytest.raises(ValueError, match="no bytes cannot be told from a missing one"):
@@ -246,7 +246,7 @@ def _is_there(fs: Any, layout: Any, at: tuple[int, ...]) -> bool:
 @pytest.mark.parametrize(
     "name", ["zarr-java-index-end", "zarr-java-index-start", "zarrita-py-2d-ragged", "zarrs-rust-8x8"]
 )
-def test_chunks_of_other_writers_survive_the_rewriting_of_their_shards(shared_data: Path, name: str) -> None:
+def test_chunks_of_other_writers_survive_a_rewritten_shard(shared_data: Path, name: str) -> None:
     folder = shared_data / "shards" / name
     doc = json.loads((folder / "zarr.json").read_text())
     shards = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.glob("c/**/*") if p.is_file()}

@@ -131,7 +131,7 @@ def test_the_next_column_reads_no_index_and_nothing_of_a_third(counter: Counter)
 
 
 @pytest.mark.parametrize("concurrency", [10, 128])
-def test_each_of_several_whole_shards_is_read_together_with_its_index(counter: Counter, concurrency: int) -> None:
+def test_several_whole_shards_are_read_with_their_indexes(counter: Counter, concurrency: int) -> None:
     """Nothing is read of the shards that follow."""
     counter.server.latency = 0.05
     with zarr.config.set({"async.concurrency": concurrency}):
@@ -171,7 +171,7 @@ def test_whole_shards_are_one_request_each(folder: Path, data: np.ndarray[Any, A
         assert len(server.requests()) == 1
 
 
-def test_a_shard_that_is_wanted_whole_is_read_with_its_index_and_not_after_it(counter: Counter) -> None:
+def test_shard_wanted_whole_is_read_together_with_its_index(counter: Counter) -> None:
     with zarr.config.set({"async.concurrency": 128}):
         assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) == 2
     data, index = sorted(counter.server.requests(), key=lambda r: r.start or 0)
@@ -179,7 +179,7 @@ def test_a_shard_that_is_wanted_whole_is_read_with_its_index_and_not_after_it(co
     assert index.sent == 1604
 
 
-def test_what_is_announced_beside_a_damaged_shard_is_fetched_all_the_same(folder: Path, tmp_path: Path) -> None:
+def test_announcement_beside_a_damaged_shard_is_fetched(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "a", tmp_path / "a")
     shard = tmp_path / "a/c/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")

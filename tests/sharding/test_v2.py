@@ -51,7 +51,7 @@ def test_shards_left_whole_on_request(tmp_path: Path) -> None:
         assert fs.cat_file(name) == (tmp_path / name).read_bytes()
 
 
-def test_the_older_big_endian_state_is_read_where_the_user_says_so(tmp_path: Path) -> None:
+def test_older_big_endian_state_is_read_where_user_says_so(tmp_path: Path) -> None:
     data = sparse((20, 3))
     write_prototype(tmp_path, data, (3, 2), (2, 2), big_endian=True, compressor=ZLIB)
     assert np.array_equal(array(tmp_path, shard_options={"endian": "big"})[...], data)
@@ -167,9 +167,7 @@ def test_arrays_written_by_the_prototype_itself(shared_data: Path, name: str) ->
         ({"shard_format": "morton_order", "chunks": [2**40, 2**40]}, "more than 2**63 bytes"),
     ],
 )
-def test_metadata_that_contradicts_itself_passes_whole_and_is_reported(
-    tmp_path: Path, change: dict[str, Any], reason: str
-) -> None:
+def test_contradictory_metadata_passes_and_is_reported(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     text = json.dumps({**json.loads((tmp_path / ".zarray").read_text()), **change})
     (tmp_path / ".zarray").write_text(text)

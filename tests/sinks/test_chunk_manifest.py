@@ -107,7 +107,7 @@ def test_checks_and_empty_chunks_are_kept_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq"])
-def test_what_reaches_from_within_a_target_to_its_end_is_no_reference_of_a_set(tmp_path: Path, name: str) -> None:
+def test_open_range_within_a_target_is_not_representable(tmp_path: Path, name: str) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     source = opened(str(write(tmp_path / "a", {"0": {"path": "../raw", "offset": 4}})))
     assert source.cat_file("c/0") == b"456789"

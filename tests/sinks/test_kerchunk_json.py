@@ -21,7 +21,7 @@ def target(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_json_is_of_version_1_unless_a_url_would_be_taken_for_a_template(tmp_path: Path) -> None:
+def test_json_is_version_1_unless_a_url_looks_like_a_template(tmp_path: Path) -> None:
     for url, version in (("/x/u", 1), ("/x/{{u}}", 0)):
         written = files({"a/.zarray": v2_array([3], [1])}, 3, {"a/refs.0.parq": [None, [url, 1, 2], None]})
         fs = RefShardFileSystem(store(tmp_path / "a.parq", written))

@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> str:
     return str(tmp_path / "refs.json")
 
 
-def test_an_asynchronous_filesystem_answers_synchronous_calls_too(source: str) -> None:
+def test_asynchronous_filesystem_answers_synchronous_calls_too(source: str) -> None:
     fs = RefShardFileSystem(source, asynchronous=True)
     assert fs.info(".zgroup") == RefShardFileSystem(source).info(".zgroup")
     assert fs.cat_file(".zgroup") == RefShardFileSystem(source).cat_file(".zgroup")

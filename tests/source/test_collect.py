@@ -73,7 +73,7 @@ def test_a_set_in_memory_has_its_copies_there(file: Path) -> None:
         fs.rm("/copies", recursive=True)
 
 
-def test_sources_that_become_parts_of_others_are_refused_with_advice(file: Path) -> None:
+def test_sources_that_join_others_are_refused_with_advice(file: Path) -> None:
     with pytest.raises(
         ManifestError, match=r"'0/1.0' is made from other bytes.*Convert this source alone.*read the source in place"
     ):
@@ -134,7 +134,7 @@ RefShardFileSystem(sys.argv[1]).save(sys.argv[2], callback=Kill())
 """
 
 
-def test_a_process_that_ends_while_it_copies_leaves_the_set_that_was_there(file: Path) -> None:
+def test_process_that_ends_while_copying_keeps_the_old_set(file: Path) -> None:
     refs = file.with_name("refs.json")
     opened(file).save(str(refs))
     before = refs.read_bytes()

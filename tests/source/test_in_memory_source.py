@@ -93,7 +93,7 @@ def test_another_process_reads_the_same(tmp_path: Any) -> None:
     assert run.stdout.strip() == str(["s3://b/x", 29900, 2**40 + 9])
 
 
-def test_json_of_a_small_set_is_read_elsewhere_and_of_a_large_one_says_what_to_do(tmp_path: Any) -> None:
+def test_json_of_a_small_set_is_portable_and_of_a_large_not(tmp_path: Any) -> None:
     large = {"a/.zarray": references()["a/.zarray"], "data": "x" * (1 << 20)}
     code = """
 import sys, fsspec

@@ -52,7 +52,7 @@ def test_event_loops_that_have_ended_are_not_kept(source: str) -> None:
     assert sum(loop() is not None for loop in loops) <= 1
 
 
-def test_loops_that_were_closed_without_a_word_go_when_the_next_one_reads(source: str) -> None:
+def test_closed_loops_are_dropped_when_the_next_one_reads(source: str) -> None:
     fs = opened({"k": "data"}, asynchronous=True)
     loops = []
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_loops_that_were_closed_without_a_word_go_when_the_next_one_reads(source
     assert sum(loop() is not None for loop in loops) <= 1
 
 
-def test_connections_are_closed_on_their_loop_when_the_process_ends(source: str) -> None:
+def test_connections_are_closed_on_their_loop_when_process_ends(source: str) -> None:
     code = f"from refshard_fs import RefShardFileSystem as FS\nassert FS({source!r}).cat_file('k/9') == bytes([9])"
     out = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
     assert "Non-thread-safe" not in out.stderr
@@ -84,7 +84,7 @@ def test_copies_of_a_filesystem_open_its_source_once(source: str, http_server: R
     assert len({copy.source for copy in copies}) == 1
 
 
-def test_an_asynchronous_copy_as_zarr_makes_it_counts_with_its_original(source: str) -> None:
+def test_asynchronous_copy_by_zarr_counts_with_its_original(source: str) -> None:
     fs = opened(source)
     spelled = json.loads(fs.to_json()) | {"asynchronous": True}
     copy = RefShardFileSystem.from_json(json.dumps(spelled))
@@ -93,7 +93,7 @@ def test_an_asynchronous_copy_as_zarr_makes_it_counts_with_its_original(source: 
     assert fs.stats()["keys"] == 1
 
 
-def test_a_copy_whose_arguments_were_changed_has_nothing_of_its_original(source: str) -> None:
+def test_copy_with_other_arguments_shares_nothing(source: str) -> None:
     fs = opened(source, allow="any")
     fs.cat_file("k/1")
     spelled = json.loads(fs.to_json()) | {"allow": ["s3://elsewhere/"]}
@@ -101,7 +101,7 @@ def test_a_copy_whose_arguments_were_changed_has_nothing_of_its_original(source:
         RefShardFileSystem.from_json(json.dumps(spelled)).cat_file("k/1")
 
 
-def test_a_filesystem_that_is_made_anew_opens_the_source_as_it_is_now(tmp_path: Path) -> None:
+def test_filesystem_that_is_made_anew_opens_source_as_it_is_now(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     path.write_text('{"k": "old"}')
     first = opened(str(path))

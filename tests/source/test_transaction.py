@@ -31,9 +31,7 @@ def fs(tmp_path: Path) -> RefShardFileSystem:
 LARGE = b"0123456789" * 10
 
 
-def test_workers_see_what_was_not_committed_and_their_writes_are_committed(
-    tmp_path: Path, fs: RefShardFileSystem
-) -> None:
+def test_workers_see_uncommitted_writes_and_theirs_are_committed(tmp_path: Path, fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", LARGE)
     elsewhere(
         fs,
@@ -56,7 +54,7 @@ def test_workers_see_what_was_not_committed_and_their_writes_are_committed(
     assert sorted(file.read_bytes() for file in left) == [b"again" * 9, b"x" * 50]
 
 
-def test_what_a_worker_wrote_before_this_process_wrote_the_same_key_is_a_conflict(fs: RefShardFileSystem) -> None:
+def test_key_written_by_worker_and_then_here_is_a_conflict(fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/1", b"before")
     elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
     fs.pipe_file("a/c/1", b"after")
@@ -65,7 +63,7 @@ def test_what_a_worker_wrote_before_this_process_wrote_the_same_key_is_a_conflic
     fs.discard()
 
 
-def test_a_worker_cannot_commit_and_takes_a_failed_transaction_back(fs: RefShardFileSystem) -> None:
+def test_worker_cannot_commit_and_takes_failed_transaction_back(fs: RefShardFileSystem) -> None:
     elsewhere(
         fs,
         "from refshard_fs import ReadOnlyError\n"
@@ -137,7 +135,7 @@ def _save(fs: RefShardFileSystem, url: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore::refshard_fs.CostlyPattern")
-def test_a_child_that_was_forked_while_a_thread_wrote_waits_for_nobody(tmp_path: Path) -> None:
+def test_child_forked_while_a_thread_writes_does_not_wait(tmp_path: Path) -> None:
     make_sharded(tmp_path / "store", np.ones((8, 12), "<i4"), (8, 12), (2, 3), KINDS[0])
     fs = opened(tmp_path / "store")
     key = next(key for key in fs.find("a") if key[-1].isdigit())

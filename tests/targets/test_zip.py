@@ -149,7 +149,7 @@ def test_member_with_wrong_checksum_or_size_is_an_error(http_server: RangeServer
 
 
 @pytest.mark.parametrize("at", [8, 14, 18, 22, 30], ids=["method", "checksum", "stored", "size", "name"])
-def test_a_local_header_that_contradicts_the_directory_is_an_error(http_server: RangeServer, at: int) -> None:
+def test_local_header_that_contradicts_directory_is_error(http_server: RangeServer, at: int) -> None:
     data = bytearray(zipped({"member": DATA, "other": DATA}))
     data[at] ^= 1
     url = http_server.put("/a.zip", bytes(data))

@@ -79,7 +79,7 @@ def test_missing_chunks_are_counted_and_no_error(make: Make) -> None:
     assert report.missing == 2 + 499
 
 
-def test_keys_outside_the_grid_are_errors_where_they_look_like_chunks(make: Make) -> None:
+def test_keys_outside_the_grid_are_errors_if_like_chunks(make: Make) -> None:
     refs = {**GOOD, "a/3": ["data.bin", 6, 2], "a/0.0": "xy", "a/01": "xy", "a/readme": "xy", "elsewhere/3": "xy"}
     report = check(make(refs))
     assert sorted(found(report)) == [("error", "outside-grid", key) for key in ("a/0.0", "a/01", "a/3")]
@@ -116,7 +116,7 @@ def test_metadata_that_breaks_the_rules_is_an_error(make: Make, key: str, text: 
 
 
 @pytest.mark.parametrize("key", ["b/zarr.json", "b/.zgroup"])
-def test_chunks_of_an_array_whose_metadata_are_those_of_another_version_are_read(make: Make, key: str) -> None:
+def test_chunks_of_arrays_with_metadata_of_two_versions_are_read(make: Make, key: str) -> None:
     document = array() if key == "b/zarr.json" else json.dumps(V3)
     report = check(make({**GOOD, key: document, "b/0": ["data.bin", 0, 1]}), "full")
     assert ("error", "metadata", key) in found(report)
@@ -163,7 +163,7 @@ def test_ranges_beyond_the_target_are_errors(make: Make) -> None:
     assert beyond[0].url.endswith("data.bin")
 
 
-def test_of_many_findings_all_are_counted_and_the_first_are_shown(make: Make) -> None:
+def test_of_many_findings_all_are_counted_and_first_are_shown(make: Make) -> None:
     refs = {"a/.zarray": array(200, 1)} | {f"a/{i}": ["data.bin", 9 + i, 1] for i in range(100)}
     report = check(make(refs))
     assert report.counts == {"beyond-target": 100}
@@ -234,7 +234,7 @@ def test_a_target_replaced_while_it_is_checked_is_an_error(make: Make, http_serv
 
 
 @pytest.mark.parametrize("separator", ["/", "."])
-def test_damaged_shard_indexes_are_errors_and_the_rest_is_checked(make: Make, separator: str) -> None:
+def test_damaged_shard_indexes_are_errors_and_rest_is_checked(make: Make, separator: str) -> None:
     inner = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}]}
     encoding = {"name": "default", "configuration": {"separator": separator}}
     codecs = [{"name": "sharding_indexed", "configuration": inner}]

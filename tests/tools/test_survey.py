@@ -105,7 +105,7 @@ def nested_set(tmp_path: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
-def test_shards_in_shards_and_what_lies_beside_shards_are_surveyed(tmp_path: Path) -> None:
+def test_nested_shards_and_keys_beside_them_are_surveyed(tmp_path: Path) -> None:
     fs = RefShardFileSystem(nested_set(tmp_path))
     found = survey(fs)
     assert keys_of(found) == set(fs.find(""))
@@ -121,7 +121,7 @@ def test_shards_in_shards_and_what_lies_beside_shards_are_surveyed(tmp_path: Pat
                     raise AssertionError(f"{other} is no span")
 
 
-def test_a_million_inner_chunks_take_a_read_for_each_shard_and_no_look_up_for_each_chunk(tmp_path: Path) -> None:
+def test_million_inner_chunks_take_one_read_a_shard(tmp_path: Path) -> None:
     side, shard = 1024, 256
     document = {
         "zarr_format": 3,

@@ -60,7 +60,7 @@ def checked(server: RangeServer, chunks: list[str], codec: str = "odd", **option
     return check(RefShardFileSystem(url, skip_instance_cache=True, **options), "full")
 
 
-def test_a_chunk_that_ends_its_process_or_takes_all_memory_is_left_out(http_server: RangeServer) -> None:
+def test_chunk_that_ends_its_process_is_left_out(http_server: RangeServer) -> None:
     report = checked(http_server, ["good", "exit", "huge", "good"])
     assert report.decoded == 2
     assert [(finding.severity, finding.kind, finding.key) for finding in report.findings] == [

@@ -23,7 +23,7 @@ def well_formed(html: str) -> str:
     return html
 
 
-def test_a_filesystem_over_references_shows_its_arrays_and_targets() -> None:
+def test_filesystem_over_references_shows_its_arrays_and_targets() -> None:
     said = well_formed(RefShardFileSystem({"a/.zarray": ARRAY, "a/0": ["s3://b/k", 0, 2]})._repr_html_())
     cells = re.findall(r"<t[dh](?: [^>]*)?>([^<]*)<", said)
     assert cells[:10] == ["array", "shape", "dtype", "chunk", "chunks", "a", "4", "|u1", "2", "2"]
@@ -66,7 +66,7 @@ class Structure(HTMLParser):
         self._inside = ""
 
 
-def test_views_have_tables_without_empty_columns_and_folded_details(tmp_path: Path) -> None:
+def test_views_have_no_empty_columns_and_fold_details(tmp_path: Path) -> None:
     for name, shown in views(tmp_path).items():
         found = Structure(shown._repr_html_())
         assert found.tables, name
@@ -131,7 +131,7 @@ def test_cells_of_views_look_as_they_should_in_jupyterlab_too() -> None:
     assert [line for line in aligned if not line.startswith(".rs.rs-view th")] == []
 
 
-def test_what_a_filesystem_is_called_names_its_source_and_tells_it_from_others() -> None:
+def test_name_of_a_filesystem_tells_its_source() -> None:
     fs, other = (RefShardFileSystem("https://me:secret@host/refs.json", allow=["s3://b/"], retries=n) for n in (1, 2))
     assert repr(fs).startswith("<RefShardFileSystem of https://...@host/refs.json at 0x")
     assert repr(fs) != repr(other)
@@ -182,7 +182,7 @@ def test_many_arrays_are_cut_short() -> None:
     assert said.count("<tr>") < 50
 
 
-def test_damaged_metadata_among_many_arrays_are_told_where_arrays_are_listed() -> None:
+def test_damaged_metadata_among_many_is_told_where_listed() -> None:
     meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "fill_value": 0}
     refs = {f"v{i}/.zarray": json.dumps(meta) for i in range(1000)}
     fs = RefShardFileSystem({**refs, "v7/.zarray": json.dumps(meta | {"shape": [-1]})})
@@ -214,6 +214,6 @@ def test_visualize_makes_a_picture_that_saves_itself(tmp_path: Path) -> None:
         made.save(tmp_path / "a.gif")
 
 
-def test_a_filesystem_of_an_event_loop_of_its_own_can_be_pictured(shared_data: Path) -> None:
+def test_filesystem_of_event_loop_of_its_own_can_be_pictured(shared_data: Path) -> None:
     fs = RefShardFileSystem(str(shared_data / "shards" / "zarrs-rust-8x8"), asynchronous=True)
     assert len(fs.visualize().map.arrays[0]) == 4

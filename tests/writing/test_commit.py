@@ -107,7 +107,7 @@ def changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> Changes:
 
 
 @pytest.mark.parametrize(("at", "is_made"), [(0, True), (9, False), (13, True), (15, False)])
-def test_a_commit_that_fails_says_what_it_put_and_the_next_one_finishes(
+def test_failed_commit_says_what_it_put_and_can_be_finished(
     place: Place, changes: Changes, at: int, is_made: bool
 ) -> None:
     fs = place.written(2)
@@ -142,7 +142,7 @@ def test_who_discards_what_failed_sees_what_is_there(place: Place, changes: Chan
     assert place.seen() == state(3)
 
 
-def test_chunks_are_put_first_then_metadata_and_removals_come_last(place: Place, changes: Changes) -> None:
+def test_chunks_are_put_before_metadata_and_removals(place: Place, changes: Changes) -> None:
     fs = place.written(4)
     fs.rm("p/c", recursive=True)
     fs.commit()
@@ -158,9 +158,7 @@ def test_chunks_are_put_first_then_metadata_and_removals_come_last(place: Place,
     assert removed[0] == "n1/zarr.json", "who reads meanwhile finds no array before it finds one without chunks"
 
 
-def test_a_conflict_in_the_middle_leaves_what_somebody_else_wrote(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conflict_in_middle_leaves_what_somebody_else_wrote(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     put, done = Objects.put, [False]
     name = next(key for key in state(2) if key.startswith("p/c/") and key in state(1))
     fs = place.opened()

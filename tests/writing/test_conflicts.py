@@ -72,7 +72,7 @@ def replaced_since(opened: Open) -> RefShardFileSystem:
     return second
 
 
-def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_merges(opened: Open) -> None:
+def test_shard_replaced_by_others_is_refused_then_merged(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the shards that are there now"):
@@ -83,7 +83,7 @@ def test_a_shard_that_another_process_replaced_is_refused_and_the_second_try_mer
     assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
 
-def test_a_full_shard_over_one_that_another_process_replaced_is_refused_too(opened: Open) -> None:
+def test_full_shard_over_a_replaced_one_is_refused(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe({"a/0": chunk(5), "a/1": chunk(5)})
     with pytest.raises(ConflictError):
@@ -93,7 +93,7 @@ def test_a_full_shard_over_one_that_another_process_replaced_is_refused_too(open
 
 
 @pytest.mark.parametrize("key", ["a/.zarray", "plain/0"])
-def test_a_document_or_a_chunk_that_another_process_replaced_is_not_written_over(opened: Open, key: str) -> None:
+def test_object_replaced_by_another_process_is_not_overwritten(opened: Open, key: str) -> None:
     first, second = opened(), opened()
     before = json.dumps({**version_2((10,), (2,), (2,))}).encode() if key.endswith(".zarray") else chunk(1)
     first.pipe_file(key, before)
@@ -127,7 +127,7 @@ def replaced_document(opened: Open) -> tuple[RefShardFileSystem, bytes]:
     return second, theirs
 
 
-def test_a_document_that_was_replaced_with_a_shard_is_not_written_over_by_the_second_try(opened: Open) -> None:
+def test_document_replaced_with_a_shard_is_kept_at_second_try(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     first = opened()
     first.pipe_file("a/1", chunk(3))
@@ -140,7 +140,7 @@ def test_a_document_that_was_replaced_with_a_shard_is_not_written_over_by_the_se
     second.discard()
 
 
-def test_opening_the_source_anew_does_not_forget_what_was_written_on_what(opened: Open) -> None:
+def test_opening_anew_remembers_the_state_that_was_written_on(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     second.invalidate_cache()
     assert array(second, mode="r")[:2].tolist() == [1, 1]
@@ -155,7 +155,7 @@ def test_opening_the_source_anew_does_not_forget_what_was_written_on_what(opened
     assert opened("r").cat_file("plain/.zattrs") == b"{}"
 
 
-def test_a_transaction_that_fails_does_not_forget_what_was_written_before_it_on_what(opened: Open) -> None:
+def test_failed_transaction_remembers_the_state_before_it(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     with contextlib.suppress(KeyError), second.transaction:
         second.pipe_file("a/3", chunk(3))
@@ -176,7 +176,7 @@ def test_a_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open) -
     assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
 
-def test_writers_in_one_process_put_their_chunks_into_what_the_others_left(opened: Open) -> None:
+def test_writers_of_one_process_merge_their_chunks(opened: Open) -> None:
     filesystems = [opened() for _ in range(4)]
     for number, fs in enumerate(filesystems):
         fs.pipe_file(f"a/{number}", chunk(number + 1))
@@ -191,7 +191,7 @@ def test_writers_in_one_process_put_their_chunks_into_what_the_others_left(opene
     assert array(opened("r"), mode="r")[:].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_a_reader_is_told_that_a_shard_was_replaced_and_starts_over(opened: Open) -> None:
+def test_reader_is_told_that_shard_was_replaced_and_starts_over(opened: Open) -> None:
     writer, reader = opened(), opened("r")
     writer.pipe_file("a/0", chunk(1))
     writer.commit()
@@ -202,7 +202,7 @@ def test_a_reader_is_told_that_a_shard_was_replaced_and_starts_over(opened: Open
     assert reader.cat_file("a/0") == chunk(2)
 
 
-def test_a_chunk_that_this_process_and_then_another_replaced_is_not_written_over(opened: Open) -> None:
+def test_chunk_replaced_by_another_process_is_kept(opened: Open) -> None:
     """Before it was mended: A chunk or a full shard on S3 that was read, then replaced by this process and after that
     by another one, was written over by an edit of what was read: the other process's bytes were lost.
     """

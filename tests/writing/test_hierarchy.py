@@ -133,7 +133,7 @@ def test_one_chunk_changes_and_the_payloads_of_the_others_do_not(tmp_path: Path,
     assert after == before
 
 
-def test_removed_directories_of_chunks_are_left_out_of_their_shards(tmp_path: Path, data: Any) -> None:
+def test_removed_chunk_directories_are_left_out_of_shards(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -151,7 +151,7 @@ def test_removed_directories_of_chunks_are_left_out_of_their_shards(tmp_path: Pa
     assert opened(tmp_path).ls("", detail=False) == ["zarr.json"]
 
 
-def test_an_array_written_anew_with_other_chunks_is_an_ordinary_one(tmp_path: Path, data: Any) -> None:
+def test_array_written_anew_with_other_chunks_is_ordinary_one(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -167,7 +167,7 @@ def test_an_array_written_anew_with_other_chunks_is_an_ordinary_one(tmp_path: Pa
     assert sorted(objects(tmp_path)) == [f"c/{i}/{j}" for i in range(3) for j in range(3)]
 
 
-def test_metadata_of_another_array_over_the_old_one_takes_its_shards_away(tmp_path: Path, data: Any) -> None:
+def test_metadata_of_another_array_takes_the_old_shards_away(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -182,7 +182,7 @@ def test_metadata_of_another_array_over_the_old_one_takes_its_shards_away(tmp_pa
     assert sorted(objects(tmp_path)) == ["c/0/0", "notes.txt"] or sorted(objects(tmp_path)) == ["c/0/0"]
 
 
-def test_an_array_written_anew_as_the_view_shows_it_keeps_its_shards(tmp_path: Path, kind: str, data: Any) -> None:
+def test_array_written_anew_as_view_shows_it_keeps_its_shards(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     document = "a/.zarray" if kind == "prototype" else "a/zarr.json"
@@ -197,7 +197,7 @@ def test_an_array_written_anew_as_the_view_shows_it_keeps_its_shards(tmp_path: P
     assert len(objects(tmp_path)) == 1
 
 
-def test_a_new_array_through_the_view_is_an_ordinary_one_unless_it_is_sharded_itself(tmp_path: Path) -> None:
+def test_new_array_is_sharded_only_if_it_says_so(tmp_path: Path) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_group(tmp_path, 3)
@@ -257,7 +257,7 @@ def test_an_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any)
     assert list((tmp_path / "a").rglob("*")) == []
 
 
-def test_copied_and_moved_keys_have_the_bytes_of_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+def test_copied_and_moved_keys_have_bytes_of_before_commit(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     one, two, three = ("a/4.4", "a/4.5", "a/9.7") if kind == "prototype" else ("a/c/4/4", "a/c/4/5", "a/c/9/7")
     fs = opened(tmp_path)
@@ -337,7 +337,7 @@ def test_an_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
     assert sorted(p.name for p in root.rglob("*")) == ["0", "1", "c", "x", "zarr.json", "zarr.json"]
 
 
-def test_mode_w_begins_anew_and_the_commit_takes_the_old_objects_away(tmp_path: Path, kind: str, data: Any) -> None:
+def test_mode_w_begins_anew_and_commit_takes_old_objects_away(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     before = sorted(p for p in tmp_path.rglob("*") if p.is_file())
     fs = RefShardFileSystem(str(tmp_path), mode="w", skip_instance_cache=True)
@@ -450,9 +450,7 @@ def test_a_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind:
         fs.commit()
 
 
-def test_who_takes_such_a_warning_for_an_error_gets_it_when_the_commit_is_made(
-    tmp_path: Path, kind: str, data: Any
-) -> None:
+def test_warning_turned_into_an_error_is_raised_at_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     array(fs)[0, 0] = 1
@@ -477,9 +475,7 @@ def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("rows", [3, 400])
 @pytest.mark.parametrize("is_sharded", [True, False])
-def test_what_a_commit_that_was_cut_short_left_is_no_part_of_what_an_array_grows_by(
-    tmp_path: Path, rows: int, is_sharded: bool
-) -> None:
+def test_remains_of_a_cut_commit_are_no_part_of_a_grown_array(tmp_path: Path, rows: int, is_sharded: bool) -> None:
     shards = (4, 6) if is_sharded else (1, 3)
     kind = "prototype" if IS_ZARR_2 else "end"
     data = np.arange(2 * 6).reshape(2, 6).astype("<i4")

@@ -83,14 +83,12 @@ def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
         assert leftovers(path) == [], "what the killed left is gone"
 
 
-def test_a_commit_killed_anywhere_leaves_whole_objects_and_the_next_one_finishes(run: Run, tmp_path: Path) -> None:
+def test_commit_killed_anywhere_is_finished_by_the_next(run: Run, tmp_path: Path) -> None:
     rounds(run, tmp_path, 10, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [3, 4])
-def test_a_commit_killed_at_each_step_leaves_whole_objects_and_the_next_one_finishes(
-    run: Run, tmp_path: Path, number: int
-) -> None:
+def test_commit_killed_at_each_step_is_finished_by_the_next(run: Run, tmp_path: Path, number: int) -> None:
     rounds(run, tmp_path, None, number)

@@ -133,7 +133,7 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
         now = number
 
 
-def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_the_next_one_finishes(
+def test_overwriting_commit_killed_anywhere_is_finished_later(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
     overwriting_rounds(commits, s3_server, 4)
@@ -141,14 +141,14 @@ def test_an_overwriting_commit_killed_at_any_request_leaves_whole_objects_and_th
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_overwriting_commits_killed_at_many_requests_leave_whole_objects_and_the_next_one_finishes(
+def test_overwriting_commits_killed_often_are_finished_later(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
     overwriting_rounds(commits, s3_server, 50)
 
 
 @pytest.mark.parametrize("format", ALL)
-def test_a_commit_killed_at_any_request_leaves_the_old_state_or_the_new(
+def test_commit_killed_at_any_request_leaves_old_state_or_new(
     commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
 ) -> None:
     rounds(commits, s3_server, format, 4, 1)
@@ -157,7 +157,7 @@ def test_a_commit_killed_at_any_request_leaves_the_old_state_or_the_new(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("format", ALL)
-def test_many_commits_killed_at_requests_leave_the_old_state_or_the_new(
+def test_many_commits_killed_at_requests_leave_old_state_or_new(
     commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
 ) -> None:
     rounds(commits, s3_server, format, 50, 2)  # of each of the four

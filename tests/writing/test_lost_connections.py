@@ -99,9 +99,7 @@ def is_whole(fs: RefShardFileSystem) -> bool:
 
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("format", ALL)
-def test_a_commit_of_which_no_answer_came_can_be_made_again_by_who_made_it(
-    vanishing: Vanishing, format: str, *, more: bool
-) -> None:
+def test_commit_without_an_answer_can_be_made_again(vanishing: Vanishing, format: str, *, more: bool) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
@@ -122,9 +120,7 @@ def test_a_commit_of_which_no_answer_came_can_be_made_again_by_who_made_it(
 
 @pytest.mark.parametrize("appends", [False, True])
 @pytest.mark.parametrize("sees", [False, True])
-def test_one_document_of_which_no_answer_came_can_be_put_again_and_nobody_elses_is_written_over(
-    vanishing: Vanishing, *, appends: bool, sees: bool
-) -> None:
+def test_document_without_an_answer_can_be_put_again(vanishing: Vanishing, *, appends: bool, sees: bool) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/h.zarr"
     changed(url, "zarr-hierarchy", vanishing).discard()
     fs = opened(url, "zarr-hierarchy", vanishing.url)
@@ -156,9 +152,7 @@ def test_one_document_of_which_no_answer_came_can_be_put_again_and_nobody_elses_
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_somebody_else_committed_after_a_commit_without_an_answer_is_not_written_over(
-    vanishing: Vanishing, format: str
-) -> None:
+def test_commit_by_others_after_a_lost_answer_is_kept(vanishing: Vanishing, format: str) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
@@ -200,9 +194,7 @@ def go_on(pickled: bytes) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_commit_that_was_tried_twice_and_refused_leaves_what_somebody_else_has_of_the_first_try(
-    s3_server: SeaweedServer, format: str
-) -> None:
+def test_refused_second_try_keeps_what_others_made_of_the_first(s3_server: SeaweedServer, format: str) -> None:
     """Before it was mended: A commit on S3 whose first answer was lost, and that botocore tried again after somebody
     else had gone on from what it had put, was refused with "Nothing was committed": `discard()` then removed
     objects that the other's set refers to.
@@ -232,7 +224,7 @@ def test_a_commit_that_was_tried_twice_and_refused_leaves_what_somebody_else_has
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("format", ALL)
-def test_a_commit_that_has_arrived_is_whole_though_the_store_vanishes(
+def test_commit_that_has_arrived_is_whole_though_store_vanishes(
     vanishing: Vanishing, format: str, *, lost: bool
 ) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"

@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_references_take_what_kerchunk_leaves_and_a_copy_is_a_dict(path: Path) -> None:
+def test_references_take_what_kerchunk_leaves_and_copy_is_dict(path: Path) -> None:
     """Before it was mended: Bytes that begin with `base64:` in a dict of references, as kerchunk's inlining leaves
     them, were shown undecoded: garbage values.
     """
@@ -43,7 +43,7 @@ def test_references_take_what_kerchunk_leaves_and_a_copy_is_a_dict(path: Path) -
     assert copied["text"] == "inline"
 
 
-def test_references_of_what_is_written_are_shown_before_the_commit(path: Path) -> None:
+def test_references_of_what_is_written_are_shown_before_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
     assert dict(fs.references) == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
@@ -97,7 +97,7 @@ def version_2(counts: list[int], chunk: int = 1) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
-def test_a_parquet_set_is_made_and_flushed_as_with_fsspecs_mapper_which_reads_it(tmp_path: Path) -> None:
+def test_parquet_set_is_made_and_flushed_as_by_fsspec(tmp_path: Path) -> None:
     pytest.importorskip("fastparquet", reason="fsspec's own reader of parquet sets needs it")
     path = tmp_path / "refs.parq"
     fs = writable(path, "parquet")

@@ -126,9 +126,7 @@ def test_the_command_converts(tmp_path: Path, target: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
-def test_a_set_from_elsewhere_is_not_saved_with_what_it_may_not_reach(
-    http_server: RangeServer, tmp_path: Path, format: Any
-) -> None:
+def test_save_refuses_what_a_remote_set_may_not_reach(http_server: RangeServer, tmp_path: Path, format: Any) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|S6", "order": "C", "fill_value": "",
              "filters": None, "compressor": None}  # fmt: skip

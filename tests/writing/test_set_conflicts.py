@@ -99,7 +99,7 @@ def test_two_who_make_one_source_are_a_conflict(opens: Callable[[str], Open], fo
     assert b'"shape":[1]' in other.cat_file("a/zarr.json").replace(b" ", b"")
 
 
-def test_what_was_written_before_a_conflict_can_be_saved_elsewhere(tmp_path: Path) -> None:
+def test_what_was_written_before_conflict_can_be_saved_elsewhere(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
 
     def opened() -> RefShardFileSystem:
@@ -119,7 +119,7 @@ def test_what_was_written_before_a_conflict_can_be_saved_elsewhere(tmp_path: Pat
     assert saved.cat("a/c", recursive=True) == {"a/c/0": LARGE, "a/c/2": LARGE}
 
 
-def test_edits_of_a_source_that_changed_before_it_was_opened_again_are_a_conflict(tmp_path: Path) -> None:
+def test_edits_of_a_source_changed_before_reopening_conflict(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
     begin(lambda: open_at(url, "json"))
     one, other = open_at(url, "json"), open_at(url, "json")
@@ -133,7 +133,7 @@ def test_edits_of_a_source_that_changed_before_it_was_opened_again_are_a_conflic
     other.discard()
 
 
-def test_many_threads_that_commit_at_once_are_one_after_the_other_or_refused(tmp_path: Path) -> None:
+def test_threads_that_commit_at_once_take_turns_or_are_refused(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
     begin(lambda: open_at(url, "json"))
     writers = [open_at(url, "json") for _ in range(6)]
@@ -158,7 +158,7 @@ def test_many_threads_that_commit_at_once_are_one_after_the_other_or_refused(tmp
     assert open_at(url, "json", mode="r").cat_file(f"a/c/{done[0]}") == bytes(done) * 40
 
 
-def test_a_commit_whose_answer_was_lost_is_no_conflict_with_itself(
+def test_commit_whose_answer_was_lost_is_no_conflict_with_itself(
     s3_server: SeaweedServer, s3_proxy: CountingProxy
 ) -> None:
     s3_server.create_bucket("conflicts")

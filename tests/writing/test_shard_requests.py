@@ -70,7 +70,7 @@ def test_a_full_shard_takes_one_put_and_no_get(bucket: Bucket) -> None:
     assert len(bucket.writes()) == 1
 
 
-def test_twenty_chunks_of_a_shard_one_by_one_in_a_transaction_take_one_put(bucket: Bucket) -> None:
+def test_twenty_chunks_of_a_shard_in_a_transaction_take_one_put(bucket: Bucket) -> None:
     fs = bucket.opened()
     seen = array(fs)
     bucket.clear()
@@ -81,7 +81,7 @@ def test_twenty_chunks_of_a_shard_one_by_one_in_a_transaction_take_one_put(bucke
     assert bucket.asked() == ["PUT c/0/0"]
 
 
-def test_one_chunk_of_an_existing_shard_takes_one_get_and_one_put(bucket: Bucket) -> None:
+def test_one_chunk_of_existing_shard_takes_one_get_and_one_put(bucket: Bucket) -> None:
     fs = bucket.opened()
     array(fs)[:40, :50] = 1
     fs.commit()
@@ -133,7 +133,7 @@ def test_data_come_before_metadata_and_the_root_is_last(bucket: Bucket) -> None:
     assert written[2:] == ["a/zarr.json", "zarr.json"]
 
 
-def test_what_was_read_before_a_commit_is_not_taken_for_what_is_there_after_it(bucket: Bucket) -> None:
+def test_reads_after_a_commit_do_not_use_what_was_read_before(bucket: Bucket) -> None:
     """Indexes outlive the session that read them; a shard that was put or removed has none of them."""
     fs, other = bucket.opened(), bucket.opened("r")
     seen = array(fs)
@@ -193,7 +193,7 @@ _WRITER = textwrap.dedent(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells memory as Linux does")
-def test_shards_are_written_in_memory_of_one_and_a_half_of_one_and_64_mib(tmp_path: Path) -> None:
+def test_writing_shards_takes_memory_of_one_and_a_half(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
     (tmp_path / "a").mkdir()
     doc = {**version_3((128 << 22,), (64 << 22,), [sharding([4 << 20], [{"name": "bytes"}])]), "data_type": "uint8"}

@@ -68,9 +68,7 @@ def test_values_written_are_those_that_a_reader_of_the_set_sees(tmp_path: Path, 
     assert objects(tmp_path / "old") == before, "the shards that the set was made of are as they were"
 
 
-def test_of_a_shard_in_part_one_object_is_made_and_others_are_referred_to_as_before(
-    tmp_path: Path, source: Path, data: Any
-) -> None:
+def test_partial_shard_is_one_object_and_references_to_others(tmp_path: Path, source: Path, data: Any) -> None:
     untouched = referred(source, "1/1")
     fs = opened(source, inline_threshold=0)
     array(fs)[2, 2] = data[2, 2] = 77
@@ -149,14 +147,14 @@ def test_a_shard_in_memory_is_inline_where_it_is_small(source: Path, data: Any) 
     assert not Path(f"{source}.data").exists()
 
 
-def test_equal_shards_share_an_object_that_is_named_by_its_content(source: Path) -> None:
+def test_equal_shards_share_object_that_is_named_by_its_content(source: Path) -> None:
     fs = opened(source, content_addressed=True)
     array(fs)[0:8, 0:24] = 4
     fs.commit()
     assert referred(source, "0/0") == referred(source, "0/1")
 
 
-def test_what_was_written_as_a_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
+def test_what_was_written_as_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
     values = np.full(CHUNKS, 12, "<i4")
     (tmp_path / "elsewhere").write_bytes(values.tobytes())
     fs = opened(source)
@@ -166,7 +164,7 @@ def test_what_was_written_as_a_reference_becomes_part_of_its_shard(tmp_path: Pat
     assert np.array_equal(seen(source)[...], data)
 
 
-def test_a_conflict_keeps_what_was_written_and_leaves_no_object_behind(source: Path, data: Any) -> None:
+def test_conflict_keeps_the_writes_and_leaves_no_object(source: Path, data: Any) -> None:
     first, second = opened(source, inline_threshold=0), opened(source, inline_threshold=0)
     for fs in (first, second):
         fs.ls("a")
@@ -196,7 +194,7 @@ def test_a_set_saved_elsewhere_has_what_was_written_to_shards(tmp_path: Path, so
     assert np.array_equal(seen(tmp_path / "other.json")[...], data)
 
 
-def test_an_ordinary_array_that_takes_the_place_of_a_sharded_one_has_none_of_its_shards(source: Path) -> None:
+def test_ordinary_array_over_a_sharded_one_has_no_shards(source: Path) -> None:
     fs = opened(source)
     plain = json.loads(fs.cat_file("a/zarr.json" if KIND == "end" else "a/.zarray"))
     with fs.transaction:
@@ -211,7 +209,7 @@ def test_an_ordinary_array_that_takes_the_place_of_a_sharded_one_has_none_of_its
     assert not whole.exists("a/c/1/1" if KIND == "end" else "a/1.1")
 
 
-def test_an_object_in_the_way_is_an_error_that_says_what_was_to_be_put(source: Path) -> None:
+def test_object_in_way_is_error_that_says_what_was_to_be_put(source: Path) -> None:
     fs = opened(source)
     array(fs)[0:8, 0:12] = 3
     Path(f"{source}.data").write_text("no directory")
@@ -283,7 +281,7 @@ def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source:
     assert len(made) == 1, "what the processes wrote is in the shard"
 
 
-def test_a_source_that_has_no_shards_any_more_has_no_chunks_that_wait_for_them(tmp_path: Path, data: Any) -> None:
+def test_source_without_shards_anymore_has_no_waiting_chunks(tmp_path: Path, data: Any) -> None:
     make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
     source = tmp_path / "refs.json"
     RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save_json(str(source))

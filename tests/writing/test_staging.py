@@ -39,7 +39,7 @@ def test_uncommitted_edits_are_packed_once_for_all_processes(fs: RefShardFileSys
     fs.discard()
 
 
-def test_two_workers_that_wrote_one_key_differently_are_a_conflict_that_names_it(fs: RefShardFileSystem) -> None:
+def test_key_written_differently_by_two_workers_is_a_conflict(fs: RefShardFileSystem) -> None:
     elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
     elsewhere(fs, "fs.pipe_file('a/c/1', b'y' * 50); fs.pipe_file('a/c/2', b'same' * 20)")
     with pytest.raises(ConflictError, match="'a/c/1'"):
@@ -51,7 +51,7 @@ def test_two_workers_that_wrote_one_key_differently_are_a_conflict_that_names_it
     assert fs.find("") == ["zarr.json"]
 
 
-def test_a_directory_that_one_process_removed_while_another_wrote_in_it_is_a_conflict(fs: RefShardFileSystem) -> None:
+def test_directory_removed_while_another_wrote_is_a_conflict(fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", b"before")
     elsewhere(fs, "fs.rm('a/c', recursive=True)")
     fs.pipe_file("a/c/1", b"after")

@@ -70,7 +70,7 @@ def test_appended_days_are_sharded_as_the_others_are(root: Path, consolidated: b
     assert xr.open_zarr(fs.get_mapper(), consolidated=False)["air"].encoding["chunks"] == (1, 2, 5)
 
 
-def test_dask_writes_chunks_in_any_order_and_the_commit_whole_shards(root: Path) -> None:
+def test_dask_writes_chunks_in_any_order_and_commit_whole_shards(root: Path) -> None:
     fs = opened(root)
     with fs.transaction:
         changed = (days(0, 12) + 1).chunk({"time": 1, "y": 2, "x": 5}).drop_vars(["y", "x", "time"])
@@ -78,7 +78,7 @@ def test_dask_writes_chunks_in_any_order_and_the_commit_whole_shards(root: Path)
     assert found(root)["air"].identical((days(0, 12) + 1)["air"])
 
 
-def test_a_dataset_written_over_the_old_one_keeps_the_shards_if_its_chunks_are_the_same(root: Path) -> None:
+def test_dataset_over_one_of_equal_chunks_keeps_the_shards(root: Path) -> None:
     fs = opened(root)
     with fs.transaction:
         encoding = {"air": {"chunks": (1, 2, 5), "fill_value": -1.0}}

@@ -43,9 +43,7 @@ def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
 
 
 @pytest.mark.parametrize("settle", ["commit", "discard"])
-def test_what_was_committed_or_discarded_in_a_transaction_does_not_come_back_when_that_fails(
-    path: Path, settle: str
-) -> None:
+def test_failed_transaction_brings_nothing_committed_back(path: Path, settle: str) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", LARGE)
     with contextlib.suppress(ZeroDivisionError), fs.transaction:

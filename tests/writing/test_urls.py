@@ -130,7 +130,7 @@ def let_go(holders: list[Any]) -> None:
     gc.collect()
 
 
-def test_values_written_through_a_url_are_read_by_workers_in_threads(tmp_path: Path) -> None:
+def test_values_written_by_url_are_read_by_thread_workers(tmp_path: Path) -> None:
     dask = pytest.importorskip("dask")
     fs, options = held(tmp_path / "refs.json")
     with fs.transaction, dask.config.set(scheduler="threads"):

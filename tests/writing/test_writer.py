@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
         lambda fs: fs.put_file(__file__, "a"),
     ],
 )
-def test_without_a_mode_every_write_is_refused_and_the_error_says_why(path: Path, write: Any) -> None:
+def test_without_mode_every_write_is_refused_and_error_says_why(path: Path, write: Any) -> None:
     before = path.read_bytes()
     with pytest.raises(ReadOnlyError, match="mode='a'"):
         write(RefShardFileSystem(str(path)))
@@ -81,7 +81,7 @@ def test_unknown_modes_are_refused(path: Path) -> None:
         RefShardFileSystem(str(path), mode="rw")
 
 
-def test_what_is_written_is_read_at_once_and_the_source_is_not_touched(path: Path, tmp_path: Path) -> None:
+def test_writes_are_read_at_once_and_leave_the_source(path: Path, tmp_path: Path) -> None:
     before = path.read_bytes()
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("small", b"small")
@@ -141,7 +141,7 @@ def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
     assert not fs.exists("a")
 
 
-def test_removed_keys_are_missing_and_removed_directories_are_gone(path: Path) -> None:
+def test_removed_keys_are_missing_and_directories_gone(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe({"d/one": b"1", "d/e/two": b"2"})
     fs.rm("text")
@@ -187,7 +187,7 @@ def test_a_key_that_is_moved_to_itself_stays(same: str) -> None:
         fs.mv("d/2", "d")
 
 
-def test_a_directory_is_not_moved_into_itself_and_of_a_deep_one_only_what_was_moved_is_gone() -> None:
+def test_directory_is_not_moved_into_itself() -> None:
     fs = RefShardFileSystem({"d/0": "x", "d/1": "y", "d/e/2": "z"}, mode="a")
     with pytest.raises(ValueError, match="into itself"):
         fs.mv("d", "d/e", recursive=True)
@@ -195,7 +195,7 @@ def test_a_directory_is_not_moved_into_itself_and_of_a_deep_one_only_what_was_mo
     assert fs.find("") == ["d/e/2", "new/0", "new/1"]
 
 
-def test_what_is_copied_or_moved_by_a_name_like_a_pattern_is_what_has_that_name(tmp_path: Path) -> None:
+def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> None:
     """Before it was mended: `fs.mv("T [K]", "z", recursive=True)` moved `T K` to `z`, and removed `T [K]`: its bytes
     were lost. `cp` and `get` took other keys, too.
     """
@@ -237,7 +237,7 @@ def test_what_is_copied_or_moved_by_a_name_like_a_pattern_is_what_has_that_name(
         ("g/*", "new", True),
     ],
 )
-def test_copies_are_where_fsspec_has_them_also_of_keys_in_the_root(
+def test_copies_are_where_fsspec_has_them_also_of_keys_in_root(
     source: str, target: str, recursive: bool, tmp_path: Path
 ) -> None:
     """Before it was mended: `fs.cp("g", "d", recursive=True)` with a directory `d` wrote `d/0` over, where fsspec
@@ -260,7 +260,7 @@ def test_copies_are_where_fsspec_has_them_also_of_keys_in_the_root(
     }
 
 
-def test_mode_w_begins_with_nothing_and_replaces_the_source_at_the_commit(path: Path) -> None:
+def test_mode_w_begins_empty_and_replaces_at_the_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="w")
     assert fs.find("") == []
     assert RefShardFileSystem(str(path)).exists("text")
@@ -308,7 +308,7 @@ def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> No
     assert "committed" not in repr(fs)
 
 
-def test_writes_that_nobody_committed_are_warned_of_when_the_filesystem_goes(path: Path) -> None:
+def test_uncommitted_writes_are_warned_of_at_the_end(path: Path) -> None:
     """Before it was mended: What was written and never committed was gone when the process ended, and Python hid the
     warning.
     """
@@ -327,7 +327,7 @@ def test_writes_that_nobody_committed_are_warned_of_when_the_filesystem_goes(pat
         gc.collect()
 
 
-def test_equal_values_are_stored_once_if_they_are_named_by_their_content(path: Path) -> None:
+def test_equal_values_named_by_content_are_stored_once(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a", content_addressed=True)
     fs.pipe({"a": LARGE, "b": LARGE, "c": LARGE + b"1"})
     fs.commit()
@@ -339,7 +339,7 @@ def test_equal_values_are_stored_once_if_they_are_named_by_their_content(path: P
     assert len(objects(path)) == 2
 
 
-def test_data_goes_where_data_url_says_and_small_values_into_the_set(tmp_path: Path) -> None:
+def test_data_goes_where_data_url_says_and_small_values_into_set(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     fs = RefShardFileSystem(str(path), mode="a", data_url=str(tmp_path / "elsewhere"), inline_threshold=5)
     fs.pipe({"a": b"12345", "b": b"123456"})
@@ -395,7 +395,7 @@ def test_a_commit_keeps_what_it_does_not_touch_as_it_was_written(path: Path) -> 
     assert json.loads(path.read_bytes())["refs"] == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
 
 
-def test_a_dimension_that_grows_in_the_middle_moves_all_chunks_of_a_parquet_set(tmp_path: Path) -> None:
+def test_dimension_that_grows_in_the_middle_moves_all_chunks(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.parq", "parquet")
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3, 2))})
     fs.pipe({f"a/c/{i}/{j}": bytes([i, j]) * 20 for i in range(3) for j in range(2)})
@@ -420,7 +420,7 @@ def test_one_changed_chunk_of_a_parquet_set_writes_one_partition(tmp_path: Path)
     assert fs.cat_file("a/c/35") == b"w"
 
 
-def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: Path) -> None:
+def test_keys_that_a_format_cannot_hold_are_refused_and_kept(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.parq", "parquet")
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/notes.txt": b"text"})
     with pytest.raises(ValueError, match=r"'a/notes\.txt'"):
@@ -432,7 +432,7 @@ def test_keys_that_a_format_cannot_hold_are_refused_by_name_and_kept(tmp_path: P
     assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
 
 
-def test_numbers_are_no_bytes_and_what_is_not_there_is_not_changed(path: Path) -> None:
+def test_numbers_as_bytes_and_missing_keys_are_refused(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     with pytest.raises(TypeError, match="no bytes"):
         fs.pipe_file("a", 5)
@@ -513,9 +513,7 @@ def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: in
 
 
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])
-def test_the_consolidated_metadata_of_a_parquet_set_are_shown_as_a_commit_makes_them(
-    tmp_path: Path, change: str
-) -> None:
+def test_consolidated_metadata_of_parquet_is_shown_as_committed(tmp_path: Path, change: str) -> None:
     """Before it was mended: Consolidated metadata of a parquet set were those of the last commit while it had writes:
     zarr and xarray opened arrays with their old shapes, and did not find new ones.
     """
@@ -550,7 +548,7 @@ def test_the_consolidated_metadata_of_a_parquet_set_are_shown_as_a_commit_makes_
     assert ("b/.zarray" in members, "a/.zarray" in members) == (change == "added", "removed" not in change)
 
 
-def test_what_a_symbolic_link_leads_to_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+def test_what_symbolic_link_leads_to_is_replaced_and_not_link(tmp_path: Path) -> None:
     """Before it was mended: A commit to a document behind a symbolic link replaced the link; the document that it led
     to was never written.
     """

@@ -48,7 +48,7 @@ def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> N
         reading.open_group(fs)["data"][:]
 
 
-def test_small_frames_are_walked_many_at_a_time_and_large_ones_by_their_headers() -> None:
+def test_small_frames_are_walked_together_and_large_by_headers() -> None:
     small = superchunk(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
     files = Files({ROOT: small})
     keyspace = files.open()
@@ -89,7 +89,7 @@ def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str
 
 
 @given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
-def test_a_flipped_bit_gives_an_error_or_the_values_when_verified(bit: int, walked: bool) -> None:
+def test_flipped_bit_gives_error_or_values_when_verified(bit: int, walked: bool) -> None:
     data = superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES)) if walked else PLAIN
     damaged = bytearray(data)
     damaged[bit // 8 % len(data)] ^= 1 << bit % 8

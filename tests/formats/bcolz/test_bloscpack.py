@@ -73,7 +73,7 @@ def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
 
 @pytest.mark.parametrize("s", SOUND, **named)
 @pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
-def test_zarr_reads_the_table_headers_and_frames_and_no_other_bytes(s: Sample, options: dict[str, Any]) -> None:
+def test_zarr_reads_table_headers_and_frames_and_no_other_bytes(s: Sample, options: dict[str, Any]) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=s.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", **options))
@@ -93,7 +93,7 @@ def itemsize_of(s: Sample) -> int:
 
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_what_is_planned_for_a_chunk_is_its_frames_and_no_other_bytes(s: Sample, verify: bool) -> None:
+def test_plan_for_a_chunk_has_its_frames_and_no_other_bytes(s: Sample, verify: bool) -> None:
     header = s.expected["header"]
     tail = CHECKSUMS[header["checksum"]].size if verify else 0
     with RangeServer(directory=s.path.parent) as server:
@@ -111,7 +111,7 @@ def test_what_is_planned_for_a_chunk_is_its_frames_and_no_other_bytes(s: Sample,
 
 
 @pytest.mark.parametrize("s", [s for s in SOUND if s.name.endswith("unaligned.blp")], **named)
-def test_a_chunk_that_frames_cut_reads_these_frames_and_nothing_between_them(s: Sample) -> None:
+def test_chunk_of_parts_of_frames_reads_those_frames_only(s: Sample) -> None:
     files = Files.of(s.path)
     keyspace = files.open()
     header, (rows, width) = s.expected["header"], s.expected["shape"]
@@ -132,7 +132,7 @@ def test_a_chunk_that_frames_cut_reads_these_frames_and_nothing_between_them(s: 
 @pytest.mark.parametrize(
     ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
 )
-def test_a_field_that_holds_an_array_is_whole_for_zarr_2_and_a_field_per_element_for_zarr_3(
+def test_field_of_arrays_is_whole_in_v2_and_split_in_v3(
     zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: zarr)
@@ -177,7 +177,7 @@ def test_bytes_at_hand_are_a_source() -> None:
         assert got == values.tobytes()
 
 
-def test_over_http_nothing_is_read_but_offsets_headers_and_frames(http_server: Any) -> None:
+def test_http_reads_only_offsets_headers_and_frames(http_server: Any) -> None:
     values = np.random.default_rng(0).integers(0, 2**62, 4000)
     data = superchunk(values, 8000, checksum=1, spare=3, metadata=numpy_metadata(values))
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
@@ -225,7 +225,7 @@ def test_a_forged_offset_is_refused(offset: int) -> None:
         files.read(files.open(), "data/1")
 
 
-def test_frames_that_lie_scattered_over_the_file_are_read_and_nothing_between_them(http_server: Any) -> None:
+def test_scattered_frames_are_read_and_nothing_between_them(http_server: Any) -> None:
     values = np.arange(700.0).reshape(100, 7)
     data = superchunk(values.ravel(), 1000, metadata=numpy_metadata(values), gap=5000)
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))

@@ -185,24 +185,24 @@ def check_flips(name: str, step: int, *, verify: bool) -> set[tuple[str, int, in
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_flipped_bit_of_a_header_is_noticed_unless_it_tells_how_a_frame_is_shuffled(name: str) -> None:
+def test_flipped_header_bit_is_noticed_except_of_shuffling(name: str) -> None:
     assert {place[1] % 16 for place in check_flips(name, 37, verify=False)} <= MEANING
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
-def test_any_flipped_bit_of_a_header_is_noticed_unless_it_tells_how_a_frame_is_shuffled(name: str) -> None:
+def test_any_flipped_header_bit_is_noticed_except_of_shuffling(name: str) -> None:
     assert {place[1] % 16 for place in check_flips(name, 1, verify=False)} <= MEANING
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_a_flipped_bit_of_a_header_is_noticed_where_checksums_are_verified(name: str) -> None:
+def test_flipped_header_bit_is_noticed_where_verified(name: str) -> None:
     assert check_flips(name, 31, verify=True) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKED)
-def test_any_flipped_bit_of_a_header_is_noticed_where_checksums_are_verified(name: str) -> None:
+def test_any_flipped_header_bit_is_noticed_where_verified(name: str) -> None:
     assert check_flips(name, 1, verify=True) == set()
 
 
@@ -210,7 +210,7 @@ NUMBERS = [-(2**63), -1, 0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**
 
 
 @pytest.mark.parametrize("name", ["offsets", "no offsets", "unaligned", "carray"])
-def test_a_forged_number_gives_an_error_or_the_values_and_takes_no_memory(name: str) -> None:
+def test_forged_number_gives_error_or_values_and_takes_no_memory(name: str) -> None:
     files, due = files_of(name)
     url = f"{ROOT}/data/__1.blp" if name == "carray" else ROOT
     data = files[url]
@@ -238,7 +238,7 @@ def test_a_forged_number_gives_an_error_or_the_values_and_takes_no_memory(name: 
     ("field", "numbers"),
     [("chunklen", [1, 2**31, 2**62]), ("shape", [[2**31], [2**55], [701], [512], [256], [0]])],
 )
-def test_forged_counts_of_a_carray_give_an_error_and_take_no_memory(field: str, numbers: list[Any]) -> None:
+def test_forged_counts_of_carray_give_error_and_take_no_memory(field: str, numbers: list[Any]) -> None:
     due = {"data": RANDOM}
     tracemalloc.start()
     try:
@@ -251,7 +251,7 @@ def test_forged_counts_of_a_carray_give_an_error_and_take_no_memory(field: str, 
 
 
 @pytest.mark.parametrize("name", ["carray", "plain carray", "rows"])
-def test_each_missing_file_is_an_error_and_a_further_one_is_nothing(name: str) -> None:
+def test_each_missing_file_is_error_and_further_one_is_nothing(name: str) -> None:
     files, due = files_of(name)
     for url in files:
         rest = {other: data for other, data in files.items() if other != url}
@@ -260,7 +260,7 @@ def test_each_missing_file_is_an_error_and_a_further_one_is_nothing(name: str) -
     assert outcome({**files, f"{ROOT}/data/__9.blp": files[last]}, due) == "values"
 
 
-def test_columns_of_other_tables_are_noticed_where_their_lengths_differ() -> None:
+def test_columns_of_other_tables_are_noticed_by_their_length() -> None:
     files, due = files_of("table")
     for stale in (24, 26, 20, 30):
         other = table_of(a=carray_of(np.arange(stale), 10), b=carray_of(STRUCTS[:25], 10))

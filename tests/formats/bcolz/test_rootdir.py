@@ -87,7 +87,7 @@ def test_no_other_rootdir_is_refused() -> None:
     assert {s.name.rpartition("/")[2] for s in ROOTDIRS if s.is_refused} == {"obj", "c_snappy", "c16"}
 
 
-def test_a_server_without_listings_is_asked_for_headers_and_full_frames_only(http_server: Any) -> None:
+def test_server_without_listings_is_asked_for_headers_and_frames(http_server: Any) -> None:
     s = sample("i8_leftover")
     for path in s.path.rglob("*"):
         if path.is_file():
@@ -284,7 +284,7 @@ def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str
         ({"cparams": {"shuffle": 3}}, "cparams"),
     ],
 )  # fmt: skip
-def test_documents_that_cannot_be_true_are_refused_by_their_field(changes: dict[str, Any], field: str) -> None:
+def test_impossible_documents_are_refused_by_their_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ManifestError, match=field):
         Files(carray_of(np.arange(25), 10, **changes)).open()
 

@@ -50,7 +50,7 @@ def test_a_manifest_cut_at_any_byte_gives_errors_alone(step: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_inline_manifest_and_metadata_cut_at_any_byte_give_no_chunk(step: int, tmp_path: Path) -> None:
+def test_inline_manifest_cut_at_any_byte_gives_no_chunk(step: int, tmp_path: Path) -> None:
     whole = json.dumps(metadata((8,), (2,), MANIFEST)).encode()
     assert read(source(tmp_path / "a", b"{}", whole), "0") == RIGHT["0"]
     for length in range(1, len(whole), step):
@@ -98,7 +98,7 @@ def test_a_range_that_the_target_has_not_gives_an_error(field: str, number: Any,
         assert got == "error"
 
 
-def test_a_bit_that_is_flipped_in_the_target_is_noticed_by_the_checksum(tmp_path: Path) -> None:
+def test_bit_that_is_flipped_in_target_is_noticed_by_checksum(tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     manifest = json.dumps({"0": entry}).encode()
     fs = source(tmp_path / "a", manifest)
@@ -112,7 +112,7 @@ def test_a_bit_that_is_flipped_in_the_target_is_noticed_by_the_checksum(tmp_path
 
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_flipped_bit_of_a_manifest_is_noticed_where_entries_have_checksums(step: int, tmp_path: Path) -> None:
+def test_flipped_manifest_bit_is_noticed_where_checksums_are(step: int, tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     whole = json.dumps({"0": entry}).encode()
     for bit in range(0, len(whole) * 8, step):

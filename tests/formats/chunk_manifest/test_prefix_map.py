@@ -267,7 +267,7 @@ def test_manifests_from_elsewhere_reach_no_local_files(http_server: RangeServer,
 
 
 @needs_zarr_3
-def test_xarray_reads_arrays_of_every_kind_in_one_store_over_http(tmp_path: Path) -> None:
+def test_xarray_reads_arrays_of_every_kind_over_http(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     data = np.arange(16 * 16, dtype="<i4").reshape(16, 16)
     names = ("plain", "sharded", "manifest", "manifest_of_shards", "mapped")

@@ -20,7 +20,7 @@ def root(**ours: Any) -> bytes:
     return json.dumps({"zarr_format": 3, "node_type": "group", "consolidated_metadata": inline}).encode()
 
 
-def test_pending_documents_are_those_of_the_root_and_gone_ones_are_none() -> None:
+def test_pending_documents_are_of_the_root_or_none() -> None:
     edits = pending_edits(root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
     assert sorted(edits.changes()) == ["a/zarr.json", "b/c/zarr.json"]

@@ -67,7 +67,7 @@ def write(path: Path, *, texts: bool = True) -> Path:
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
-def test_values_and_attributes_are_those_of_the_file_that_is_described(tmp_path: Path, zarr_format: int) -> None:
+def test_values_and_attributes_are_those_of_file_described(tmp_path: Path, zarr_format: int) -> None:
     path = write(tmp_path / "air.nc")
     options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
     for group in ("", "deep/er"):
@@ -85,7 +85,7 @@ def test_values_and_attributes_are_those_of_the_file_that_is_described(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_a_datatree_has_the_values_that_netcdf4_reads_in_every_group(tmp_path: Path) -> None:
+def test_datatree_has_values_that_netcdf4_reads_in_every_group(tmp_path: Path) -> None:
     path = write(tmp_path / "air.nc", texts=False)
     tree = xr.open_datatree(path, engine="refshard")
     for group in ("/", "/deep", "/deep/er"):
@@ -95,7 +95,7 @@ def test_a_datatree_has_the_values_that_netcdf4_reads_in_every_group(tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_another_reader_finds_the_same_in_the_document_that_is_read_here(tmp_path: Path) -> None:
+def test_another_reader_finds_same_in_document_that_is_read_here(tmp_path: Path) -> None:
     parsers = pytest.importorskip("virtualizarr.parsers")
     stores = pytest.importorskip("obstore.store")
     registry = pytest.importorskip("obspec_utils.registry").ObjectStoreRegistry()
@@ -117,9 +117,7 @@ def test_commands_take_a_document_and_convert_it_to_references(
     xr.testing.assert_identical(*stored)
 
 
-def test_opening_reads_the_document_alone_and_a_chunk_takes_one_request(
-    http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_opening_reads_the_document_and_a_chunk_one_request(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "air.nc")
     http_server.put("/air.nc", path.with_suffix("").read_bytes())
     fs = RefShardFileSystem(http_server.put("/air.nc.dmrpp", path.read_bytes()), skip_instance_cache=True)
@@ -132,9 +130,7 @@ def test_opening_reads_the_document_alone_and_a_chunk_takes_one_request(
     assert request.path == "/air.nc"
 
 
-def test_a_document_names_its_file_by_a_url_or_lies_beside_it_or_is_told(
-    http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_document_finds_its_file_by_url_place_or_option(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "air.nc")
     data = path.with_suffix("").read_bytes()
     want = array(str(path), "plain")[...]
@@ -157,7 +153,7 @@ def test_a_document_from_elsewhere_points_to_no_local_file(http_server: RangeSer
         fs.cat_file("plain/0.0")
 
 
-def test_chunks_without_an_element_around_them_and_with_a_file_each_are_read() -> None:
+def test_chunks_in_files_without_an_element_around_are_read() -> None:
     files, keys = opened(
         '<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="2" nBytes="6" href="files://one"/></Int16>'
         '<Int16 name="b"><Dim size="4"/><Dim size="3"/><dmrpp:chunks deflate_level="6" compressionType="deflate">'
@@ -315,7 +311,7 @@ def test_references_to_texts_are_not_shown_as_texts() -> None:
     assert "references to texts" in keys.reports["t"]
 
 
-def test_a_document_cut_short_or_with_flipped_bits_ends_in_errors_of_ours(tmp_path: Path) -> None:
+def test_damaged_document_is_an_error_of_ours(tmp_path: Path) -> None:
     data = write(tmp_path / "air.nc").read_bytes()
     rng = np.random.default_rng(0)
     for cut in rng.integers(600, len(data) - 12, 40).tolist():

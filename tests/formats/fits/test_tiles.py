@@ -53,7 +53,7 @@ def test_floats_that_were_not_quantized_and_blanks_are_read(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("large_files")
-def test_a_chunk_of_tiles_takes_a_request_once_their_rows_are_known(http_server: RangeServer, tmp_path: Path) -> None:
+def test_chunk_of_tiles_takes_request_once_their_rows_are_known(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (32, 32)))
     fs = RefShardFileSystem(http_server.put("/a.fits", path.read_bytes()), skip_instance_cache=True)
     fs.cat_file("TILES/0.0")
@@ -71,7 +71,7 @@ def test_tiles_that_lie_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
         files.read(files.open(), "TILES/0.0")
 
 
-def test_a_tile_that_inflates_to_more_than_it_has_pixels_is_refused(tmp_path: Path) -> None:
+def test_tile_that_inflates_beyond_its_pixels_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("GZIP_1", "i2", (90, 70)))
     files = Files({ROOT: path.read_bytes()})
     entry = files.run(files.open().lookup("TILES/0.0"))

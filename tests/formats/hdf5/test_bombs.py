@@ -17,7 +17,7 @@ from tests.support.hdf5_files import file_of
 from tests.support.memory import taking
 
 
-def test_chunks_that_were_never_written_are_not_listed_by_the_million(tmp_path: Path) -> None:
+def test_chunks_never_written_are_not_listed_by_the_million(tmp_path: Path) -> None:
     """Their fill value is not one that zarr is told: each would be listed, and made."""
     ours = UNWRITTEN + 17
 

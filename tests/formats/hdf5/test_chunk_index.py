@@ -22,7 +22,7 @@ from tests.support.shards_in_memory import Files
 xr = pytest.importorskip("xarray")
 
 
-def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: Path) -> None:
+def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
     """Before it was mended: Chunks of an HDF5 dataset were missing, and so filled, where a damaged header says that
     its index has pages of which no bits tell.
     """
@@ -38,7 +38,7 @@ def test_pages_that_no_bits_tell_of_are_damage_and_not_missing_chunks(tmp_path: 
         RefShardFileSystem(str(path)).cat_file("d/50")
 
 
-def test_a_fixed_array_of_too_few_elements_is_damage_and_not_missing_chunks(tmp_path: Path) -> None:
+def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
     """Before it was mended: Chunks of an HDF5 dataset were missing, and so filled, where a damaged header says that
     its fixed array has fewer elements than the dataset has chunks.
     """
@@ -60,13 +60,13 @@ def test_a_fixed_array_of_too_few_elements_is_damage_and_not_missing_chunks(tmp_
 
 
 @pytest.mark.parametrize("kind", ["implicit", "fixed array"])
-def test_an_index_of_so_many_chunks_is_none_of_a_dataset_without_limit(kind: str) -> None:
+def test_index_of_too_many_chunks_is_refused(kind: str) -> None:
     space = ChunkSpace(Sizes(), 1000, (1, 1), (3, 3), (3, None), 1, False)
     with pytest.raises(ValueError, match=f"{kind}, which its extents"):
         index_of(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))
 
 
-def test_a_damaged_index_does_not_keep_other_datasets_from_being_read(tmp_path: Path) -> None:
+def test_damaged_index_leaves_other_datasets_readable(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         for name in ("damaged", "whole"):
@@ -141,7 +141,7 @@ def test_the_whole_index_is_read_in_few_rounds(
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_long_and_sparse_indexes_tell_of_the_chunks_that_were_written(libver: str, tmp_path: Path) -> None:
+def test_long_and_sparse_indexes_list_the_written_chunks(libver: str, tmp_path: Path) -> None:
     cases: dict[str, tuple[tuple[int, ...], tuple[int | None, ...], tuple[int, ...]]] = {
         "pages": ((5000,), (5000,), (1,)),
         "sparse_pages": ((50000,), (60000,), (2,)),

@@ -24,7 +24,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_files_are_errors_of_ours_or_values_that_are_there(name: str, tmp_path: Path) -> None:
+def test_damaged_files_are_errors_of_ours_or_values_there(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     WRITERS[name](path)
     check_damage(path.read_bytes(), NAMES.index(name), times=20)

@@ -45,7 +45,7 @@ def test_zarr_reads_the_same_in_both_of_its_formats(zarr_format: int, tmp_path: 
 
 
 @pytest.mark.parametrize("path", sorted((Path(h5py.__file__).parent / "tests" / "data_files").glob("*.h5")))
-def test_values_of_the_files_that_h5py_comes_with_are_those_that_it_reads(path: Path) -> None:
+def test_values_of_h5pys_own_files_are_as_h5py_reads_them(path: Path) -> None:
     assert check_file(path)
 
 

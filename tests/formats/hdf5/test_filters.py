@@ -93,7 +93,7 @@ def test_chunks_are_decoded_to_what_h5py_reads(name: str, libver: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["deflate", "lzf", "blosc lz4 1", "bitshuffle, lz4", "lz4", "zstd"])
-def test_chunks_that_do_not_shrink_and_those_all_alike_are_read_as_well(name: str) -> None:
+def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
     with in_memory() as file:
         noise = np.random.default_rng(1).integers(0, 1 << 63, 3000).astype("<u8")
         for number, values in enumerate([noise, np.full(3000, 7, "<u8"), noise[:5], noise[:1]]):
@@ -258,7 +258,7 @@ def test_chunks_of_any_size_are_not_made_of_a_few_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", [*PLUGINS, "scale-offset"])
-def test_damaged_chunks_are_errors_or_other_values_and_nothing_else(name: str) -> None:
+def test_damaged_chunks_are_errors_or_other_values(name: str) -> None:
     options = PLUGINS.get(name, {"scaleoffset": 2})
     rng = np.random.default_rng(4)
     with in_memory() as file:
@@ -277,7 +277,7 @@ def test_damaged_chunks_are_errors_or_other_values_and_nothing_else(name: str) -
 
 
 @pytest.mark.parametrize("name", ["nbit", "scale-offset"])
-def test_numbers_of_few_bits_are_unpacked_in_a_few_times_the_chunks_memory(name: str) -> None:
+def test_unpacking_few_bits_takes_a_few_times_the_chunk(name: str) -> None:
     values = np.arange(1 << 20, dtype="<u2") % 7
     tid = of_bits(h5py.h5t.STD_U16LE, 9, 0) if name == "nbit" else h5py.h5t.STD_U16LE
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -298,7 +298,7 @@ def test_numbers_of_few_bits_are_unpacked_in_a_few_times_the_chunks_memory(name:
     assert np.array_equal(np.frombuffer(made, "<u2"), values)
 
 
-def test_bitshuffle_in_one_block_takes_a_few_times_the_chunks_memory() -> None:
+def test_bitshuffle_in_one_block_takes_few_times_chunks_memory() -> None:
     values = np.arange(1 << 20, dtype="<u2")
     with in_memory() as file:
         how = hdf5plugin.Bitshuffle(nelems=len(values), cname="none")
@@ -313,7 +313,7 @@ def test_bitshuffle_in_one_block_takes_a_few_times_the_chunks_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
-def test_bytes_that_szip_has_lost_are_an_error_and_not_what_memory_held(dtype: str) -> None:
+def test_bytes_lost_by_szip_are_an_error(dtype: str) -> None:
     """What scale-offset makes is no whole number of pixels: the library itself loses what is beyond them."""
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((16,))

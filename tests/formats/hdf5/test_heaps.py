@@ -40,7 +40,7 @@ def test_the_b_tree_of_a_group_ends_where_a_node_has_no_children(tmp_path: Path)
     assert all_bytes(bytes(data)) == {}
 
 
-def test_attributes_that_another_b_tree_is_said_to_list_are_damage(tmp_path: Path) -> None:
+def test_attributes_listed_by_another_b_tree_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         for number in range(10):

@@ -41,7 +41,7 @@ def test_netcdf_files_are_what_h5py_and_h5netcdf_read(name: str, tmp_path: Path)
     assert check_xarray(path)
 
 
-def test_fill_values_are_masked_as_the_attribute_says_in_both_formats(tmp_path: Path) -> None:
+def test_fill_values_are_masked_in_both_formats(tmp_path: Path) -> None:
     path = written(corpus.WRITERS, "scaled latest masked", tmp_path)
     with xr.open_dataset(path, engine="h5netcdf") as expected:
         for zarr_format in (2,) if zarr.__version__.startswith("2.") else (2, 3):
@@ -59,7 +59,7 @@ def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
     assert found.attrs["flag_meanings"] == "clear some thick_fog"
 
 
-def test_complex_attributes_of_variables_and_groups_are_h5netcdfs(tmp_path: Path) -> None:
+def test_complex_attributes_are_as_in_h5netcdf(tmp_path: Path) -> None:
     """Before it was mended: Complex attributes of groups of an HDF5 file were pairs of numbers in xarray; those of
     variables were right.
     """

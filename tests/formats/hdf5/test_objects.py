@@ -44,7 +44,7 @@ def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most: i
         RefShardFileSystem(str(path), head=100)
 
 
-def test_links_are_followed_within_the_file_and_others_are_reported(
+def test_links_are_followed_within_file_and_others_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "links.h5"
@@ -117,7 +117,7 @@ def test_links_of_a_group_that_cannot_be_read_are_named() -> None:
         files.read(keys, "group/inner/0")
 
 
-def test_paths_longer_than_keys_are_reported_before_many_are_made() -> None:
+def test_paths_longer_than_keys_are_reported_before_copies() -> None:
     def fill(file: h5py.File) -> None:
         group = file.create_group("n" * 60_000)
         for number in range(100):

@@ -153,7 +153,7 @@ def test_files_are_concatenated_and_appended_as_sets_are(tmp_path: Path) -> None
             xr.testing.assert_identical(found.load(), expected)
 
 
-def test_attributes_of_one_element_are_as_stored_and_single_to_xarray(tmp_path: Path) -> None:
+def test_attributes_of_one_element_are_single_to_xarray(tmp_path: Path) -> None:
     path = tmp_path / "single.h5"
     text = h5py.string_dtype()
     with h5py.File(path, "w") as file:

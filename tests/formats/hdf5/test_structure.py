@@ -21,9 +21,7 @@ h5py = pytest.importorskip("h5py")
 xr = pytest.importorskip("xarray")
 
 
-def test_texts_that_the_attributes_of_many_objects_share_are_parsed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_shared_by_attributes_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         for number in range(50):

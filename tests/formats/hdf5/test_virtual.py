@@ -73,9 +73,7 @@ def test_virtual_datasets_are_what_h5py_reads(kind: str, libver: str, tmp_path: 
     assert check(fs, path) == 7
 
 
-def test_sources_beside_a_served_file_are_read_in_ranges_and_converted(
-    http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_sources_beside_a_served_file_are_read_and_converted(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path, "latest", "encoded")
     for file in tmp_path.glob("*.h5"):
         http_server.put(f"/data/{file.name}", file.read_bytes())
@@ -85,7 +83,7 @@ def test_sources_beside_a_served_file_are_read_in_ranges_and_converted(
     assert check(RefShardFileSystem(str(tmp_path / "refs.json")), path) == 7
 
 
-def test_what_is_not_of_whole_chunks_or_elsewhere_is_refused_by_name(tmp_path: Path) -> None:
+def test_parts_of_chunks_or_elsewhere_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path, "latest", "chunked")
     outside = tmp_path.parent / f"{tmp_path.name}.h5"
     with h5py.File(outside, "w") as file:

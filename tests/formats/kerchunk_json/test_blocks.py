@@ -136,7 +136,7 @@ def test_an_array_that_is_described_twice_has_the_last_grid() -> None:
     assert len(found.tables["a"]) == 20
 
 
-def test_a_default_target_is_no_empty_url_and_urls_stand_once_in_their_order() -> None:
+def test_default_target_and_urls_are_kept_once_in_order() -> None:
     refs: dict[str, Any] = {f"k{i}": [[None, "", "u", "\0", "v" * 700][i % 5], i, 1] for i in range(200)}
     found = read(json.dumps(refs))
     assert shown(found) == refs
@@ -240,7 +240,7 @@ def test_what_is_no_json_is_refused(text: str | bytes, many: int) -> None:
 
 @pytest.mark.parametrize("before", ["\ufeff\ufeff", " \ufeff", "\ufeff \ufeff"])
 @pytest.mark.parametrize("piece", [1, 513, 514, 516, 1 << 20])
-def test_a_byte_order_mark_stands_at_the_very_beginning_or_is_an_error(before: str, piece: int) -> None:
+def test_byte_order_mark_stands_at_very_beginning_or_is_error(before: str, piece: int) -> None:
     text = json.dumps(sample())
     assert shown(read("\ufeff" + text, piece)) == sample()
     with pytest.raises(ManifestError, match="does not begin"):

@@ -109,7 +109,7 @@ def test_data_that_many_rows_have_is_made_once() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
-def test_texts_that_pyarrow_would_make_without_bound_are_refused_and_why(encoding: str, compression: str) -> None:
+def test_unbounded_texts_for_pyarrow_are_refused_with_the_reason(encoding: str, compression: str) -> None:
     """A value may have all of the one before it in a byte: gigabytes in a page of some kilobytes."""
     out = io.BytesIO()
     options = {"column_encoding": {"path": encoding}, "use_dictionary": False, "compression": compression}

@@ -81,7 +81,7 @@ def test_data_goes_before_a_path() -> None:
     assert values(written(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
 
 
-def test_text_of_a_raw_column_is_spelled_as_in_json_but_bytes_are_themselves() -> None:
+def test_raw_column_has_text_as_json_and_bytes_as_they_are() -> None:
     assert values(written(raw=["base64:AAE="]), 1) == [b"\0\1"]
     assert values(written(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
     with pytest.raises(ValueError, match="row 0: its base64 text is damaged"):
@@ -198,7 +198,7 @@ def test_no_byte_of_a_footer_ends_the_process(seed: int) -> None:
     assert run.returncode == 0, run.stderr[-2000:]
 
 
-def test_a_footer_that_promises_a_million_columns_takes_no_memory_for_them() -> None:
+def test_footer_with_a_million_columns_takes_no_memory() -> None:
     count = bytes([0x80 | 999_999 & 0x7F, 0x80 | 999_999 >> 7 & 0x7F, 999_999 >> 14])
     footer = b"\x15\x02\x19\xfc" + count + b"\x48\x06schema\x15\x02\x00" * 20  # a version, and a list of columns
     data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"

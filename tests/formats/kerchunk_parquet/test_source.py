@@ -198,7 +198,7 @@ def test_empty_arrays_have_no_chunks(tmp_path: Path) -> None:
     assert not fs.exists("e/0.0")
 
 
-def test_a_missing_partition_file_means_that_none_of_its_chunks_exist(tmp_path: Path, target: str) -> None:
+def test_missing_partition_file_means_no_chunks(tmp_path: Path, target: str) -> None:
     content = files({"a/.zarray": v2_array([9], [1])}, 3, {"a/refs.1.parq": [[target, i, 1] for i in range(3)]})
     fs = RefShardFileSystem(store(tmp_path / "set", content))
     assert fs.ls("a", detail=False) == ["a/.zarray", "a/3", "a/4", "a/5"]
@@ -220,7 +220,7 @@ def test_relative_urls_start_where_the_set_lies(tmp_path: Path) -> None:
     assert RefShardFileSystem(root).references["a/0"] == ["x.bin"]
 
 
-def test_options_without_a_protocol_go_to_the_first_that_is_named(tmp_path: Path, http_server: RangeServer) -> None:
+def test_options_without_protocol_go_to_first_that_is_named(tmp_path: Path, http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([4], [1])}, 2, {"a/refs.1.parq": [None, [url, 1, 2]]}))
     fs = RefShardFileSystem(root, remote_options={"headers": {"x-who": "me"}})
@@ -402,7 +402,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
         RefShardFileSystem(root).ls("")
 
 
-def test_a_new_filesystem_asks_whether_a_partition_is_still_the_same(http_server: RangeServer) -> None:
+def test_new_filesystem_asks_whether_partition_is_still_same(http_server: RangeServer) -> None:
     """Nothing but the partition tells that it was written anew: what it points to is another object."""
     http_server.put("/x", b"A" * 10 + b"B" * 10)
     array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}

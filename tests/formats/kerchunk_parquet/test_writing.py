@@ -18,7 +18,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_flipped_bits_never_go_unnoticed_in_the_pages_that_we_write() -> None:
+def test_flipped_bits_never_go_unnoticed_in_pages_that_we_write() -> None:
     part = Chunks(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
     data = encode(part)
     expected = values(data, 40)

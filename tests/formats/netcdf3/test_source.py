@@ -137,7 +137,7 @@ def test_records_of_a_stream_are_as_many_as_the_file_holds(tmp_path: Path) -> No
     assert array(str(path), "packed").shape == (3, 3, 5)
 
 
-def test_large_variables_are_cut_into_pieces_and_records_into_parts(tmp_path: Path) -> None:
+def test_large_variables_and_records_are_cut_into_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.nc"
     fixed = np.random.default_rng(0).integers(0, 99, (1009, 1300), "i4")  # a prime number of rows
     with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as ds:
@@ -195,9 +195,7 @@ def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: Ra
 
 
 @pytest.mark.usefixtures("large_files")
-def test_variables_with_little_in_each_record_have_many_records_in_a_chunk(
-    http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_variables_of_small_records_have_many_in_a_chunk(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (2,), 20_000)
     url = http_server.put("/a.nc", path.read_bytes())
     same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
@@ -304,7 +302,7 @@ def test_variables_that_contradict_themselves_are_left_out() -> None:
             files.read(keys, "bad/0")
 
 
-def test_a_header_that_is_that_of_the_last_file_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_that_is_that_of_last_file_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
 
     def parse(data: bytes, size: int, where: str) -> Any:

@@ -74,7 +74,7 @@ def test_xarray_reads_a_volume_by_its_dimensions() -> None:
     assert np.array_equal(found.values, VALUES)
 
 
-def test_chunks_in_the_shard_of_others_are_listed_no_more_than_found(tmp_path: Path) -> None:
+def test_chunks_in_shard_of_others_are_listed_no_more_than_found(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "murmur", tmp_path, dirs_exist_ok=True)
     first, *others = sorted((tmp_path / KEY).iterdir())
     for other in others:
@@ -93,7 +93,7 @@ def test_a_file_that_is_named_by_thousands_of_digits_is_no_chunk() -> None:
     assert opened("memory://digits").ls(KEY, detail=False)[-1:] == [f"{KEY}/0.0.0.0"]
 
 
-def test_a_chunk_at_the_edge_is_padded_and_one_of_another_size_refused() -> None:
+def test_chunk_at_edge_is_padded_and_one_of_another_size_refused() -> None:
     recipe = Padded((2, 1, 1, 1), (3, 2, 1, 1), 1, is_gzip=False)
     assert recipe.make(b"ab") == b"ab\0\0\0\0"
     for raw in (b"a", b"abc"):
@@ -142,7 +142,7 @@ def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: RangeSe
         fs.cat_file(f"{KEY}/0.0.0.0")
 
 
-def test_the_obsolete_form_of_two_files_a_shard_is_no_volume_of_zeros(tmp_path: Path) -> None:
+def test_obsolete_form_of_two_files_shard_is_no_volume_of_zeros(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "identity", tmp_path, dirs_exist_ok=True)
     for path in list((tmp_path / KEY).iterdir()):
         path.rename(path.with_suffix(".index"))

@@ -238,7 +238,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("entry", "reason"), BAD_ENTRIES)
-def test_a_malformed_entry_is_an_error_before_anything_is_generated(entry: object, reason: str) -> None:
+def test_malformed_entry_is_error_before_anything_is_generated(entry: object, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):
         expand_gen([entry], Templates({"u": "x"}))
 

@@ -73,14 +73,14 @@ def test_bits_that_are_filled_from_the_lowest_are_refused() -> None:
         Files({ROOT: plain_tiff(bytes([0b10110000, 0b00000001]), 8, 2, 1, t266=2)}).open()
 
 
-def test_lerc_of_differences_which_readers_take_in_two_ways_is_refused(tmp_path: Path) -> None:
+def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lerc.tif"
     tifffile.imwrite(path, RGB[..., 0], compression="lerc", predictor=2)
     with pytest.raises(ManifestError, match="its Predictor is 2, which readers take in two ways with LERC"):
         Files.of(path).open()
 
 
-def test_a_strip_that_holds_a_whole_image_and_many_small_ones_become_pieces(tmp_path: Path) -> None:
+def test_strip_of_a_whole_image_and_small_ones_become_pieces(tmp_path: Path) -> None:
     values = RNG.integers(0, 255, (2100, 4000), "u1")
     for rows in (1, 2100):
         path = tmp_path / f"{rows}.tif"

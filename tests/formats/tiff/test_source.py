@@ -154,7 +154,7 @@ def test_pages_are_shown_one_by_one_where_ome_xml_is_not_true(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("edge", [16, 100])
-def test_an_ome_tiff_of_many_compressed_pages_is_opened_in_few_rounds(tmp_path: Path, edge: int) -> None:
+def test_ome_tiff_of_many_pages_opens_in_few_rounds(tmp_path: Path, edge: int) -> None:
     path = tmp_path / "a.ome.tif"
     values = RNG.integers(0, 255, (24, edge, edge), "u1")
     with tifffile.TiffWriter(path, ome=True) as writer:
@@ -271,7 +271,7 @@ def test_attributes_are_those_that_rioxarray_looks_for(tmp_path: Path, zarr_form
     assert ds["0"].encoding["_FillValue"] == 7
 
 
-def test_scales_that_are_whole_numbers_leave_room_for_missing_values_and_texts_are_unescaped(tmp_path: Path) -> None:
+def test_integer_scales_leave_room_for_missing_values(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     rasterio = pytest.importorskip("rasterio")
     path = tmp_path / "a.tif"
@@ -295,7 +295,7 @@ def test_pixels_that_are_points_lie_half_a_pixel_further(tmp_path: Path) -> None
     assert (array(path, "x")[0], array(path, "y")[0]) == first
 
 
-def test_a_grid_that_is_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> None:
+def test_grid_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     turned = rasterio.Affine(9.0, 1.0, 500.0, 2.0, -8.0, 700.0)
     path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
@@ -329,7 +329,7 @@ def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -
 # ------------------------------------------------------------------------------ commands, damage
 
 
-def test_commands_take_a_tiff_and_what_they_convert_has_its_values(
+def test_commands_take_tiff_and_what_they_convert_has_its_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = RNG.integers(0, 999, (70, 50), "u2")

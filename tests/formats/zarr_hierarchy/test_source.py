@@ -60,7 +60,7 @@ def test_http_lists_groups_from_consolidated_metadata(server: RangeServer) -> No
         fs.ls("g/a")
 
 
-def test_http_lists_groups_from_consolidated_metadata_of_version_3(http_server: RangeServer) -> None:
+def test_http_lists_groups_from_consolidated_v3_metadata(http_server: RangeServer) -> None:
     array = {"zarr_format": 3, "node_type": "array", "shape": []}
     inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"a": array}}}
     doc = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"g": inner}}}
@@ -83,7 +83,7 @@ def test_names_are_quoted_in_urls_and_queries_kept(http_server: RangeServer) -> 
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_a_server_that_refuses_the_directory_itself_still_serves_it(server: RangeServer, status: int) -> None:
+def test_server_that_refuses_directory_itself_still_serves_it(server: RangeServer, status: int) -> None:
     server.fault(status, "/d")
     assert opened(f"{server.url}/d", retries=0).cat_file("g/a/0") == b"12345678"
 
