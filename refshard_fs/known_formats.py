@@ -46,4 +46,4 @@ BUILT_IN = (
 @cache
 def known_formats() -> dict[str, Format]:
     """Return every format by its name: those of this package, and those that others have registered."""
-    return {known.name: known for known in (*BUILT_IN, *plugins("refshard.formats"))}
+    return {known.name: known for known in (*BUILT_IN, *plugins("refshard.formats", Format))}

@@ -31,12 +31,15 @@ class Argument(NamedTuple):
     group: str
 
 
-def argument(names: str, help: str, metavar: str = "", choices: str = "", group: str = "", **more: Any) -> Argument:
+def argument(
+    names: str, help: str, metavar: str = "", choices: str | list[str] = "", group: str = "", **more: Any
+) -> Argument:
     """Return an argument. The first of ``choices`` is the default; without them and ``metavar``, it is a flag."""
     if metavar:
         more["metavar"] = metavar
     if choices:
-        more = {"choices": choices.split(), "default": choices.split()[0], **more}
+        known = choices.split() if isinstance(choices, str) else choices
+        more = {"choices": known, "default": known[0], **more}
     elif not metavar:
         more["action"] = "store_true"
     return Argument(names.split(), {"help": help, **more}, group)

@@ -26,7 +26,18 @@ _WHERE = (
     "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, all else "
     "parquet"
 )
-_FORMATS = "parquet json chunk-manifest icechunk"
+
+
+class _Formats(list[str]):
+    """The formats to write that are built in; those of other packages are known when one is named."""
+
+    def __contains__(self, name: object) -> bool:
+        from refshard_fs.sinks import known_sinks  # not imported for --help
+
+        return super().__contains__(name) or name in known_sinks()
+
+
+_FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _OVERWRITE = argument("--overwrite", "replace a parquet set or a hierarchy that is there")
 _MANY: Any = {"action": "append", "default": []}
@@ -92,8 +103,11 @@ def _save(
     arguments: Namespace, made: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
 ) -> None:
     """Write a set, and print what was written."""
-    is_lazy = isinstance(made, refshard_fs.LazySet)  # a document takes the place of another at once
-    remark = made.save(destination, *format, **({} if is_lazy else {"overwrite": arguments.overwrite}))
+    from refshard_fs.source.settings import format_named  # not imported for --help
+
+    is_lazy = isinstance(made, refshard_fs.LazySet)
+    is_document = is_lazy and not format and format_named(destination) != "icechunk"  # which takes another's place
+    remark = made.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
     print_written(arguments, destination, [count_text(len(made), "part" if is_lazy else "key")])
     if remark:
         print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
@@ -102,7 +116,7 @@ def _save(
 @command(
     "'2024/*.nc' -o all.json --dim time",
     argument("-o --output", _WHERE, "DESTINATION", required=True),
-    argument("--dim", "the dimension; without it, variables are merged", "NAME", group="along"),
+    argument("--dim", "the dimension; without it, --lazy finds it, else variables are merged", "NAME", group="along"),
     argument("--dims", "dimensions of a grid of sets, the last one varying fastest", "NAME,NAME...", group="along"),
     argument("--counts", "with --dims: how many sets there are along each", "N,N..."),
     argument("--same", "a variable of the first set", "PATH", **_MANY),

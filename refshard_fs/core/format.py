@@ -217,13 +217,16 @@ def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
     return lambda probe: probe.head.startswith(magics)
 
 
-def plugins(group: str) -> Iterator[Any]:
-    """Yield what other packages have registered in a group of entry points; a warning names one that fails."""
+def plugins(group: str, kind: type[Any]) -> Iterator[Any]:
+    """Yield the ``kind`` of objects that other packages have registered in a group; a warning names one that fails."""
     for entry in _entry_points():
         if entry.group != group:
             continue
         try:
             plugin = entry.load()
+            if not isinstance(plugin, kind):
+                found = plugin.__name__ if isinstance(plugin, type) else f"an object of {type(plugin).__name__}"
+                raise TypeError(f"expected an object of {kind.__name__}, got {found}")
         except Exception as e:  # noqa: BLE001  # of a third party: other sources can still be opened
             warnings.warn(
                 f"the entry point {entry.name!r} of {group}, {entry.value}, cannot be loaded, and is left out: "

@@ -243,7 +243,7 @@ OWN_FORMATS = ("refshard_fs.sharding.v2", "refshard_fs.sharding.sharding_indexed
 def shard_formats() -> tuple[ShardFormat, ...]:
     """Return this package's shard formats, and those of the entry point group ``refshard.shards``."""
     own = [importlib.import_module(name).SHARD_FORMAT for name in OWN_FORMATS]
-    return tuple({known.name: known for known in (*own, *plugins("refshard.shards"))}.values())
+    return tuple({known.name: known for known in (*own, *plugins("refshard.shards", ShardFormat))}.values())
 
 
 def unsharded(

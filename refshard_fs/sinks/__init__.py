@@ -18,13 +18,14 @@ BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink(), Ic
 
 
 @cache
-def _known_sinks() -> dict[str, Sink]:
-    return {sink.name: sink for sink in (*BUILT_IN, *plugins("refshard.sinks"))}
+def known_sinks() -> dict[str, Sink]:
+    """Return all sinks, by name."""
+    return {sink.name: sink for sink in (*BUILT_IN, *plugins("refshard.sinks", Sink))}
 
 
 def sink_named(name: str) -> Sink:
     """Return the sink called ``name``; ValueError, with the names that there are, if there is none."""
-    known = _known_sinks()
+    known = known_sinks()
     if name not in known:
         raise ValueError(f"unknown format={name!r}: expected {', '.join(map(repr, known))}")
     return known[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -73,7 +73,10 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     found = _format_of(probe, format)
     if options.version != Version() and not found.has_versions:
         raise ManifestError(f"{options.version}: {probe.url} is of format {found.name!r}, which keeps no versions")
-    keyspace = yield from found.open(probe, options)
+    keyspace: Any = yield from found.open(probe, options)  # a plug-in may return anything
+    if not isinstance(keyspace, KeySpace):
+        kind = type(keyspace).__name__
+        raise TypeError(f"open_ of format {found.name!r} ({found.module}) returns {kind}: expected a KeySpace")
     keyspace.format = found.name
     documents = keyspace.root_documents
     view = yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)

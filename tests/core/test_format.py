@@ -6,11 +6,13 @@ import json
 import shutil
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import refshard_fs
-from refshard_fs.core.format import plugins
+from refshard_fs.core.format import Format, OpenOptions, Probe, plugins
+from refshard_fs.sinks import Sink
 from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
 
@@ -109,4 +111,25 @@ def test_a_plugin_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPat
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
     with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
-        assert list(plugins("refshard.formats")) == []
+        assert list(plugins("refshard.formats", Format)) == []
+
+
+def test_a_plugin_of_another_kind_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_class = EntryPoint("toy", "refshard_fs.sinks:JsonSink", "refshard.sinks")
+    monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [a_class])
+    with pytest.warns(RuntimeWarning, match="'toy' of refshard.sinks.*expected an object of Sink, got JsonSink"):
+        assert list(plugins("refshard.sinks", Sink)) == []
+
+
+def test_a_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Format("toy", lambda probe: probe.head == b"toy", "tests.core.test_format")
+    monkeypatch.setattr("refshard_fs.source.recognition.known_formats", lambda: {"toy": toy})
+    with pytest.raises(
+        refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) returns dict: expected a KeySpace"
+    ):
+        refshard_fs.RefShardFileSystem(b"toy").ls("")
+
+
+def open_(probe: Probe, options: OpenOptions) -> Any:
+    yield from ()
+    return {}
