@@ -27,6 +27,7 @@ from refshard_fs.errors import (
 
 if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
+    from refshard_fs.obspec_store import ObspecStore
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.cube import cube
@@ -59,6 +60,7 @@ __all__ = [
     "NoSuchSource",
     "Node",
     "NotListable",
+    "ObspecStore",
     "Picture",
     "ReadOnlyError",
     "RefShardBackend",
@@ -90,6 +92,7 @@ __all__ = [
 _NAMES = {  # by module, of what is imported at its first use
     "fs": "RefShardFileSystem replace_reference_filesystem",
     "tuning": "tune_zarr",
+    "obspec_store": "ObspecStore",
     "sets.append": "append",
     "sets.concat": "concat",
     "sets.cube": "cube",

@@ -227,6 +227,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         writing = msgspec.structs.replace(self._options.writing, overlay=None)
         return msgspec.structs.replace(self._options, writing=writing)
 
+    def is_alike(self, other: RefShardFileSystem) -> bool:
+        """Whether ``other`` shows the same source, opened with the same options, and the same uncommitted writes."""
+        one, two = (type(self), self._alike, self.overlay), (type(other), other._alike, other.overlay)
+        return self is other or one == two
+
     @property
     def storage_options(self) -> dict[str, Any]:
         """The keywords that fsspec, and zarr, make a copy with: it shares the opened source, and the writes."""

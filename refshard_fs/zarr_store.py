@@ -62,10 +62,7 @@ class Store(abc.Store):
         return f"<Store of {self.fs!r}>"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Store) or self.read_only != other.read_only:
-            return False
-        one, two = self.fs, other.fs
-        return one is two or (type(one), one._alike, one.overlay) == (type(two), two._alike, two.overlay)
+        return isinstance(other, Store) and self.read_only == other.read_only and self.fs.is_alike(other.fs)
 
     __hash__ = None  # type: ignore[assignment]  # as zarr's own: what it shows may change
 
