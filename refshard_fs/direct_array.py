@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -23,8 +23,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta, array_meta, loads
 from refshard_fs.cubes.recoding import ChunkDecoder
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.engine import Unmade
-from refshard_fs.reading.plan import MIB
+from refshard_fs.reading.plan import MIB, Unmade
 from refshard_fs.reading.selection import GUARD, WORKERS
 
 LARGE: Final = 16 * MIB  # bytes of chunks, decoded, above which zarr's pipeline reads a selection
@@ -37,6 +36,13 @@ class _Piece(NamedTuple):
     chunk: int
     within: int | slice
     target: slice | None  # None where an integer takes the dimension away
+
+
+class _Decoded(NamedTuple):
+    """The stored values of a chunk, and what converts them to those that are shown, if these are others."""
+
+    values: npt.NDArray[Any]
+    convert: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
 
 
 class DirectArray(ZarrArrayWrapper):
@@ -98,15 +104,22 @@ class DirectArray(ZarrArrayWrapper):
         out: npt.NDArray[Any] = np.empty(shape, self.dtype)
 
         def fill(key: str, chunk: Sequence[_Piece]) -> npt.NDArray[Any] | None:
-            values = known.get(key)
-            if values is None:
-                values = self._decoded(meta, read[key])
-            if values is None:
+            found = known.get(key) or self._decoded(meta, read[key])
+            if found is None:
                 return None
-            part = values[tuple(piece.within for piece in chunk)] if values.ndim else values
-            if part.size < values.size and key in read and is_fixed:
-                kept.put((token, key), values, values.nbytes)
-            elif len(chunks) == 1 and part.shape == shape and values.flags.writeable:
+            values, convert = found
+            part = np.asarray(values[tuple(piece.within for piece in chunk)] if values.ndim else values, values.dtype)
+            is_shared = key in known or (part.size < values.size and is_fixed)
+            if is_shared and key in read:
+                kept.put((token, key), found, values.nbytes)
+            if convert is not None:
+                try:
+                    part = convert(part.reshape(-1)).reshape(part.shape)
+                except ValueError:  # zarr meets it again, and names the chunk
+                    return None
+            if part.dtype != self.dtype:
+                return None
+            if len(chunks) == 1 and part.shape == shape and part.flags.writeable and not is_shared:
                 return part
             out[tuple(piece.target for piece in chunk if piece.target is not None)] = part
             return out
@@ -118,19 +131,22 @@ class DirectArray(ZarrArrayWrapper):
             filled = list(map(fill, keys, chunks))
         return None if any(each is None for each in filled) else filled[0]
 
-    def _decoded(self, meta: ArrayMeta, data: bytes | Unmade | None) -> npt.NDArray[Any] | None:
+    def _decoded(self, meta: ArrayMeta, data: bytes | Unmade | None) -> _Decoded | None:
         """Return the values of a chunk, or the fill value of one that does not exist; None where zarr is to read."""
         try:
             if isinstance(data, Unmade):
+                stored = data.array()
+                if stored is not None:
+                    return _Decoded(*stored)
                 with contextlib.suppress(FileNotFoundError):
                     data = data.make()
             if data is None or isinstance(data, Unmade):
-                return None if meta.raw.get("fill_value") is None else np.asarray(fill_of(meta, self.dtype))
+                is_known = meta.raw.get("fill_value") is not None
+                return _Decoded(np.asarray(fill_of(meta, self.dtype), self.dtype)) if is_known else None
             assert self._decoder is not None, "`_known` returns no metadata without one"
-            values = self._decoder.decode(data)
+            return _Decoded(self._decoder.decode(data))
         except ValueError:  # zarr meets it again, and names the chunk
             return None
-        return values if values.dtype == self.dtype else None
 
 
 def _pieces(meta: ArrayMeta, key: Any) -> list[list[_Piece]] | None:

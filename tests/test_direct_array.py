@@ -89,6 +89,19 @@ def test_selections_are_what_zarr_reads(
         np.testing.assert_array_equal(seen.isel(by_points).values, expected.isel(by_points).values)
 
 
+def test_values_are_the_callers_to_change(tmp_path: Path) -> None:
+    """Parts of a chunk were read before, so it is remembered: what is made of it is a copy."""
+    values = np.arange(12.0).reshape(3, 4)
+    xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(
+        tmp_path / "a.nc", engine="h5netcdf", encoding={"a": {"chunksizes": (3, 4), "zlib": True}}
+    )
+    with xr.open_dataset(tmp_path / "a.nc", engine=RefShardBackend) as ds:
+        for key in [(0,), (slice(None), 1), (slice(None),), (slice(None),)]:
+            read = ds["a"].variable[key].values
+            np.testing.assert_array_equal(read, values[key])
+            read += 1
+
+
 @pytest.fixture(scope="module")
 def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndarray[Any, Any]]:
     folder = tmp_path_factory.mktemp("cube")

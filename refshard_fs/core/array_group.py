@@ -124,6 +124,10 @@ class Chunks:
         yield from ()
         return None
 
+    def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
+        """Yield a chunk of each block of the array's index that was not read yet, those after ``number`` first."""
+        return iter(())
+
 
 class FilledChunks(Chunks):
     """Chunks of ``size`` bytes, decoded, some of which were never written.
@@ -301,6 +305,12 @@ class ArrayGroup(KeySpace):
             self.check_shown(key)
             return None
         return (yield from self._chunks[at.array].entry(at.number))
+
+    def keys_of_other_parts(self, key: str) -> Iterator[str]:
+        at = place(self.grids, key)
+        if at is not None:
+            for number in self._chunks[at.array].numbers_in_unread_blocks(at.number):
+                yield join(at.array, self.grids[at.array].tail(number))
 
     def check_shown(self, key: str) -> None:
         """Raise ManifestError, which says why, if ``key`` would be of an array or a group that is not shown."""

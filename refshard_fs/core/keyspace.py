@@ -202,9 +202,9 @@ class KeySpace(ABC):
         return []
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        """Yield a key of each part that is not opened yet, those nearest to the part of ``key`` first.
+        """Yield a key of each part, or block of an index, that was not read yet, those nearest to ``key`` first.
 
-        A look-up of such a key opens its part. Sources that consist of others have parts.
+        A look-up of such a key reads it. Sources that consist of others have parts.
         """
         return iter(())
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
+import numpy.typing as npt
 
 from refshard_fs.core.zarrmeta import is_metadata
 
@@ -178,6 +179,20 @@ class SizedRecipe(Recipe, Protocol):
     def size(self) -> int: ...
 
 
+@runtime_checkable
+class ArrayRecipe(Recipe, Protocol):
+    """A recipe of a chunk of numbers, each of which is converted by itself: a reader may convert those that it wants.
+
+    ``make`` encodes what `converted` returns for all that `decoded` returns.
+    """
+
+    def decoded(self, raw: bytes) -> npt.NDArray[Any]:
+        """Return the chunk's values as they are stored, in its shape; ValueError where the bytes are damaged."""
+
+    def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return stored values as the array shows them; ValueError where they have no such value."""
+
+
 class Packed(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of what ``recipe`` makes of ``source``; ``made`` is the size of all of it, if known.
 
@@ -229,12 +244,9 @@ class Packed(msgspec.Struct, frozen=True):
 
         None means that there is no such key. ValueError where bytes are damaged.
         """
-        if self.parts:
-            left = iter(read)
-            read = [part.finish([next(left) for _ in part.spans]) for part in self.parts]
-        known = [data for data in read if data is not None]
-        if len(known) == len(read):
-            full = self.recipe.make(known[0] if len(known) == 1 else b"".join(known))
+        raw = self.raw(read)
+        if raw is not None:
+            full = self.recipe.make(raw)
         else:
             filled = self.recipe.absent() if isinstance(self.recipe, FillingRecipe) else None
             if filled is None:
@@ -246,6 +258,16 @@ class Packed(msgspec.Struct, frozen=True):
         if self.exact and self.stop is not None and len(data) != self.stop - (self.start or 0):
             raise ValueError(f"{len(full)} bytes were made, too few for [{self.start}:{self.stop}]")
         return data
+
+    def raw(self, read: Sequence[bytes | None]) -> bytes | None:
+        """Return the bytes that the recipe is given, as `finish` takes them; None where an object does not exist."""
+        if self.parts:
+            left = iter(read)
+            read = [part.finish([next(left) for _ in part.spans]) for part in self.parts]
+        known = [data for data in read if data is not None]
+        if len(known) < len(read):
+            return None
+        return known[0] if len(known) == 1 else b"".join(known)
 
     def _window(self, start: int | None, stop: int | None, *, exact: bool = False) -> Packed:
         return Packed(self.source, self.recipe, self.made, start, stop, exact, self.parts)

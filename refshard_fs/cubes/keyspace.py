@@ -161,6 +161,21 @@ class _Part:
         self.fits: dict[str, Fit] = {}
 
 
+def _unread(part: _Part, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield coordinates in ``part`` of a chunk of each block of its index that was not read yet."""
+    fit = part.fits.get(path)
+    stored = None if fit is None else fit.stored(coords)
+    if fit is None or stored is None or array.grid is None:
+        return
+    encoding = fit.encoding or array.grid.encoding
+    for key in part.space.keys_of_other_parts(join(path, encoding.encode(array.stored(stored)))):
+        grid = part.space.grids[path]
+        found = grid.encoding.decode(relative(key, path), len(grid.counts))
+        placed = None if found is None else fit.placed((0, *found) if array.is_stacked else found)
+        if placed is not None:
+            yield placed
+
+
 def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
     """Return all that is in a directory of chunks, which have one ``size``, if it is known."""
     if directory is None:
@@ -286,14 +301,15 @@ class ConcatKeySpace(KeySpace):
         if at is None or array is None or not array.starts or array.grid is None or array.recut is not None:
             return
         coords = array.grid.coords(at.number)
-        here = array.locate(coords)[0]
+        here, local = array.locate(coords)
         count = len(array.starts) - 1
         both = (number for step in range(1, count) for number in (here + step, here - step) if 0 <= number < count)
-        opened = {self._first, *self._parts.keys()}
-        for number in islice(both, self._keep // 2):
-            if number not in opened:
-                begin = [*coords[: array.axis], array.starts[number], *coords[array.axis + 1 :]]
-                yield join(at.array, array.grid.encoding.encode(begin))
+        for number in (here, *islice(both, self._keep // 2)):
+            part = self._first_part if number == self._first else self._parts.peek(number)
+            first = local if number == here else [*coords[: array.axis], 0, *coords[array.axis + 1 :]]
+            unread = [first] if part is None else _unread(part, at.array, array, first)
+            for placed in unread:
+                yield join(at.array, array.grid.encoding.encode(array.moved(placed, array.starts[number])))
 
     def _entries(
         self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]

@@ -171,6 +171,7 @@ def exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
 
 # Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.
 RECODED: Final = frozenset({"compressor", "filters", "codecs", "order", "fill_value", "dtype", "data_type"})
+FEW: Final = 8  # numbers that are looked for one by one faster than together
 EXACT: Final = 2**53  # floating-point numbers up to it are whole numbers without a gap
 MISSING: Final = ("_FillValue", "missing_value")  # attributes
 _UNSIGNED: Final = "_Unsigned"  # signed numbers are meant as unsigned ones, or the reverse
@@ -195,18 +196,24 @@ class _Encoding(NamedTuple):
         return self.scale is not None or self.offset is not None
 
     def unpacked(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return self.numbers(values).astype(np.float64) * (1.0 if self.scale is None else self.scale) + (
-            self.offset or 0.0
-        )
+        out = self.numbers(values).astype(np.float64)
+        if self.scale is not None:
+            out *= self.scale
+        if self.offset is not None:
+            out += self.offset
+        return out
 
     def numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the numbers that stored ones are, before scale and offset."""
         return values if self.meant == self.dtype else values.astype(self.dtype).view(self.meant)
 
     def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        found = np.isin(values, self.fills)
-        if values.dtype.kind in "fc" and np.isnan(self.fills).any():
-            found |= np.isnan(values)
+        if len(self.fills) > FEW:
+            found = np.isin(values, self.fills)
+            return found | np.isnan(values) if np.isnan(self.fills).any() else found
+        found = np.zeros(values.shape, np.bool_)
+        for fill in self.fills:
+            found |= np.isnan(values) if np.isnan(fill) else values == fill
         return found
 
 
@@ -221,11 +228,14 @@ class Recoding(msgspec.Struct, frozen=True):
     where: str
 
     def make(self, raw: bytes) -> bytes:
-        theirs, mine = _encoding(self.theirs), _encoding(self.mine)
-        if theirs.decoder is None:
+        return encode_chunk(_encoding(self.mine).meta, self.converted(self.decoded(raw)))
+
+    def decoded(self, raw: bytes) -> npt.NDArray[Any]:
+        """Return the values of a chunk of the one array."""
+        decoder = _encoding(self.theirs).decoder
+        if decoder is None:
             raise ValueError(f"{self.where}: its chunks cannot be decoded here")
-        values = theirs.decoder.decode(raw)
-        return encode_chunk(mine.meta, self._converted(values, theirs, mine))
+        return decoder.decode(raw)
 
     def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values of the one array as the other one has them."""
@@ -281,6 +291,8 @@ class Recoding(msgspec.Struct, frozen=True):
                 out[missing] = np.nan
             else:
                 raise ValueError(f"{self.where}: values are missing, and {mine.dtype} has none that stands for these")
+        if np.isnan(mine.fills).all():  # no number stands for missing ones
+            return out
         is_mistaken = mine.is_missing(out) & ~missing
         if mine.dtype.kind == "f" and is_mistaken.any():
             is_mistaken &= ~np.isnan(out)  # no number, whatever it stands for
@@ -307,6 +319,8 @@ class Recoding(msgspec.Struct, frozen=True):
         self, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_], theirs: _Encoding, mine: _Encoding
     ) -> npt.NDArray[Any]:
         real = theirs.unpacked(values)
+        if not mine.is_packed and mine.dtype == real.dtype:
+            return real
         if not mine.is_packed:
             out = real.astype(mine.meant).view(mine.dtype)
             same = mine.numbers(out) == real
@@ -330,6 +344,12 @@ class _Chained(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         return self.then.make(self.first.make(raw))
+
+    def decoded(self, raw: bytes) -> npt.NDArray[Any]:
+        return self.then.decoded(self.first.make(raw))
+
+    def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self.then.converted(values)
 
     def absent(self) -> bytes | None:
         filled = self.first.absent() if isinstance(self.first, FillingRecipe) else None
@@ -398,7 +418,9 @@ def _encoding(document: bytes) -> _Encoding:
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
     meant = meant_dtype(dtype, attributes)
     times = TimeUnits.of(attributes) if is_time(attributes) else None
-    return _Encoding(meta, dtype, scale, offset, np.array(fills, dtype), meant, ChunkDecoder.of(meta), times)
+    return _Encoding(
+        meta, dtype, scale, offset, np.array([*dict.fromkeys(fills)], dtype), meant, ChunkDecoder.of(meta), times
+    )
 
 
 def missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:

@@ -22,10 +22,8 @@ from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.lookups import Lookups
-from refshard_fs.reading.plan import KIB, ReadPlan, Request, plan_read
+from refshard_fs.reading.plan import ReadPlan, Request, Unmade, plan_read
 from refshard_fs.reading.prefetch import Ahead, Asked
-
-SMALL = 16 * KIB  # bytes that are decoded faster than a thread takes them over
 
 
 class _Read(NamedTuple):
@@ -38,23 +36,6 @@ class _Read(NamedTuple):
     guess: bool
     make: bool
     is_paid: bool = False
-
-
-class Unmade(NamedTuple):
-    """The bytes of a key's ranges before they are assembled."""
-
-    plan: ReadPlan
-    parts: Sequence[bytes | BaseException]
-
-    def make(self) -> bytes:
-        """Return the bytes of the key; an error names it."""
-        return self.plan.assemble(self.parts)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a thread would take longer to start than to make them."""
-        read = sum(len(part) for part in self.parts if isinstance(part, bytes))
-        return max(read, getattr(self.plan.window, "made", None) or 0) < SMALL
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:

@@ -17,7 +17,7 @@ from refshard_fs.errors import RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.failures import blame, cause_of, fail
 from refshard_fs.reading.loading import Answers, Found, Scanned, Streamed, advance, decode, naming, sized
-from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, coalesce, plan_read
+from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, Unmade, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import ABSENT
 
@@ -49,6 +49,11 @@ class Immediate:
 
     def take(self, request: Request, entry: Entry) -> bytes | None:
         """Return the bytes of ``request``, whose key is at ``entry``."""
+        unmade = self.take_unmade(request, entry)
+        return None if unmade is None else unmade.make()
+
+    def take_unmade(self, request: Request, entry: Entry) -> Unmade | None:
+        """Return what the bytes of ``request`` are made of, whose key is at ``entry``."""
         try:
             plan = plan_read(request, entry, self._answers.longest)
             if plan is None and isinstance(entry, Span):
@@ -60,12 +65,15 @@ class Immediate:
         except Exception as e:  # noqa: BLE001  # raised again as what it means: never as a missing key
             raise fail(request.key, entry, e) from cause_of(e)
         assert plan is not None, "the size is known"
-        data = self._read(plan)
+        parts = self._read(plan)
+        if parts is None:
+            return None
+        unmade = Unmade(plan, parts)
         if isinstance(plan.window, Inline):
             self._stats.count("keys", 1)
-        elif data is not None:
-            self._count(1, len(data), len(data), plan.window)
-        return data
+        elif unmade.is_complete:
+            self._count(1, unmade.size, unmade.size, plan.window)
+        return unmade
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
         """Return the same as `take`, from a thread where that would keep the event loop from its other work."""
@@ -214,7 +222,9 @@ class Immediate:
             with naming(entry):
                 try:
                     check_size(entry.size, self._answers.longest)
-                    data = self._read(ReadPlan(None, entry, self._answers.longest))
+                    plan = ReadPlan(None, entry, self._answers.longest)
+                    parts = self._read(plan)
+                    data = None if parts is None else plan.assemble(parts)
                 except TooLarge:
                     raise
                 except ABSENT:
@@ -227,8 +237,8 @@ class Immediate:
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Found(value)
 
-    def _read(self, plan: ReadPlan) -> bytes | None:
-        """Return the bytes of ``plan``; None where they take an event loop."""
+    def _read(self, plan: ReadPlan) -> list[bytes | BaseException] | None:
+        """Return the bytes of each range of ``plan``, or its error; None where they take an event loop."""
         parts: list[bytes | BaseException] = []
         for span in plan.window.spans:
             try:
@@ -239,7 +249,7 @@ class Immediate:
                 if answer is None:
                     return None
                 parts.append(bytes(answer.data))
-        return plan.assemble(parts)
+        return parts
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
         kept = self._pool.versions.kept(span)

@@ -7,13 +7,14 @@ say which blocks serve many spans: in n log n, and no byte is in two blocks. Two
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
+import numpy.typing as npt
 
-from refshard_fs.core.model import Entry, Span
+from refshard_fs.core.model import ArrayRecipe, Entry, Packed, Span
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.failures import cause_of, fail
 from refshard_fs.targets.failures import ABSENT
@@ -22,6 +23,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
+SMALL = 16 * KIB  # bytes that are decoded faster than a thread takes them over
 PARTS = 1 << 14  # that a range is read in, at most: it may be as long as a manifest says
 
 
@@ -96,6 +98,45 @@ def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | No
                 return None
             raise fail(key, entry, e) from cause_of(e)
     return ReadPlan(key, window, most if key.endswith(DOCUMENTS) else None)
+
+
+class Unmade(NamedTuple):
+    """The bytes of a key's ranges before they are assembled."""
+
+    plan: ReadPlan
+    parts: Sequence[bytes | BaseException]
+
+    def make(self) -> bytes:
+        """Return the bytes of the key; an error names it."""
+        return self.plan.assemble(self.parts)
+
+    def array(self) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] | None:
+        """Return a chunk's stored values, and what converts them; None where only the bytes of the key can be made.
+
+        ValueError where they are damaged.
+        """
+        window = self.plan.window
+        if not isinstance(window, Packed) or not isinstance(window.recipe, ArrayRecipe):
+            return None
+        if window.start is not None or window.stop is not None or self.plan.cut is not None:
+            return None
+        raw = window.raw([part for part in self.parts if isinstance(part, bytes)]) if self.is_complete else None
+        return None if raw is None else (window.recipe.decoded(raw), window.recipe.converted)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranges were read."""
+        return all(isinstance(part, bytes) for part in self.parts)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a thread would take longer to start than to make them."""
+        return max(self.size, getattr(self.plan.window, "made", None) or 0) < SMALL
+
+    @property
+    def size(self) -> int:
+        """Bytes that were read."""
+        return sum(len(part) for part in self.parts if isinstance(part, bytes))
 
 
 class Limits(msgspec.Struct, frozen=True):

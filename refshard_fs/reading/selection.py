@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Packed
-from refshard_fs.reading.engine import Engine, Unmade
+from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Found
 from refshard_fs.reading.memory import Share, SharedMemory
-from refshard_fs.reading.plan import MIB, Request
+from refshard_fs.reading.plan import MIB, Request, Unmade
 
 # Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
 Take = Callable[[int, bytes | None], object]

@@ -34,14 +34,14 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
-from refshard_fs.reading.engine import Engine, Unmade
+from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
-from refshard_fs.reading.plan import MIB, Limits, Planned, Request, requests_for
+from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import Admission
@@ -715,12 +715,12 @@ class Source(Engines):
         found = reader.find_all(keyspace, keys)
         if any(each is None or (each.value is not None and not reader.has(each.value)) for each in found):
             return run(self._read_chunks(keys, found))
-        out: list[bytes | None] = []
+        out: list[Unmade | None] = []
         for key, each in zip(keys, found, strict=True):
             data = None
             if each is not None and each.value is not None:
                 with contextlib.suppress(FileNotFoundError):  # of a hierarchy: the key does not exist
-                    data = reader.take(Request(key), each.value)
+                    data = reader.take_unmade(Request(key), each.value)
                     if data is None:  # it takes an event loop after all
                         return run(self._read_chunks(keys, found))
             out.append(data)

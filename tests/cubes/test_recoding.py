@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.zarrmeta import array_meta
-from refshard_fs.cubes.recoding import recoding
+from refshard_fs.core.zarrmeta import array_meta, zarr_major
+from refshard_fs.cubes.recoding import Recoding, recoding
 from refshard_fs.cubes.recutting import check_recut
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from tests.servers.http import RangeServer
@@ -315,3 +315,44 @@ def test_made_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path,
     http_server.log.clear()
     assert fs.cat(keys) == one_by_one
     assert not http_server.log.requests()
+
+
+MARK = -7
+
+
+def write_packed(path: Path, first: int, scale: float) -> np.ndarray[Any, Any]:
+    """Write four steps of packed numbers, one of which is missing, and return what they mean."""
+    stored = np.arange(first, first + 48, dtype="i2").reshape(4, 3, 4)
+    stored[1, 1, 1] = MARK
+    h5netcdf = pytest.importorskip("h5netcdf")
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = {"t": 4, "y": 3, "x": 4}
+        file.create_variable("t", ("t",), "i4")[:] = np.arange(first, first + 4)
+        named: dict[str, Any] = {"chunks": (1, 3, 4), "compression": "gzip", "fillvalue": np.int16(MARK)}
+        variable = file.create_variable("v", ("t", "y", "x"), "i2", **named)
+        variable.attrs["scale_factor"], variable.attrs["add_offset"] = scale, 270.0
+        variable[:] = stored
+    return np.where(stored == MARK, np.nan, stored * scale + 270.0)
+
+
+@pytest.mark.skipif(zarr_major() == 2, reason="zarr 3 alone")
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "http"])
+def test_elements_that_are_selected_alone_are_converted(
+    tmp_path: Path, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    expected = np.concatenate([write_packed(tmp_path / f"{n}.nc", 100 * n, 0.5 + n) for n in range(3)])
+    for path in tmp_path.iterdir():
+        http_server.put(f"/{path.name}", path.read_bytes())
+    names = [f"{http_server.url if is_remote else tmp_path}/{n}.nc" for n in range(3)]
+    made: Any = refshard_fs.concat(names, dim="t", lazy=True)
+    converted: list[int] = []
+    convert = Recoding.converted
+    monkeypatch.setattr(Recoding, "converted", lambda self, v: converted.append(v.size) or convert(self, v))
+    with xr.open_dataset(made, engine=RefShardBackend) as ds:
+        converted.clear()
+        np.testing.assert_array_equal(ds["v"][:, 1, 1].values, expected[:, 1, 1])
+        assert converted == [1] * 12
+        np.testing.assert_array_equal(ds["v"][5, ::2].values, expected[5, ::2])  # of a chunk that is remembered
+        assert ds["v"][5, 2, 3].item() == expected[5, 2, 3]
+        assert converted[12:] == [8, 1]
+        np.testing.assert_array_equal(ds["v"].values, expected)

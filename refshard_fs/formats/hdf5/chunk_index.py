@@ -176,6 +176,14 @@ class ChunkIndex:
         self._space = space
         self._root = root
         self._is_array = is_array
+        self._read: set[int] = set()  # addresses of blocks
+        self._unread: dict[int, int] = {}  # keys that other blocks tell of, by the addresses of these
+
+    def numbers_in_unread_blocks(self) -> list[int]:
+        """Return a chunk of each block that others lead to and that was not read yet."""
+        keys = np.array(list(self._unread.values()), np.uint64)
+        numbers, are_in = self._space.to_numbers(keys) if self._is_array else (keys, keys >= 0)
+        return list(map(int, numbers[are_in]))
 
     def find(self, numbers: UInt64s | None) -> Steps[Found]:
         """Return those of the chunks ``numbers`` (ascending, each once) that were written; None: all of them."""
@@ -192,6 +200,7 @@ class ChunkIndex:
                 for child in children
             )
             found += [node.chunks for node in nodes if len(node.chunks.numbers)]
+            self._note_read(children, nodes)
             level = [below for node, (_, some) in zip(nodes, level, strict=True) for below in node.wanted(some)]
         whole = found[-1] if len(found) == 2 else Found(*map(np.concatenate, zip(*found, strict=True)))
         if keys is not None:  # of one key, in a fifth of the time that `isin` takes
@@ -204,6 +213,13 @@ class ChunkIndex:
             if (whole.numbers[1:] == whole.numbers[:-1]).any():
                 raise ValueError("a chunk index has a chunk twice")
         return within(whole, space.room)
+
+    def _note_read(self, blocks: Iterable[Child], nodes: Iterable[Node]) -> None:
+        for block, node in zip(blocks, nodes, strict=True):
+            if block.address not in self._read:
+                self._read.add(block.address)
+                self._unread.pop(block.address, None)
+                self._unread |= {one.address: one.first for one in node.children if one.address not in self._read}
 
 
 def within(found: Found, room: int) -> Found:
@@ -223,6 +239,10 @@ class Successive:
         self._address = address
         self._size = size
         self._mask = mask
+
+    def numbers_in_unread_blocks(self) -> list[int]:
+        """Return nothing: there are no blocks."""
+        return []
 
     def find(self, numbers: UInt64s | None) -> Steps[Found]:
         """Return the chunks ``numbers``; None: all of them."""

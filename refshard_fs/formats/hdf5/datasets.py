@@ -141,6 +141,10 @@ class DatasetChunks(FilledChunks):
             found = NOTHING if self._index is None else (yield from self._index.find(None))
         return self.listed_of(found.numbers)
 
+    def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
+        numbers = [] if self._index is None else self._index.numbers_in_unread_blocks()
+        return iter(sorted(numbers, key=lambda other: (other < number, other)))
+
     # ------------------------------------------------------------------ as they are stored
 
     def stored(self, numbers: Sequence[int]) -> Steps[dict[int, Stored]]:

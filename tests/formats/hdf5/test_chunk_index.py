@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import h5py
@@ -200,3 +201,18 @@ def test_an_index_whose_chunks_were_all_removed_tells_of_none(tmp_path: Path) ->
     fs = RefShardFileSystem(str(path))
     assert path.stat().st_size < 69 * 82
     assert fs.cat_file("a/68.41") == b"\x36"
+
+
+def test_unread_blocks_are_named_until_they_are_read() -> None:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        made.create_dataset("a", data=np.arange(400, dtype="i2"), chunks=(1,))
+    fs = RefShardFileSystem(file.getvalue(), zarr_format=2)
+    keyspace = fs.source.open()
+    assert fs.cat_file("a/100") == np.int16(100).tobytes()
+    unread = [int(key.partition("/")[2]) for key in keyspace.keys_of_other_parts("a/100")]
+    after = [number for number in unread if number > 100]
+    assert len(after) >= 4
+    assert unread == after + [number for number in unread if number < 100]
+    fs.cat([f"a/{number}" for number in unread])
+    assert list(keyspace.keys_of_other_parts("a/100")) == []
