@@ -21,6 +21,7 @@ from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.servers.wire import Answer, Head, failure
 from tests.support.hierarchy_model import FORMATS, array_document, group_document, path_of
+from tests.support.processes import FRESH
 
 LARGE = b"0123456789" * 9
 ALL = (*FORMATS, "zarr-hierarchy")
@@ -208,7 +209,7 @@ def test_refused_second_try_keeps_what_others_made_of_the_first(s3_server: Seawe
 
         def overtake() -> None:  # in a process of its own: in one, commits wait for each other
             pickled = pickle.dumps((url, format, options(s3_server.endpoint_url)))
-            process = multiprocessing.get_context("spawn").Process(target=go_on, args=(pickled,))
+            process = multiprocessing.get_context(FRESH).Process(target=go_on, args=(pickled,))
             process.start()
             process.join(60)
             assert process.exitcode == 0
