@@ -52,7 +52,10 @@ Join = Literal["exact", "outer"]  # whether sets must have the same variables an
 
 
 def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
-    """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name."""
+    """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name, or names a version."""
+    for name in ("branch", "tag", "snapshot", "as_of"):
+        if options.get(name) is not None:
+            raise TypeError(f"{who} names its parts, and not {name}={options[name]!r} of them: leave lazy=True out")
     is_path = isinstance(fo, str | os.PathLike)
     url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):

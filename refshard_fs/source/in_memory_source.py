@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import msgspec
 from fsspec.implementations.reference import LazyReferenceMapper
@@ -20,6 +20,7 @@ from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.source.virtual_dataset import is_virtual_dataset, references_of
 
+ICECHUNK: Final = "icechunk::"  # before the URL of a repository, as others spell it
 _MARK = "refshard-held"  # the one key of such a source's JSON form that no reference set has beside a "json"
 _SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
 
@@ -115,7 +116,7 @@ def source_of(
         case _ if is_virtual_dataset(fo):
             return _remembered(references_of(fo))
         case str() | PurePath():
-            return _absolute(str(fo), target_protocol)
+            return _absolute(str(fo).removeprefix(ICECHUNK), target_protocol)
         case bytes() | bytearray() | memoryview():
             return _remembered(bytes(fo))
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:

@@ -18,7 +18,7 @@ from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import ARCHIVES, protocol_of
-from refshard_fs.source.in_memory_source import InMemorySource, source_of
+from refshard_fs.source.in_memory_source import ICECHUNK, InMemorySource, source_of
 from refshard_fs.source.options import configured, keywords, with_spread
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import is_store, urls_of
@@ -26,7 +26,6 @@ from refshard_fs.targets import is_store, urls_of
 P = ParamSpec("P")
 SESSION: Final = "session"  # the keyword that names the session which copies of a filesystem share
 MAPPER: Final = "mapper"  # the keyword for fsspec's mapping that the source was made of
-ICECHUNK: Final = "icechunk::"
 _WRITES: Final = ("a", "w")  # modes
 
 
@@ -54,7 +53,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo = fo.fs.unstrip_protocol(fo.path)
         if isinstance(fo, str) and "|" in fo:
             fo = source_of_pipeline(fo)
-        if isinstance(fo, str) and fo.startswith(ICECHUNK):  # as others spell the URL of a repository
+        if isinstance(fo, str) and fo.startswith(ICECHUNK):
             fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
         store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
         if is_store(store):

@@ -28,7 +28,7 @@ _HEADER: Final = 39
 _VERSIONS: Final = (1, 2)
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"  # begins what is compressed
 _LEAST_WORDS: Final = 8  # bytes of a dictionary
-_NATIVE: Final = re.compile("chunks/[0-9A-Z]{20}|")  # or that of a chunk without one
+_NATIVE: Final = re.compile("chunks/[0-9A-Z]{20}")
 _LOCATION: Final = 4096  # bytes of a URL, decompressed
 _ALPHABET: Final = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)  # Crockford's Base32
 _END: Final = 1 << 63  # offsets and lengths, and their sums, are less
@@ -272,14 +272,16 @@ def _refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
     for row, path in _native(tables):
         urls[row] = path
     inline = {row: data for row, data in zip(*tables.pieces(1), strict=True) if urls[row] is None}
-    if urls.count(None) > len(inline) or b"" in urls:
+    if urls.count(None) > len(inline):
         raise ValueError("it is damaged: a chunk is neither inline nor native nor virtual")
-    codes: dict[tuple[bytes | None, Pin | None], int] = {}
-    places = [codes.setdefault(target, len(codes)) for target in zip(urls, _pins(tables), strict=True)]
+    codes: dict[tuple[bytes, Pin | None], int] = {}
+    places = [
+        ABSENT if url is None else codes.setdefault((url, pin), len(codes))
+        for url, pin in zip(urls, _pins(tables), strict=True)
+    ]
     ranges = Ranges(np.array(places, np.uint32), offsets.view(np.uint64), lengths.view(np.uint64))
-    ranges.targets[list(inline)] = ABSENT
     pins = [pin for _, pin in codes]
-    locations = Locations([url or b"" for url, _ in codes], root.bytes(2))
+    locations = Locations([url for url, _ in codes], root.bytes(2))
     return Refs(numbers, Chunks(locations, ranges, inline, pins=pins if any(pins) else ()))
 
 

@@ -16,6 +16,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, SourceNotReachable, TargetChanged
 from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
 
@@ -327,24 +328,48 @@ def test_saved_set_keeps_versions_or_is_refused(format: str, tmp_path: Path, htt
         RefShardFileSystem(there).cat_file("a/c/1/0")
 
 
-def test_repositories_are_joined_checked_and_drawn(tmp_path: Path) -> None:
+@pytest.fixture
+def parts(tmp_path: Path) -> list[str]:
+    """Two repositories whose tag has other values than their branch."""
     urls = []
     for part in range(2):
-        url = str(tmp_path / f"{part}.icechunk")
-        session = created(url).writable_session("main")
-        ds = xr.Dataset(
-            {"air": (("time", "x"), np.arange(12.0).reshape(3, 4) + part)}, {"time": np.arange(3) + 3 * part}
-        )
-        ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding={"air": {"chunks": (1, 4)}})
-        session.commit("made")
-        urls.append(url)
-    for lazy in (False, True):
-        joined = refshard_fs.concat(urls, "time", lazy=lazy)
-        opened = xr.open_dataset(joined, engine="refshard")
-        assert opened["air"].values.sum() == 2 * 66 + 12
+        repository = created(tmp_path / f"{part}.icechunk")
+        for add in (0, 100):
+            session = repository.writable_session("main")
+            air = np.arange(12.0).reshape(3, 4) + part + add
+            ds = xr.Dataset({"air": (("time", "x"), air)}, {"time": np.arange(3) + 3 * part})
+            ds.to_zarr(session.store, zarr_format=3, consolidated=False, mode="w", encoding={"air": {"chunks": (1, 4)}})
+            last = session.commit("made")
+            if not add:
+                repository.create_tag("first", last)
+        urls.append(str(tmp_path / f"{part}.icechunk"))
+    return urls
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -> None:
+    for urls in (parts, [f"icechunk::{url}" for url in parts]):
+        there = str(tmp_path / "joined.json")
+        refshard_fs.concat(urls, "time", lazy=lazy).save(there, overwrite=True)
+        opened = xr.open_dataset(there, engine="refshard")
+        assert opened["air"].values.sum() == 2 * 66 + 12 + 24 * 100
         assert opened["time"].values.tolist() == [*range(6)]
-    report = refshard_fs.check(RefShardFileSystem(urls[0]))
-    assert not report.findings, report
+
+
+def test_versions_are_joined_as_references_alone(parts: list[str]) -> None:
+    joined = refshard_fs.concat(parts, "time", tag="first")
+    assert xr.open_dataset(joined, engine="refshard")["air"].values.sum() == 2 * 66 + 12
+    with pytest.raises(TypeError, match="not tag='first' of them: leave lazy=True out"):
+        refshard_fs.concat(parts, "time", tag="first", lazy=True)
+
+
+def test_repository_is_checked_and_drawn(parts: list[str]) -> None:
+    fs = RefShardFileSystem(parts[0])
+    report = refshard_fs.check(fs, "read")
+    assert not report.findings
+    assert report.chunks == 4
+    assert [(array.name, array.present) for array in summarise(fs).arrays] == [("air", 3), ("time", 1)]
+    assert "air" in fs.visualize()._repr_svg_()
 
 
 def test_references_of_virtualizarr_are_read(tmp_path: Path) -> None:
