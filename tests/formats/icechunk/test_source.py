@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -248,6 +249,39 @@ def test_point_through_many_steps_takes_few_requests(tmp_path: Path, http_server
     array = zarr.open_array(f"refshard::{tmp_path}/many", path="a", mode="r")
     np.testing.assert_array_equal(array[:, 5], np.frombuffer(content(steps), "u1")[5::STEP])
     assert len(http_server.requests("/steps")) <= 2, "icechunk makes 3000"
+
+
+def test_options_of_virtual_chunks_need_no_protocol(tmp_path: Path, http_server: RangeServer) -> None:
+    virtual(tmp_path, http_server.put("/a.bin", content()))
+    token = {"headers": {"authorization": "Bearer abc"}}
+    for fs in (
+        RefShardFileSystem(str(tmp_path / "virtual"), remote_options=token),
+        RefShardFileSystem(str(tmp_path / "virtual"), remote_protocol="http", remote_options=token),
+    ):
+        assert fs.cat_file("a/c/7/0") == content()[7 * STEP :]
+        assert http_server.requests("/a.bin")[-1].headers["authorization"] == "Bearer abc"
+
+
+def test_repository_behind_a_token_is_read(mixed: tuple[Any, str]) -> None:
+    repository, url = mixed
+    with RangeServer(directory=Path(url).parent) as server:
+        options = {"headers": {"authorization": "Bearer abc"}}
+        fs = RefShardFileSystem(f"icechunk::{server.url}/mixed", target_options=options)
+        assert fs.cat_file("deep/grid/c/0/0") == kept(repository)["deep/grid/c/0/0"]
+        assert {request.headers["authorization"] for request in server.requests()} == {"Bearer abc"}
+
+
+def test_pickled_and_asynchronous_filesystems_read_the_same(mixed: tuple[Any, str]) -> None:
+    repository, url = mixed
+    expected = kept(repository, tag="first")["small/c/1"]
+    fs = RefShardFileSystem(url, tag="first")
+    assert pickle.loads(pickle.dumps(fs)).cat_file("small/c/1") == expected
+
+    async def read() -> bytes:
+        found: bytes = await RefShardFileSystem(url, tag="first", asynchronous=True)._cat_file("small/c/1")
+        return found
+
+    assert asyncio.run(read()) == expected
 
 
 @pytest.mark.parametrize("check", ["etag", "last_modified"])
