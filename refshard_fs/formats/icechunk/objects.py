@@ -27,6 +27,7 @@ SNAPSHOT, MANIFEST, REPOSITORY = 1, 2, 6  # types of objects
 _HEADER: Final = 39
 _VERSIONS: Final = (1, 2)
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"  # begins what is compressed
+_MEMO: Final = 4096  # locations of a manifest that are remembered
 _LEAST_WORDS: Final = 8  # bytes of a dictionary
 _NATIVE: Final = re.compile("chunks/[0-9A-Z]{20}")
 _LOCATION: Final = 4096  # bytes of a URL, decompressed
@@ -296,6 +297,7 @@ class Locations(Sequence[str]):
         sizes = np.fromiter(map(len, spelled), np.int64, len(spelled))
         self._data = b"".join(spelled)
         self._ends = sizes.cumsum()
+        self._memo: dict[int, str] = {}
         self._words = zstd().ZstdDict(words) if len(words) > _LEAST_WORDS else None
 
     @property
@@ -313,6 +315,14 @@ class Locations(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
+        location = self._memo.get(index)
+        if location is None:
+            if len(self._memo) >= _MEMO:
+                self._memo.clear()
+            location = self._memo[index] = self._read(index)
+        return location
+
+    def _read(self, index: int) -> str:
         text = self._data[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
         try:
             if text.startswith(_ZSTD):
