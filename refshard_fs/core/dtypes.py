@@ -184,7 +184,10 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         if dtype.kind == "c" and isinstance(fill, list):
             real, imaginary = map(_number, fill)
             return np.array(complex(real, imaginary), dtype)[()]
-        return np.array(_number(fill), dtype)[()]
+        number = _number(fill)
+        if dtype.kind in "iu" and not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
+            raise OverflowError("it does not fit")  # numpy 1 would wrap it
+        return np.array(number, dtype)[()]
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"its fill_value is {fill!r}, no value of {dtype}: {e}") from e
 

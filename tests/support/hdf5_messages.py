@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import h5py
 
@@ -41,3 +42,10 @@ def messages(dataset: h5py.h5d.DatasetID) -> dict[int, bytes]:
         found.setdefault(kind, data[at : at + length])
         at += length
     return found
+
+
+def file_of(fill: Callable[[h5py.File], object]) -> bytes:
+    with in_memory() as file:
+        fill(file)
+        file.flush()
+        return bytes(file.id.get_file_image())

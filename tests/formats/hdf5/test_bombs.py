@@ -13,7 +13,7 @@ from refshard_fs.core.array_group import UNWRITTEN
 from refshard_fs.errors import NotListable
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.tools.info import summarise
-from tests.support.hdf5_files import file_of
+from tests.support.hdf5_messages import file_of
 from tests.support.memory import taking
 
 

