@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Span
@@ -75,8 +76,12 @@ class Parser:
                 rule.admit(url)  # VirtualiZarr reads whatever a store is registered for
             return url
 
-        made = _Manifests(stream_of(fs.source.open(), fs.source, respell, None, _Held))
-        return ManifestStore(made.group(self.group), registry=registry)
+        try:
+            made = _Manifests(stream_of(fs.source.open(), fs.source, respell, None, _Held))
+            return ManifestStore(made.group(self.group), registry=registry)
+        except ManifestError as e:
+            e.add_note("Parser(skip_variables=[...]) leaves variables out that VirtualiZarr cannot hold")
+            raise
 
 
 class _Held(Sink):
@@ -92,7 +97,8 @@ class _Manifests:
 
     def __init__(self, references: ReferenceStream) -> None:
         self._references = references
-        self._nodes = hierarchy(references.documents(), references.grids)
+        documents = ((key, value) for key, value in references.documents() if zarrmeta.is_metadata(key))
+        self._nodes = hierarchy(documents, references.grids)
         self._copied = 0  # bytes of chunks that are no ranges
 
     def group(self, path: str) -> ManifestGroup:
@@ -161,7 +167,7 @@ class _Manifests:
                 key = join(array, grid.tail(min(inlined)))
                 raise ManifestError(
                     f"{key!r} is no range of an object, and this version of VirtualiZarr holds nothing else: install "
-                    "virtualizarr>=2.6.1, or leave the variable out with skip_variables="
+                    "virtualizarr>=2.6.1"
                 )
             from virtualizarr.manifests.manifest import INLINED_CHUNK_PATH
 
@@ -185,8 +191,8 @@ class _Manifests:
             if self._copied > INLINED:
                 raise ManifestError(
                     f"{key!r} is no range of an object that VirtualiZarr can read, and more than {bytes_text(INLINED)} "
-                    "of such chunks are not held in memory: leave variables out with skip_variables=, or save the "
-                    "source as an Icechunk repository (RefShardFileSystem(url).save('made.icechunk'))"
+                    "of such chunks are not held in memory: save the source as an Icechunk repository "
+                    "(RefShardFileSystem(url).save('made.icechunk'))"
                 )
 
 

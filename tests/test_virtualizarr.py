@@ -264,6 +264,22 @@ def test_whole_shards_are_one_reference_each(tmp_path: Path) -> None:
     xr.testing.assert_equal(xr.open_dataset(refs, engine="refshard").load(), expected(url, {}))
 
 
+def test_array_that_zarr_3_has_no_name_for_is_left_out(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["pairs"] = np.zeros(3, [("a", "<i4"), ("b", ">f8")])
+        file["plain"] = np.arange(3)
+    with pytest.raises(refshard_fs.ManifestError, match="'pairs/.zarray'") as failed:
+        opened(str(tmp_path / "a.h5"))
+    assert "skip_variables" in failed.value.__notes__[0]
+    assert list(opened(str(tmp_path / "a.h5"), skip_variables=["pairs"])) == ["plain"]
+
+
+def test_keys_that_are_no_chunks_are_left_out(tmp_path: Path) -> None:
+    virtual = opened(set_of(tmp_path, {"a/0": ["x y.bin", 8, 4], "a/9": ["x y.bin", 8, 4], "README": "text"}))
+    assert list(virtual["a"].data.manifest.dict()) == ["0"]
+
+
 def test_group_becomes_the_root(tmp_path: Path) -> None:
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/inner": dataset()})
     tree.to_zarr(str(tmp_path / "a.zarr"), zarr_format=3, consolidated=False)

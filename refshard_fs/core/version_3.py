@@ -223,7 +223,9 @@ def _fill_value(value: Any, kind: str, zero: Any) -> Any:
 
 
 def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a fill value as xarray spells it in the attributes of version 3: base64 of a double."""
+    """Return a fill value as xarray spells it in the attributes of version 3: base64 of a double, or of two."""
+    if dtype.kind == "c" and isinstance(value, list):
+        return [for_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or isinstance(value, list):
         return value
     number = float(value) if not isinstance(value, str) or value in ("NaN", "Infinity", "-Infinity") else None
@@ -232,6 +234,8 @@ def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
 
 def of_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return the fill value that xarray spells so in the attributes of version 3; what it does not, as it is."""
+    if dtype.kind == "c" and isinstance(value, list):
+        return [of_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or not isinstance(value, str):
         return value
     try:

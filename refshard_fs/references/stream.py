@@ -77,11 +77,12 @@ class ReferenceStream:
         refs: ReferenceSet,
         respell: Respell,
         checks: Mapping[str, Mapping[int, Mapping[str, str]]] | None = None,
+        run: Run | None = None,
         **others: Any,
     ) -> ReferenceStream:
-        """Return the stream of a set in memory, which takes no reads."""
+        """Return the stream of a set in memory; ``run`` asks for the lengths of targets, if these are needed."""
         keyspace = FlatKeySpace(refs, lambda url: url or "", refs.where)
-        return cls(keyspace, _run_without_reads, respell, checks, **others)
+        return cls(keyspace, run or _run_without_reads, respell, checks, **others)
 
     def pins(self) -> dict[str, Any] | None:
         """Return the JSON value of the set's pins; None if it has none."""

@@ -124,7 +124,7 @@ def stream_of(
             is_own = url is None or (copies is not None and url == copies.url)
             return url if is_own else respell(absolute(url or ""))
 
-    return ReferenceStream.of_set(refs, spell, checks, packed=packed, **given)
+    return ReferenceStream.of_set(refs, spell, checks, run, packed=packed, **given)
 
 
 def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:

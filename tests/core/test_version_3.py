@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from refshard_fs import ManifestError
-from refshard_fs.core.version_3 import array_3
+from refshard_fs.core.version_3 import array_3, for_xarray, of_xarray
 from tests.support.chunk_manifests import needs_zarr_3, opened
 from tests.support.version_2_arrays import v2, values
 
@@ -133,3 +133,12 @@ def test_array_within_an_array_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"x/zarr\.json.* array within the array ''"):
         opened(refs).save(str(tmp_path / "new"), "chunk-manifest")
     assert not (tmp_path / "new").exists()
+
+
+def test_fill_value_of_complex_numbers_is_two_doubles() -> None:
+    xarray = pytest.importorskip("xarray", minversion="2025.1")
+    coder = xarray.backends.zarr.FillValueCoder
+    for value in ([1.0, -2.5], ["NaN", 0.0]):
+        made = for_xarray(value, np.dtype("<c8"))
+        assert np.array_equal(coder.decode(made, "complex64"), complex(*map(float, value)), equal_nan=True)
+        assert np.array_equal(of_xarray(made, np.dtype("<c8")), [float(part) for part in value], equal_nan=True)

@@ -203,3 +203,11 @@ def test_save_after_a_failed_one_needs_no_overwrite(tmp_path: Path) -> None:
         RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there)
     RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there)
     assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
+
+
+def test_whole_objects_that_a_manifest_names_are_virtual(tmp_path: Path) -> None:
+    """Their lengths are in no listing, and have to be asked for."""
+    root = store(tmp_path, 2)
+    RefShardFileSystem(root).save(str(tmp_path / "refs.zarr"))
+    assert RefShardFileSystem(str(tmp_path / "refs.zarr")).save(str(tmp_path / "made.icechunk")) is None
+    xr.testing.assert_identical(read(str(tmp_path / "made.icechunk")), xr.open_dataset(root, engine="refshard").load())
