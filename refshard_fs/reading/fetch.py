@@ -89,7 +89,7 @@ class Fetcher:
         if recalled:
             self._begin_recall(recalled)
         for span in ahead:
-            if self._on_disk is not None and self._on_disk.has(span):
+            if self.is_on_disk(span):
                 continue
             for start, stop, block in self._known.cover(span):
                 if block is None:
@@ -183,6 +183,10 @@ class Fetcher:
     def has_disk(self) -> bool:
         """Whether ranges are kept on disk."""
         return self._on_disk is not None
+
+    def is_on_disk(self, span: Span) -> bool:
+        """Whether ``span`` is kept on disk, of whatever version."""
+        return self._on_disk is not None and self._on_disk.has(span)
 
     def awaits(self, span: Span) -> bool:
         """Whether ``span`` is fetched, and has not arrived."""

@@ -112,7 +112,7 @@ class Ahead:
         reads most parts soon, and waits for few.
         """
         spans = (span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans)
-        if all(map(self._near, spans)):
+        if all(self._near(span) and not self._fetcher.is_on_disk(span) for span in spans):
             return
         token = id(keyspace)
         self._lookups_done[token] += 1

@@ -25,6 +25,7 @@ from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
 from tests.support.joined_sets import VERSIONS, archives, chunked, day, read
 from tests.support.set_files import days
+from tests.support.threads import settle
 
 zarr = pytest.importorskip("zarr")
 
@@ -152,7 +153,8 @@ def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> No
     assert {r.path for r in http_server.log.requests()} == {"/parts/7.json"}
 
 
-def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer) -> None:
+@pytest.mark.parametrize("is_kept", [False, True], ids=["fetched", "on disk"])
+def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer, tmp_path: Path, is_kept: bool) -> None:
     """The first read opens its own part alone; each that has to wait opens twice as many as the one before."""
     data = http_server.put("data.bin", b"x" * 24)
     urls = []
@@ -161,7 +163,12 @@ def test_parts_are_opened_ahead_of_reads_at_random(http_server: RangeServer) -> 
         part = {key: value for key, value in part.items() if key not in ("time/0", "x/0")}
         part["time/0"] = np.arange(2 * i, 2 * i + 2, dtype="<i4").tobytes().decode()
         urls.append(http_server.put(f"parts/{i}.json", json.dumps(part).encode()))
-    fs = opened(http_server.put("parts/all.json", refshard_fs.concat(urls, "time", lazy=True).document.dumps(str)))
+    cube = http_server.put("parts/all.json", refshard_fs.concat(urls, "time", lazy=True).document.dumps(str))
+    options: dict[str, Any] = {"cache_dir": tmp_path / "kept"} if is_kept else {}
+    if is_kept:
+        opened(cube, **options).cat([f"air/{number}.0" for number in range(20)])
+        settle()
+    fs = opened(cube, **options)
     http_server.log.clear()
 
     def parts() -> int:
