@@ -29,7 +29,7 @@ import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import EntryPoint, distribution, distributions
 from typing import Any
@@ -46,6 +46,7 @@ from refshard_fs.security.admission import Admission
 LEAST_HEAD = 4096  # bytes at the beginning of a document by which any format is recognised
 HEAD = 64 << 10  # bytes that are read first: they often save the next request
 IN_MEMORY = "<bytes>"  # in place of the URL of a document that the caller gave as bytes
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANIFEST_BYTES = 8 << 30  # of a manifest, decompressed, at most
 
 
@@ -146,12 +147,12 @@ class Version(msgspec.Struct, frozen=True):
     branch: str | None = None
     tag: str | None = None
     snapshot: str | None = None
-    as_of: float | None = None  # seconds since 1970: the last one that was written by then
+    as_of: int | None = None  # microseconds since 1970: the last one that was written by then
 
     def __str__(self) -> str:
         given = {"branch": self.branch, "tag": self.tag, "snapshot": self.snapshot}
         if self.as_of is not None:
-            given["as_of"] = datetime.fromtimestamp(self.as_of, UTC).isoformat()
+            given["as_of"] = (EPOCH + timedelta(microseconds=self.as_of)).isoformat()
         return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
 
     @property
@@ -161,7 +162,7 @@ class Version(msgspec.Struct, frozen=True):
 
     def is_before(self, time: int) -> bool:
         """Whether a snapshot that was written at ``time`` (microseconds since 1970) is later than what is wanted."""
-        return self.as_of is not None and time > self.as_of * 1e6
+        return self.as_of is not None and time > self.as_of
 
 
 class OpenOptions(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
 
@@ -18,7 +18,7 @@ import msgspec
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.edits import MEMORY
-from refshard_fs.core.format import HEAD, LEAST_HEAD, MANIFEST_BYTES, Version
+from refshard_fs.core.format import EPOCH, HEAD, LEAST_HEAD, MANIFEST_BYTES, Version
 from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -104,7 +104,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         when = self.as_of if self.as_of is None or isinstance(self.as_of, datetime) else _moment(self.as_of)
         if when is not None and when.tzinfo is None:
             when = when.replace(tzinfo=UTC)
-        return Version(self.branch, self.tag, self.snapshot, None if when is None else when.timestamp())
+        time = None if when is None else (when - EPOCH) // timedelta(microseconds=1)
+        return Version(self.branch, self.tag, self.snapshot, time)
 
     @property
     def url(self) -> str | None:

@@ -55,22 +55,24 @@ class IcechunkKeySpace(KeySpace):
         self._below = locator(root)
         self._containers = containers
         self._absolute = lru_cache(_MEMO)(self._url)
-        self._members = {join(node.path, "zarr.json"): node.document for node in nodes if node.document}
-        self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, dict(self._members)), self.resolve, root)
+        self._members: dict[str, bytes] = {}
         self._arrays: dict[str, _Array] = {}
-        self.reports = reports = dict[str, str]()
+        self.reports = reports = dict[str, str]()  # of arrays that are left out
         for node in nodes:
             if node.path and not is_key(node.path):
                 raise ManifestError(f"{root}: {node.path!r} is no path of a node")
             key = join(node.path, "zarr.json")
             try:
-                meta = zarrmeta.array_meta(zarrmeta.object_in(node.document, key), key) if node.document else None
+                meta = zarrmeta.array_meta(zarrmeta.object_in(node.document, key), key)
                 if meta is not None and meta.grid is not None:
                     self._arrays[node.path] = _Array(node, meta, meta.grid, self._loads(node, meta.grid, options))
                 elif node.manifests:
-                    reports[node.path] = "its metadata do not say which chunks it has"
+                    raise ManifestError(f"{key} does not say which chunks there are: its chunk grid is not known")
             except ManifestError as e:  # the other arrays can be read
                 reports[node.path] = str(e)
+            else:
+                self._members[key] = node.document
+        self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, dict(self._members)), self.resolve, root)
         self.grids = {path: array.grid for path, array in self._arrays.items()}
 
     def _loads(self, node: Node, grid: ChunkGrid, options: OpenOptions) -> list[Load]:
@@ -108,9 +110,9 @@ class IcechunkKeySpace(KeySpace):
             scheme, _, rest = (self._containers[name] + path).partition("://")
         scheme = _PROTOCOLS.get(scheme, scheme)
         if scheme not in ("http", "https"):
-            rest = unquote(re.split("[?#]", rest, maxsplit=1)[0], errors="strict")
-        if "::" in rest or "\0" in rest:
-            raise ManifestError(f"{location}: no object can be addressed whose name has '::' or NUL in it")
+            rest = unquote(re.split("[?#]", rest, maxsplit=1)[0])
+        if any(mark in rest for mark in ("::", "\0", "\ufffd")):
+            raise ManifestError(f"{location}: no object can be addressed whose name has '::' or NUL, or is not UTF-8")
         return f"{scheme}://{rest}"
 
     # ------------------------------------------------------------------ keys
@@ -123,7 +125,7 @@ class IcechunkKeySpace(KeySpace):
         if at is None:
             for path, _ in splits(key):
                 if path in self.reports:
-                    raise ManifestError(f"array {path!r}: {self.reports[path]}")
+                    raise ManifestError(f"{path!r} is left out: {self.reports[path]}")
             return None
         array = self._arrays[at.array]
         manifest = array.manifest_of(at.number)
@@ -209,9 +211,9 @@ class IcechunkKeySpace(KeySpace):
         return self._documents.metadata_lacks(marks)
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of the first manifest with virtual chunks."""
+        """Return the URLs of virtual chunks in the first manifest of the first array that has any there."""
         for array in self._arrays.values():
-            for load in array.loads:
+            for load in array.loads[:1]:
                 refs: Refs = yield load
                 found = [self._absolute(url) for url in refs.chunks.urls if url is not None and "://" in url]
                 if found:
@@ -334,7 +336,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     while found is None and version.is_before(snapshot.time):
         if snapshot.parent is None:
             raise SourceNotReachable(f"{probe.url}: {version} is before its first snapshot")
-        snapshot = yield _snapshot(below, snapshot.parent, most)
+        child, snapshot = snapshot, (yield _snapshot(below, snapshot.parent, most))
+        if snapshot.time >= child.time:  # or a damaged repository would have no first one
+            raise ManifestError(f"{probe.url}: the snapshot {child.parent} is later than the one that it precedes")
     keyspace = IcechunkKeySpace(probe.url, snapshot.nodes, containers, options)
     if ahead := keyspace.coordinates():
         with contextlib.suppress(OSError, RefShardError):  # which is raised to those who read the coordinate

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.compression import zstd
-from refshard_fs.formats.icechunk.objects import MAGIC, Repository, payload
+from refshard_fs.core.format import OpenOptions
+from refshard_fs.formats.icechunk.objects import MAGIC, Repository, SnapshotIndex, payload
+from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
 SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # by icechunk 2.3
 
@@ -64,3 +69,43 @@ def test_format_named_for_what_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "repo").write_bytes(b"a text")
     with pytest.raises(ManifestError, match="repo: it begins with"):
         RefShardFileSystem(f"icechunk::{tmp_path}").ls("")
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"{", b'{"zarr_format": 3, "node_type": "array", "shape": [4]}', b"hexagonal", b"1D"]
+)
+def test_array_whose_chunks_are_not_known_is_left_out(damaged: bytes) -> None:
+    snapshot = next((SAMPLE / "snapshots").iterdir())
+    nodes = SnapshotIndex(snapshot.name, 1 << 20).decode(snapshot.read_bytes()).nodes
+    known = next(node.document for node in nodes if node.path == "a")
+    if not damaged.startswith(b"{"):
+        known = known.replace(b'"regular"', b'"hexagonal"') if damaged == b"hexagonal" else _flat(known)
+        damaged = known
+    nodes = [msgspec.structs.replace(node, document=damaged) if node.path == "a" else node for node in nodes]
+    keys = IcechunkKeySpace("s3://bucket/r", nodes, {}, OpenOptions())
+    assert set(keys.grids) == {"b", "n"}
+    for key in ("a/zarr.json", "a/c/0/0"):
+        with pytest.raises(ManifestError, match="'a' is left out"):
+            next(keys.lookup(key))
+
+
+def _flat(document: bytes) -> bytes:
+    """Return the metadata of an array with one dimension less."""
+    spelled = json.loads(document)
+    spelled["chunk_grid"]["configuration"]["chunk_shape"] = spelled["shape"] = spelled["shape"][:1]
+    return json.dumps(spelled).encode()
+
+
+@pytest.mark.parametrize("location", ["vcc://none/a", "s3://b/a%3A%3Ab", "file:///%00", "s3://b/%ff"])
+def test_location_that_addresses_nothing_is_an_error(location: str) -> None:
+    keys = IcechunkKeySpace("s3://bucket/r", (), {"data": "s3://b/"}, OpenOptions())
+    with pytest.raises(ManifestError, match=re.escape(location)):
+        keys._url(location)
+
+
+def test_locations_become_urls() -> None:
+    keys = IcechunkKeySpace("s3://bucket/r", (), {"data": "gcs://b/x/"}, OpenOptions())
+    assert keys._url("vcc://data/a%20b") == "gs://b/x/a b"
+    assert keys._url("azure://c/a%23#f") == "az://c/a#"
+    assert keys._url("https://h/a%20b?c") == "https://h/a%20b?c"
+    assert keys._url("chunks/AAAAAAAAAAAAAAAAAAAA") == "s3://bucket/r/chunks/AAAAAAAAAAAAAAAAAAAA"

@@ -17,6 +17,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, SourceNotReachable, TargetChanged
 from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.formats.icechunk.objects import payload
 from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
@@ -145,6 +146,17 @@ def test_last_snapshot_by_a_time_is_opened(mixed: tuple[Any, str]) -> None:
     naive = second.written_at.astimezone(UTC).replace(tzinfo=None)
     assert RefShardFileSystem(url, as_of=naive).cat_file("small/c/1") == kept(repository)["small/c/1"]
     with pytest.raises(SourceNotReachable, match="before its first snapshot"):
+        RefShardFileSystem(url, as_of="2020-01-01").ls("")
+
+
+@pytest.mark.parametrize("mixed", [1], indirect=True)
+def test_snapshot_that_precedes_itself_is_an_error(mixed: tuple[Any, str]) -> None:
+    repository, url = mixed
+    file = Path(url) / "snapshots" / repository.lookup_branch("main")
+    buffer = payload(file.read_bytes(), 1, 1 << 20)
+    own, parent = (buffer.root.struct(field, 12) for field in (0, 1))
+    file.write_bytes(file.read_bytes()[:38] + b"\0" + buffer.data.replace(parent, own))
+    with pytest.raises(ManifestError, match="is later than the one that it precedes"):
         RefShardFileSystem(url, as_of="2020-01-01").ls("")
 
 
