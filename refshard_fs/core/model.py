@@ -359,7 +359,7 @@ class Stat(msgspec.Struct, frozen=True):
 class Head(msgspec.Struct, frozen=True):
     """Needed: `Facts` of the object at ``url`` and its first ``length`` bytes, both of one answer of its target.
 
-    Answer: both, which are not remembered; None if there is no such object.
+    Answer: both; None if there is no such object. Only a lazy set remembers them, those of its parts.
     """
 
     url: str

@@ -15,10 +15,25 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import OWN, Entry, Facts, Index, Inline, Load, Need, Origin, Packed, Pin, Span, Stat, Steps
+from refshard_fs.core.model import (
+    OWN,
+    Entry,
+    Facts,
+    Head,
+    Index,
+    Inline,
+    Load,
+    Need,
+    Origin,
+    Packed,
+    Pin,
+    Span,
+    Stat,
+    Steps,
+)
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.reading.failures import describe, too_large
 from refshard_fs.reading.index_cache import IndexCache
@@ -226,6 +241,9 @@ def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
 # replaced would look chunks up in the index of the old one, and read its bytes from the new one.
 
 
+Heads: TypeAlias = LRU[Head, tuple[Facts, bytes]]  # the first bytes of objects, by the need that they answered
+
+
 class _Bound(NamedTuple):
     """A value, and what was seen of the object at ``url`` when it was made."""
 
@@ -239,14 +257,23 @@ class Answers:
     """The answers to needs that the process remembers in ``cache``; ``token`` tells a filesystem's from others'.
 
     ``longest`` is the most bytes that a document or an index may have; a larger one is an error. Decoded indexes that
-    other processes may use are in ``keep``.
+    other processes may use are in ``keep``. ``heads`` are the first bytes of objects that were read when the source
+    was made: None where it was not made in this process.
     """
 
-    def __init__(self, cache: LRU[Any, Any], token: object, longest: int | None, keep: IndexCache | None) -> None:
+    def __init__(
+        self,
+        cache: LRU[Any, Any],
+        token: object,
+        longest: int | None,
+        keep: IndexCache | None,
+        heads: Heads | None = None,
+    ) -> None:
         self.cache = cache
         self.token = token
         self.longest = longest
         self.keep = keep
+        self.heads = heads
 
     def get(self, need: Need, pool: Pool) -> Any:
         """Return the answer to ``need``; None if it is not known, or its object is another one by now.
@@ -255,6 +282,8 @@ class Answers:
         `TargetChanged`. A document that is read as a whole has no next read, and what an object was need not be what
         it is: these are `doubtful`.
         """
+        if isinstance(need, Head):
+            return self._known_head(need, pool)
         if isinstance(need, Stat) and need.fresh:
             return None
         found = self.cache.get((self.token, need))
@@ -265,6 +294,26 @@ class Answers:
             version = pool.versions.of(found.url)
             return found.value if version.seen is not None and version.is_like(found.seen) else None
         return found.value if place[0].is_still(place[1], found.seen) else None
+
+    def _known_head(self, need: Head, pool: Pool) -> tuple[Facts, bytes] | None:
+        """Return the first bytes of an object. What is read of it later has their version, or is `TargetChanged`."""
+        head = None if self.heads is None else self.heads.get(need)
+        place = None if head is None else pool.place(need.url, need.origin)
+        return head if head is not None and place is not None and place[0].is_still(place[1], head[0]) else None
+
+    def put_head(self, need: Head, head: tuple[Facts, bytes], pool: Pool) -> None:
+        """Remember the first bytes of a remote object, if its server tells the version that they are of."""
+        place = None if self.heads is None else pool.place(need.url, need.origin)
+        if self.heads is None or place is None or not place[0].is_remote:
+            return
+        seen = place[0].seen
+        if seen is not None and (seen.etag or seen.last_modified):
+            self.heads.put(need, head, len(head[1]))
+
+    def forget_heads(self) -> None:
+        """Forget the first bytes of objects, for all filesystems of the same set."""
+        if self.heads is not None:
+            self.heads.clear()
 
     def doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
         """Return URL and origin of a document, or an object, that this session has to ask about first."""

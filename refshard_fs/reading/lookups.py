@@ -178,6 +178,7 @@ class Lookups:
                 head = await self._asked(url, origin, lambda found, path: found.head(path, length))
                 if head is not None:
                     self.stats.add(requests=1, bytes_fetched=len(head[1]))
+                    self._answers.put_head(need, head, self.pool)
                 return head
             case Names(url, origin):
                 return await self._asked(url, origin, VersionedObject.names)

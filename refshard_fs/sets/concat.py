@@ -20,6 +20,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import is_big_endian, plain
 from refshard_fs.core.keys import join, parent
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.choice import Choice
@@ -27,6 +28,7 @@ from refshard_fs.cubes.document import ConcatDocument, Part
 from refshard_fs.cubes.fit import fit
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.loading import Heads
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
@@ -37,7 +39,7 @@ from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
-from refshard_fs.sets.scanning import opening_options
+from refshard_fs.sets.scanning import REMEMBERED, opening_options
 from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
 from refshard_fs.sets.tables import placed_sources
 from refshard_fs.sets.variables import NamedSet, with_type
@@ -386,6 +388,7 @@ def concat(
             for fo in sources
         )
     failed: dict[int, Exception] = {}
+    heads: Heads | None = LRU(REMEMBERED) if lazy else None
     with progress("concat", callback) as shown:
         shown.set_size(len(sources))
         read = read_sets(
@@ -396,6 +399,7 @@ def concat(
             executor,
             resume,
             Unread(frozenset(filter(None, order)), same) if lazy else None,
+            heads,
         )
     opened = [number for number in range(len(sources)) if number not in failed]
     sources, places = tuple(sources[n] for n in opened), tuple(places[n] for n in opened)
@@ -433,7 +437,7 @@ def concat(
         return made(made_of.whole.refs, opened_with)
     data = document.dumps()
     title = f"{count_text(document.count, 'set')} joined along {' and '.join(made_of.dims)}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), title, opened_with)
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), title, opened_with, heads)
 
 
 class _Made(NamedTuple):

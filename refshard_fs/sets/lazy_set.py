@@ -10,6 +10,7 @@ from typing import Any
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.loading import Heads
 from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_named
@@ -21,16 +22,22 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
 
     ``remark`` says why other software does not read what it shows, ``joined`` what it joins. ``opened_with`` are the
-    arguments by which its parts were opened: filesystems of it open them so. They are not part of what is saved.
+    arguments by which its parts were opened: filesystems of it open them so. ``first_bytes`` of the parts were read to
+    join them: filesystems of it do not read these again. Both are not part of what is saved; pickles lack the bytes.
     """
 
     remark: str
     joined: str
     opened_with: Mapping[str, Any] = {}
+    first_bytes: Heads | None = None
 
     def arguments(self) -> Mapping[str, Any]:
         """Return the arguments that opened the sources of this set: the set is opened with the same."""
         return self.opened_with
+
+    def heads(self) -> Heads | None:
+        """Return the first bytes of its parts."""
+        return self.first_bytes
 
     @property
     def title(self) -> str:

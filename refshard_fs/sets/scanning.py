@@ -31,6 +31,7 @@ from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, RefShardError, told_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
+from refshard_fs.reading.loading import Heads
 from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.admission import WEB, is_trusted
@@ -117,15 +118,21 @@ def opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dic
 
 
 def scan(
-    urls: Sequence[str], options: Mapping[str, Any], found: Found, known: Known, unread: Unread | None = None
+    urls: Sequence[str],
+    options: Mapping[str, Any],
+    found: Found,
+    known: Known,
+    unread: Unread | None = None,
+    heads: Heads | None = None,
 ) -> None:
     """Call ``found`` with number and content of each source at ``urls``, in any order, or with its error.
 
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
+    The first bytes of the sources are put into ``heads``.
     """
     session = RefShardFileSystem({}, **reading_options(urls, options), select=options.get("select")).source
     whole = msgspec.structs.replace(session.options.open, shards="whole")
-    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread)
+    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread, heads)
     try:
         scanner.wait(scanner.all, urls, found)
     finally:
@@ -135,8 +142,8 @@ def scan(
 class _Scanner(Engines):
     """Opens many sources. What each may point to is judged by its own origin."""
 
-    def __init__(self, options: Settings, known: Known, unread: Unread | None) -> None:
-        super().__init__(options, LRU(REMEMBERED))
+    def __init__(self, options: Settings, known: Known, unread: Unread | None, heads: Heads | None) -> None:
+        super().__init__(options, LRU(REMEMBERED), heads)
         self._unread = unread
         self._known = known
         self._variables = VariableReader()

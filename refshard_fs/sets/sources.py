@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast
 from refshard_fs.core.model import Listed, Names, Steps
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopted
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.alike import DocumentParser
@@ -57,12 +58,14 @@ def read_sets(
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
     unread: Unread | None = None,
+    heads: Heads | None = None,
 ) -> list[NamedSet]:
     """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
 
     Where ``failed`` is given, sets that cannot be opened or read are left out, and their errors put there by number.
     ``executor`` scans those that have URLs, and ``resume`` is the file that keeps their scans. Chunks along dimensions
-    ``unread`` are not made. TargetNotAllowed where a set from elsewhere points to where it may not.
+    ``unread`` are not made. The first bytes of sources at URLs are put into ``heads``. TargetNotAllowed where a set
+    from elsewhere points to where it may not.
     """
     variables = VariableReader()
     found: dict[int, NamedSet] = {}
@@ -87,7 +90,7 @@ def read_sets(
     urls = {number: os.fspath(fo) for number, fo in enumerate(sets) if isinstance(fo, str | os.PathLike)}
     if can_scan(options):
         unchained = {number: url for number, url in urls.items() if "::" not in url}
-        _scan(unchained, options, take, executor, resume, unread)
+        _scan(unchained, options, take, executor, resume, unread, heads)
     elif executor is not None or resume is not None:
         raise ValueError(
             "executor= and resume= are for sources that are opened alike: of further options they take target_options= "
@@ -136,6 +139,7 @@ def _scan(
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
     unread: Unread | None,
+    heads: Heads | None,
 ) -> None:
     """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
     kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # what such a scan lacks others need
@@ -156,7 +160,7 @@ def _scan(
         if urls and executor is not None:
             spread(executor, urls, options, found, known, unread)
         elif urls:
-            scan(urls, options, found, known, unread)
+            scan(urls, options, found, known, unread, heads)
     finally:
         if kept is not None:
             kept.close()

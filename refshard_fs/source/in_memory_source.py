@@ -16,6 +16,7 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.cubes.document import with_marker_first
 from refshard_fs.errors import ManifestError
+from refshard_fs.reading.loading import Heads
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.source.virtual_dataset import is_virtual_dataset, references_of
@@ -34,6 +35,10 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
     def arguments(self) -> Mapping[str, Any]:
         """Return the arguments by which a filesystem opens its targets, unless it is given such arguments itself."""
         return {}
+
+    def heads(self) -> Heads | None:
+        """Return the first bytes of the sources that it was made from; None where this process does not have them."""
+        return None
 
     def spelled(self) -> dict[str, str]:
         """Return a JSON value of it, for `source_of`: in this process its name, elsewhere its content if small."""

@@ -39,7 +39,7 @@ from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
-from refshard_fs.reading.loading import Answers, Found
+from refshard_fs.reading.loading import Answers, Found, Heads
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
 from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
@@ -66,8 +66,15 @@ INDEXES: LRU[Any, Any] = LRU(1 << 30)  # bytes of manifests and shard indexes th
 class Engines:
     """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
-    def __init__(self, options: Settings, indexes: LRU[Any, Any] = INDEXES, *, is_written: bool = False) -> None:
-        """``indexes`` remembers what is read to look keys up; by default the process does."""
+    def __init__(
+        self,
+        options: Settings,
+        indexes: LRU[Any, Any] = INDEXES,
+        heads: Heads | None = None,
+        *,
+        is_written: bool = False,
+    ) -> None:
+        """``indexes`` remembers what is read to look keys up; by default the process does. ``heads``: see `Answers`."""
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
@@ -84,7 +91,7 @@ class Engines:
         self._budget = SharedBudget(options.budget, [self.decoded])  # of all engines
         self._on_disk = _chunk_cache(caching)
         keep, longest = _keep(caching), options.open.max_manifest_bytes
-        self._answers = Answers(indexes, options.token, longest, keep)
+        self._answers = Answers(indexes, options.token, longest, keep, heads)
         _all.add(self)
 
     def engine(self) -> Engine:
@@ -250,7 +257,8 @@ class Source(Engines):
 
     def __init__(self, options: Settings, transaction: Transaction | None = None) -> None:
         """``transaction`` has what is written to it; without one, nothing is."""
-        super().__init__(options, is_written=transaction is not None)
+        heads = options.source.heads() if isinstance(options.source, InMemorySource) else None
+        super().__init__(options, heads=heads, is_written=transaction is not None)
         self.transaction = transaction
         self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
         self._arguments: object = None  # of the filesystems that share it
@@ -481,6 +489,7 @@ class Source(Engines):
             self._arrays.clear()
             self._opening.clear()
             self._versions.clear(below)
+            self._answers.forget_heads()
             self._drop_engines()
 
     def _forget_indexes(self, below: str | None = None) -> None:

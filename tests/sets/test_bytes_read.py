@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 import xarray as xr
 
 import refshard_fs
+from refshard_fs import RefShardFileSystem
 from refshard_fs.core.format import HEAD
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, TargetChanged
 from tests.servers.http import RangeServer
 from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
@@ -124,6 +126,34 @@ def test_concat_reads_metadata_and_coordinates_alone(
     assert http_server.bytes_sent < FILES * (HEAD + (8 << 10)) < sum(map(len, files)) / 2
     with xr.open_dataset(joined, engine="refshard") as ds:
         assert ds.sizes[dim] > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("COG, predictor 2", "0"), ("NetCDF-4, packed", "v"), ("NetCDF-3, records", "v")]
+)
+def test_first_bytes_of_parts_are_read_once(kind: str, name: str, http_server: RangeServer, tmp_path: Path) -> None:
+    """What `concat` has read of its sources is not read again to open what it returns."""
+    write, dim, _ = KINDS[kind]
+    files = [write(number, tmp_path / f"{number}.nc") for number in range(FILES)]
+    urls = [http_server.put(f"{number}.file", data) for number, data in enumerate(files)]
+    joined = refshard_fs.concat(urls, dim, lazy=True, same=["spatial_ref"])
+    http_server.clear()
+    with xr.open_dataset(joined, engine="refshard") as ds:  # type: ignore[arg-type]
+        last = ds[name][{dim: -1}].values
+    assert (0, HEAD) not in {(request.start, request.stop) for request in http_server.requests()}
+    with xr.open_dataset(pickle.loads(pickle.dumps(joined)), engine="refshard") as ds:
+        np.testing.assert_array_equal(ds[name][{dim: -1}].values, last)
+
+
+def test_part_replaced_after_concat_is_an_error(http_server: RangeServer, tmp_path: Path) -> None:
+    urls = [http_server.put(f"{n}.nc", _netcdf4(n, tmp_path / f"{n}.nc")) for n in range(FILES)]
+    fs = RefShardFileSystem(refshard_fs.concat(urls, "time", lazy=True), skip_instance_cache=True)
+    new = _netcdf4(2, tmp_path / "2.nc")
+    http_server.put("2.nc", new, modified=2e9)
+    with pytest.raises(TargetChanged, match="replaced since it was first read"):
+        fs.cat_file("v/20.0")
+    fs.invalidate_cache()
+    assert fs.cat_file("v/20.0")
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
