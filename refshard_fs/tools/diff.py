@@ -84,7 +84,7 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
         changes = [comparison.changes(None, _Side(a, a.rest), _Side(b, b.rest))]
         paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
         changes += [comparison.changes(path, _side(a, path, b), _side(b, path, a)) for path in paths]
-    ours, theirs, implied = _comparable(_typed(a.documents, first), _typed(b.documents, second))
+    ours, theirs, implied = _comparable(_plain(a.documents, first), _plain(b.documents, second))
     documents = ((key, _fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
         groups_added=_without(b.groups, {*a.groups, *implied}),
@@ -107,12 +107,6 @@ def _without(some: Iterable[str], others: Iterable[str]) -> Keys:
 # Metadata, by what they say.
 
 
-def _typed(documents: Mapping[str, bytes], source: Surveyed) -> dict[str, bytes]:
-    """Return documents with the types that sets of references have in them."""
-    dtypes = source.attribute_dtypes
-    return {key: with_packing_type(data, key, dtypes) for key, data in documents.items()}
-
-
 Document = Mapping[str, Any] | bytes  # bytes where the document is no JSON object
 
 
@@ -126,13 +120,13 @@ def _fields(a: Document, b: Document) -> tuple[str, ...]:
 
 
 def _comparable(
-    a: Mapping[str, bytes], b: Mapping[str, bytes]
+    a: dict[str, Document], b: dict[str, Document]
 ) -> tuple[dict[str, Document], dict[str, Document], set[str]]:
-    """Return the documents of both sources in one form, and the groups that one of them only implies.
+    """Return the plain documents of both sources in one form, and the groups that one of them only implies.
 
     Nodes of which one source has metadata of version 2, and the other of version 3, are compared in version 3.
     """
-    both = _plain(a), _plain(b)
+    both = a, b
     nodes = [{parent(key)[0]: key.endswith("zarr.json") for key in documents} for documents in both]
     implied: set[str] = set()
     for documents, own, other in zip(both, nodes, reversed(nodes), strict=True):
@@ -147,16 +141,16 @@ def _comparable(
     return *both, implied
 
 
-def _plain(texts: Mapping[str, bytes]) -> dict[str, Document]:
-    """Return documents without what says nothing: members that have their defaults, and repeated metadata."""
-    documents: dict[str, Document] = {}
-    for key, text in texts.items():
-        try:
-            found = zarrmeta.loads(text)
-        except ValueError:
-            found = None
-        documents[key] = found if isinstance(found, dict) else text
+def _plain(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
+    """Return documents without what says nothing: members that have their defaults, and repeated metadata.
+
+    They have the types of packing that sets of references have in them; what repeats them has none.
+    """
+    documents = {key: _parsed(text) for key, text in texts.items()}
     said = {key: _said(key, document) for key, document in documents.items()}
+    dtypes = source.attribute_dtypes
+    for key in documents.keys() if dtypes else ():
+        documents[key] = _parsed(with_packing_type(texts[key], key, dtypes))
     out: dict[str, Document] = {}
     for key, document in documents.items():
         path, name = parent(key)
@@ -166,7 +160,7 @@ def _plain(texts: Mapping[str, bytes]) -> dict[str, Document]:
             if _repeated(document.get("metadata"), path, False) != {k: said[k] for k in said if _is_old(k, path)}:
                 out[key] = document
         elif name != ".zattrs" or document:
-            shown = said[key]
+            shown = _said(key, document)
             inline = document.get("consolidated_metadata")
             if inline is not None and name == "zarr.json" and isinstance(shown, dict):
                 below = {k: said[k] for k in said if k != key and k.endswith("zarr.json") and is_within(k, path)}
@@ -174,6 +168,14 @@ def _plain(texts: Mapping[str, bytes]) -> dict[str, Document]:
                     shown = {**shown, "consolidated_metadata": inline}
             out[key] = shown
     return out
+
+
+def _parsed(text: bytes) -> Document:
+    try:
+        found = zarrmeta.loads(text)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else text
 
 
 def _said(key: str, document: Document) -> Document:

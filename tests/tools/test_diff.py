@@ -71,9 +71,12 @@ def dataset() -> Any:
 def convertible(kind: str, folder: Path) -> str:
     """Write a source of ``kind``, and return its path."""
     zarr, ds, path = pytest.importorskip("zarr"), dataset(), str(folder / "source")
-    if kind == "netcdf":
+    if kind.endswith("netcdf"):
         pytest.importorskip("h5netcdf")
-        ds.to_netcdf(path, engine="h5netcdf", encoding={"a": {"chunksizes": (4, 5), "zlib": True}})
+        packed = (
+            {"dtype": "i2", "scale_factor": ds.a.dtype.type(0.5), "_FillValue": -1} if kind == "packed netcdf" else {}
+        )
+        ds.to_netcdf(path, engine="h5netcdf", encoding={"a": {"chunksizes": (4, 5), "zlib": True, **packed}})
     elif kind == "json":
         text = json.dumps(
             {"a/.zarray": json.dumps(meta([4], [2])), "a/0": "ab", "q/b/.zarray": json.dumps(meta([4], [2]))}
@@ -90,7 +93,7 @@ def convertible(kind: str, folder: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
-@pytest.mark.parametrize("kind", ["zarr 2", "zarr 3", "zarr 3 shards", "netcdf", "json"])
+@pytest.mark.parametrize("kind", ["zarr 2", "zarr 3", "zarr 3 shards", "netcdf", "packed netcdf", "json"])
 def test_a_source_is_like_what_it_was_converted_to(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = convertible(kind, tmp_path)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed_beside_readers import WIDTH, chunk_of, count_of, open_for, write
+from refshard_fs import TargetChanged
+from tests.support.killed_beside_readers import chunk_of, count_of, open_for, write
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_beside_readers.py"
 KILLS = 25
@@ -59,11 +60,14 @@ def test_readers_beside_killed_writers_see_whole_states(format: str, tmp_path: P
 def read(path: str, format: str) -> set[int]:
     """Return the numbers that were written into what a new filesystem reads."""
     fs = open_for(path, format, "r")
-    length = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
-    chunks = fs.cat("a/c", recursive=True, on_error="omit" if format == "zarr-hierarchy" else "raise")
+    try:
+        length = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
+        chunks = fs.cat("a/c", recursive=True, on_error="omit" if format == "zarr-hierarchy" else "raise")
+    except TargetChanged:  # more commits since it was opened than there are earlier versions
+        assert format == "kerchunk-parquet"
+        return set()
     numbers = {int(data.rstrip(b".")) for data in chunks.values()}
     assert set(chunks.values()) == set(map(chunk_of, numbers))
-    assert all(len(data) == WIDTH for data in chunks.values())
     if format != "zarr-hierarchy":  # there each object is whole, and a commit is not
         assert len(numbers) == 1
         assert len(chunks) == length == count_of(*numbers)
