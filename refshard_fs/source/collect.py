@@ -189,8 +189,8 @@ class Collection:
     def _target(self, url: str | None, pin: Pin | None, origin: Origin = ()) -> int:
         if url is not None:
             self._origins[url] = self._origins.get(url, origin) and origin
-            if pin is not None and pin.exact:
-                self._pins[url] = pin
+            if pin is not None and pin.exact and self._pins.setdefault(url, pin) != pin:
+                raise ManifestError(f"{url} is referred to in two versions, and a set of references holds one of each")
         return self.urls.setdefault(url, len(self.urls))
 
     def keep(self, packed: PackedKey, value: Row | bytes) -> None:

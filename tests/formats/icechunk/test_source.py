@@ -322,6 +322,22 @@ def test_rewritten_local_target_is_found_by_icechunks_etag(tmp_path: Path) -> No
         RefShardFileSystem(there).cat_file("a/c/1/0")
 
 
+def test_target_in_two_versions_is_not_saved_as_one(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    target.write_bytes(content())
+    found = target.stat()
+    etag, later = (f"{found.st_ino:x}-{found.st_mtime_ns // 1000 + n:x}-{found.st_size:x}" for n in (0, 5_000_000))
+    repository = virtual(tmp_path, f"file://{target}", checksum=etag)
+    fs = RefShardFileSystem(str(tmp_path / "virtual"))
+    fs.save(str(tmp_path / "one.json"))
+    assert RefShardFileSystem(str(tmp_path / "one.json")).cat_file("a/c/1/0") == content()[STEP : 2 * STEP]
+    session = repository.writable_session("main")
+    session.store.set_virtual_ref("a/c/0/0", f"file://{target}", offset=0, length=STEP, checksum=later)
+    session.commit("another")
+    with pytest.raises(ManifestError, match="two versions"):
+        RefShardFileSystem(str(tmp_path / "virtual")).save(str(tmp_path / "two.json"))
+
+
 def test_moved_container_is_followed(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
