@@ -28,6 +28,7 @@ from refshard_fs.errors import (
 if TYPE_CHECKING:
     from refshard_fs.fs import RefShardFileSystem, replace_reference_filesystem
     from refshard_fs.obspec_store import ObspecStore
+    from refshard_fs.serving import asgi
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.cube import cube
@@ -78,6 +79,7 @@ __all__ = [
     "Targets",
     "UnknownSource",
     "append",
+    "asgi",
     "check",
     "concat",
     "cube",
@@ -93,6 +95,7 @@ _NAMES = {  # by module, of what is imported at its first use
     "fs": "RefShardFileSystem replace_reference_filesystem",
     "tuning": "tune_zarr",
     "obspec_store": "ObspecStore",
+    "serving": "asgi",
     "sets.append": "append",
     "sets.concat": "concat",
     "sets.cube": "cube",
@@ -110,6 +113,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 _OF_OTHERS = {
     "xarray": '"refshard_fs[xarray]"',
+    "starlette": '"refshard_fs[serve]"',
     "upath": "universal_pathlib",
     "zarr": '"refshard_fs[zarr]"',
     "zarr.abc": '"zarr>=3.1"',

@@ -39,6 +39,7 @@ fs
 sets
 direct_array
 unpacking
+serving
 cli obspec_store universal_path virtualizarr xarray_backend zarr_pipeline zarr_store
 url_pipeline
 __main__

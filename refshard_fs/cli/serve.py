@@ -1,0 +1,49 @@
+"""The command ``serve``: sources as plain zarr over HTTP."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import PurePosixPath
+
+import refshard_fs
+from refshard_fs.cli.command import argument, command, opening_options, positive, print_line
+
+CACHED = 64 << 20  # bytes of chunks that are kept after they were read: several clients often want the same
+
+
+@command(
+    "cube.refshard --port 8000",
+    argument("--host", "address to listen on (%(default)s)", "ADDRESS", default="127.0.0.1"),
+    argument("--port", "port to listen on; 0: any that is free (%(default)s)", "N", type=int, default=8000),
+    argument("--token", "what requests have to bring as a bearer token (Authorization: Bearer TEXT)", "TEXT"),
+    argument("--redirect", "answer a chunk that is a whole object on a public web server with its URL"),
+    argument("--max-age", "seconds that clients may keep chunks (%(default)s)", "N", type=int, default=3600),
+    argument("--max-requests", "requests under way at a time; more get status 503 (%(default)s)", "N", type=positive,
+             default=256),
+    argument("--max-rate", "bytes a second that are sent to all clients together", "N", type=positive),
+    sources=("SOURCE...",),
+)  # fmt: skip
+def _serve(arguments: Namespace) -> None:
+    """Serve sources as zarr over HTTP, on this machine alone by default."""
+    try:
+        import uvicorn
+    except ImportError as e:
+        raise ImportError('serving needs starlette and uvicorn: pip install "refshard_fs[serve]"') from e
+    options = opening_options(arguments, block_cache=CACHED)
+    opened = [refshard_fs.RefShardFileSystem(fo, **options) for fo in arguments.sources]
+    names = [PurePosixPath(fo.rstrip("/").partition("?")[0]).stem for fo in arguments.sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"sources are served below their names, and two have one: {', '.join(names)}")
+    served = opened[0] if len(opened) == 1 else dict(zip(names, opened, strict=True))
+    app = refshard_fs.asgi(
+        served,
+        token=arguments.token,
+        redirect=arguments.redirect,
+        max_age=arguments.max_age,
+        bytes_per_second=arguments.max_rate,
+    )
+    print_line(f"serving {', '.join(arguments.sources)} on http://{arguments.host}:{arguments.port or 'PORT'}/")
+    uvicorn.run(app, host=arguments.host, port=arguments.port, limit_concurrency=arguments.max_requests)
+
+
+COMMANDS = (_serve,)

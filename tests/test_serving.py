@@ -1,0 +1,231 @@
+"""A source as plain zarr over HTTP: by the rules of HTTP, and as other readers of zarr see it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import RefShardFileSystem
+
+xr = pytest.importorskip("xarray")
+pytest.importorskip("zarr", minversion="3")
+pytest.importorskip("h5netcdf")
+pytest.importorskip("starlette")
+uvicorn = pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three files that differ in their packing, so that chunks of their cube are made on demand."""
+    folder = tmp_path_factory.mktemp("served")
+    for number in range(3):
+        time_of = ("time", np.arange(2) + 2 * number, {"units": "days since 2024-01-01"})
+        t = (("time", "x"), np.arange(2000.0).reshape(2, 1000) + number)
+        ds = xr.Dataset({"t": t}, {"time": time_of, "x": np.arange(1000.0)})
+        packing = {"dtype": "i4", "scale_factor": 0.5 + number, "_FillValue": -1, "chunksizes": (1, 500)}
+        ds.to_netcdf(folder / f"{number}.nc", engine="h5netcdf", encoding={"t": packing})
+    return folder
+
+
+class Server:
+    """An application on a port of loopback."""
+
+    def __init__(self, app: Any) -> None:
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [sock]}, daemon=True)
+        self._socket = sock
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *caught: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._socket.close()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
+    fs = RefShardFileSystem(f"{folder}/*.nc" if request.param == 2 else str(folder / "0.nc"), zarr_format=request.param)
+    with Server(refshard_fs.asgi(fs)) as server:
+        yield server
+
+
+def source_of(server: Server, folder: Path) -> RefShardFileSystem:
+    is_cube = httpx.get(f"{server.url}/.zgroup").status_code == 200
+    return RefShardFileSystem(f"{folder}/*.nc") if is_cube else RefShardFileSystem(str(folder / "0.nc"), zarr_format=3)
+
+
+def test_every_key_is_served_as_it_is(server: Server, folder: Path) -> None:
+    fs = source_of(server, folder)
+    consolidated = {".zmetadata", "zarr.json"}
+    with httpx.Client() as client:
+        for key in fs.find(""):
+            answer = client.get(f"{server.url}/{key}")
+            assert answer.status_code == 200
+            if key not in consolidated:
+                assert answer.content == fs.cat_file(key)
+            head = client.head(f"{server.url}/{key}", headers={"Accept-Encoding": "identity"})
+            assert (head.status_code, head.content, int(head.headers["content-length"])) == (
+                200,
+                b"",
+                len(answer.content),
+            )
+        for key in ("t/9.9", "t/c/9/9", "nothing", "t", "../0.nc", "t/"):
+            assert client.get(f"{server.url}/{key}").status_code == 404
+
+
+def test_zarr_reads_what_is_served_with_one_request_for_metadata(server: Server, folder: Path) -> None:
+    served = xr.open_dataset(server.url, engine="zarr", consolidated=True)
+    xr.testing.assert_identical(served.load(), xr.open_dataset(source_of(server, folder), engine="refshard").load())
+
+
+def test_tensorstore_reads_what_is_served(server: Server, folder: Path) -> None:
+    tensorstore = pytest.importorskip("tensorstore")
+    driver = "zarr" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "zarr3"
+    array = tensorstore.open({"driver": driver, "kvstore": f"{server.url}/t/"}).result().read().result()
+    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "part"),
+    [
+        ("bytes=0-3", 206, slice(0, 4)),
+        ("bytes=5-", 206, slice(5, None)),
+        ("bytes=-3", 206, slice(-3, None)),
+        ("bytes=2-999999", 206, slice(2, None)),
+        ("bytes=999999-", 416, slice(0, 0)),
+        ("bytes=3-2", 416, slice(0, 0)),
+        ("bytes=0-1,4-5", 200, slice(None)),
+        ("lines=1-2", 200, slice(None)),
+    ],
+)
+def test_ranges_are_answered(server: Server, asked: str, status: int, part: slice) -> None:
+    key = "t/0.0" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "t/c.0.0"
+    whole = httpx.get(f"{server.url}/{key}").content
+    answer = httpx.get(f"{server.url}/{key}", headers={"Range": asked})
+    assert answer.status_code == status
+    if status == 416:
+        assert answer.headers["content-range"] == f"bytes */{len(whole)}"
+        return
+    assert answer.content == whole[part]
+    if status == 206:
+        start, stop, _ = part.indices(len(whole))
+        assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
+
+
+def test_what_a_client_has_is_not_sent_again(server: Server) -> None:
+    key = "t/.zarray" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "t/zarr.json"
+    first = httpx.get(f"{server.url}/{key}")
+    again = httpx.get(f"{server.url}/{key}", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    stale = httpx.get(f"{server.url}/{key}", headers={"Range": "bytes=0-3", "If-Range": '"another"'})
+    assert (stale.status_code, stale.content) == (200, first.content)
+
+
+def test_metadata_are_compressed_for_clients_that_take_it(server: Server) -> None:
+    key = ".zmetadata" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "zarr.json"
+    with httpx.stream("GET", f"{server.url}/{key}", headers={"Accept-Encoding": "gzip"}) as answer:
+        raw = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == "gzip"
+    plain = httpx.get(f"{server.url}/{key}", headers={"Accept-Encoding": "identity"})
+    assert gzip.decompress(raw) == plain.content
+    assert json.loads(plain.content)
+
+
+def test_pages_may_read_from_another_origin(server: Server) -> None:
+    answer = httpx.options(
+        f"{server.url}/t/0.0", headers={"Origin": "https://viewer", "Access-Control-Request-Method": "GET"}
+    )
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_page_shows_arrays_maps_and_lines_to_paste(server: Server) -> None:
+    page = httpx.get(f"{server.url}/").text
+    assert "open_dataset" in page
+    assert '<a href="?map=t">t</a>' in page
+    assert httpx.get(f"{server.url}/?map=t").text.startswith("<svg")
+    assert httpx.get(f"{server.url}/?map=nothing").status_code == 404
+
+
+def test_token_is_needed_where_one_is_set(folder: Path) -> None:
+    with Server(refshard_fs.asgi(str(folder / "0.nc"), token="secret")) as server:
+        for path in ("/", "/.zgroup"):
+            assert httpx.get(server.url + path).status_code == 401
+            assert httpx.get(server.url + path, headers={"Authorization": "Bearer other"}).status_code == 401
+            assert httpx.get(server.url + path, headers={"Authorization": "Bearer secret"}).status_code == 200
+            assert httpx.get(f"{server.url}{path}?token=secret").status_code == 401  # logs have queries
+
+
+def test_several_sources_lie_below_their_names(folder: Path) -> None:
+    sources = {name: RefShardFileSystem(str(folder / f"{name}.nc")) for name in "01"}
+    with Server(refshard_fs.asgi(sources)) as server:
+        assert '<a href="1/">1</a>' in httpx.get(f"{server.url}/").text
+        for name, fs in sources.items():
+            assert httpx.get(f"{server.url}/{name}/t/0.0").content == fs.cat_file("t/0.0")
+
+
+def test_data_that_cannot_be_had_is_no_missing_key(tmp_path: Path) -> None:
+    refs = {".zgroup": '{"zarr_format": 2}', "a/0": [str(tmp_path / "gone.bin"), 0, 4]}
+    with Server(refshard_fs.asgi(refs)) as server:
+        assert httpx.get(f"{server.url}/a/0").status_code == 502
+        assert httpx.get(f"{server.url}/a/1").status_code == 404
+
+
+def test_whole_objects_of_public_servers_are_redirected_to(tmp_path: Path) -> None:
+    refs = {
+        ".zgroup": '{"zarr_format": 2}',
+        "public": ["https://example.com/chunk"],
+        "private": ["http://10.0.0.1/chunk"],
+        "query": ["https://example.com/chunk?key=secret"],
+        "part": ["https://example.com/chunk", 0, 4],
+    }
+    with Server(refshard_fs.asgi(refs, redirect=True, retries=0, timeout=1)) as server:
+        answer = httpx.get(f"{server.url}/public")
+        assert (answer.status_code, answer.headers["location"]) == (307, "https://example.com/chunk")
+        for key in ("private", "query", "part"):
+            assert httpx.get(f"{server.url}/{key}", timeout=30).status_code == 502
+
+
+def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
+    fs = source_of(server, folder)
+    keys = [key for key in fs.find("t") if not key.endswith((".zarray", ".zattrs", "zarr.json"))]
+    expected = {key: fs.cat_file(key) for key in keys}
+
+    def read(seed: int) -> bool:
+        with httpx.Client(timeout=60) as client:
+            order = np.random.default_rng(seed).permutation(keys)
+            return all(client.get(f"{server.url}/{key}").content == expected[key] for key in order)
+
+    with ThreadPoolExecutor(20) as pool:
+        assert all(pool.map(read, range(40)))
+
+
+def test_rate_bounds_what_is_sent(folder: Path) -> None:
+    fs = RefShardFileSystem(str(folder / "0.nc"))
+    size = len(fs.cat_file("x/0"))
+    app = refshard_fs.asgi(fs, bytes_per_second=20 * size)
+    with Server(app) as server:
+        began = time.monotonic()
+        for _ in range(4):
+            assert len(httpx.get(f"{server.url}/x/0").content) == size
+        assert time.monotonic() - began >= 3 / 20  # a bound from below: no machine is too slow for it
