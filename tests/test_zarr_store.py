@@ -261,6 +261,19 @@ def test_what_zarr_writes_to_a_store_is_committed(tmp_path: Path) -> None:
     assert zarr.open_group(refshard_fs.Store(str(tmp_path / "refs.json")), mode="r")["a"][:].tolist() == [1, 2, 3, 4]
 
 
+@needs_zarr_3
+@pytest.mark.parametrize("kind", ["path of the filesystem", "path of the source"])
+def test_upath_is_a_store_of_zarr_or_our_source(kind: str, tmp_path: Path) -> None:
+    upath = pytest.importorskip("upath")
+    (tmp_path / "refs.json").write_text(json.dumps(REFS))
+    path = upath.UPath(f"refshard::{tmp_path}/refs.json")
+    if kind == "path of the source":
+        path = refshard_fs.Store(upath.UPath(tmp_path / "refs.json"))
+    elif tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 4):
+        pytest.skip("this zarr takes no UPath but those of local files")
+    assert zarr.open_group(path, mode="r")["sub/deep/a"][:].tolist() == [9, ord("c")]
+
+
 @pytest.mark.skipif(FsspecStore is not None, reason="zarr 3 has such stores")
 def test_store_needs_zarr_3() -> None:
     with pytest.raises(ImportError, match=r"Store needs .*pip install .*zarr"):
