@@ -15,7 +15,16 @@ import numpy.typing as npt
 
 from refshard_fs.core.compression import by_imagecodecs, unpacked
 from refshard_fs.formats.grib2.edition_1 import ECMWF, ibm
-from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, PACKINGS, TO_AND_FRO, Parameter, integer, signed
+from refshard_fs.formats.grib2.messages import (
+    BY_COLUMNS,
+    MISSING,
+    PACKINGS,
+    TEMPLATES,
+    TO_AND_FRO,
+    Parameter,
+    integer,
+    signed,
+)
 
 PIECE: Final = 1 << 16  # values that are scaled at a time, as 64-bit floats
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
@@ -363,6 +372,19 @@ _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", 
 _CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
 
 
+def _limits(first: str, second: str) -> tuple[str, ...]:
+    """Return eccodes' keys of two limits."""
+    return tuple(f"{part}Of{limit}" for limit in (first, second) for part in ("scaleFactor", "scaledValue"))
+
+
+_AXES: Final = {  # eccodes' keys of the axes that decide what a parameter is called
+    "constituent": ("constituentType",),
+    "size": _limits("FirstSize", "SecondSize"),
+    "wavelength": _limits("FirstWavelength", "SecondWavelength"),
+    "wave_period": _limits("LowerWavePeriodLimit", "UpperWavePeriodLimit"),
+}
+
+
 @lru_cache(1 << 12)
 def named(parameter: Parameter) -> Named:
     """Return what eccodes calls a parameter; its numbers, where eccodes is not there or does not know it.
@@ -440,6 +462,12 @@ def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
         if surface.scaled != MISSING:
             keys[f"scaleFactorOf{which}FixedSurface"] = surface.factor
             keys[f"scaledValueOf{which}FixedSurface"] = surface.scaled
+    product = TEMPLATES[parameter.template]
+    if product.kind[0] != "NB" and product.kind[0]:
+        keys[product.kind[0]] = parameter.kind
+    for (axis, *_), numbers in zip(product.axes, parameter.axes, strict=True):
+        named_by = zip(_AXES.get(axis, ()), numbers, strict=False)
+        keys |= {key: value for key, value in named_by if value != MISSING}
     if parameter.centre in _CENTRES:
         keys |= {"centre": parameter.centre, "localTablesVersion": int(parameter.tables[1] > 0)}
     if parameter.statistic != 255:

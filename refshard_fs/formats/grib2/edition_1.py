@@ -12,7 +12,7 @@ from typing import Final
 from refshard_fs.core.model import Load, Raw, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.messages import (
-    MISSING,
+    NO_SURFACE,
     SECTION,
     UNITS,
     Field,
@@ -27,7 +27,12 @@ from refshard_fs.formats.grib2.messages import (
 
 PRODUCT: Final = 60  # octets of section 1 that are looked at: local definitions may be longer
 ECMWF: Final = 98
-_WITH_MEMBER: Final = frozenset([1, 26, 30])  # ECMWF's local definitions that have the member at octet 50
+# ECMWF's local definitions that have the member at octet 50, of one octet or of two
+_MEMBERS: Final = {
+    **dict.fromkeys([1, 13, 14, 17, 18, 19, 26, 27, 28, 30, 31, 36, 37, 40, 49, 50, 218], 1),
+    **dict.fromkeys([12, 15, 16, 23], 2),
+}
+_WAVES: Final = 13  # the one of wave spectra, whose direction and frequency follow
 # Kinds of level (code table 3) that have two values of one octet; all others have one value of two octets.
 _LAYERS: Final = frozenset([101, 104, 106, 108, 110, 112, 114, 116, 120, 121, 128, 141])
 _FACTORS: Final = {100: -2, 101: -3, 117: 9}  # of the unit of a kind of level, as powers of ten: hPa, kPa, 1e-9
@@ -35,7 +40,16 @@ _INSTANTS: Final = frozenset([0, 1, 10])  # time range indicators (code table 5)
 _BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages of fields that are P1 after their reference times,
 _RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # and of values from P1 to P2
 _UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # of time, in seconds: some have other numbers than in edition 2
-_TEMPLATES: Final = {0: 0, 1: 10, 3: 30, 4: 40, 5: 20, 10: 1, 14: 41}  # of edition 2, by kind of grid (code table 6)
+_TEMPLATES: Final = {
+    0: 0,
+    1: 10,
+    3: 30,
+    4: 40,
+    5: 20,
+    10: 1,
+    14: 41,
+    90: 90,
+}  # of edition 2, by kind of grid (code table 6)
 _REFUSED_GRIDS: Final = {50: "spherical harmonics", 60: "rotated spherical harmonics", 70: "spherical harmonics",
                          80: "spherical harmonics"}  # fmt: skip
 
@@ -137,16 +151,20 @@ def _parse(
     is_layer, factor = level in _LAYERS, _FACTORS.get(level, 0)
     surfaces = (
         Surface(level, factor, integer(product, 11, 1 if is_layer else 2)),
-        Surface(level, factor, integer(product, 12)) if is_layer else Surface(255, 0, MISSING),
+        Surface(level, factor, integer(product, 12)) if is_layer else NO_SURFACE,
     )
-    has_member = ECMWF in (centre, integer(product, 26)) and len(product) >= 50 and integer(product, 41) in _WITH_MEMBER
+    local = integer(product, 41) if ECMWF in (centre, integer(product, 26)) and len(product) >= 50 else 0
+    member = integer(product, 50, _MEMBERS[local]) if local in _MEMBERS else 0
+    is_wave = local == _WAVES
+    template = 100 if is_wave else int(local in _MEMBERS)  # of edition 2 with the same dimensions
     parameter = Parameter(
-        0, integer(product, 4), integer(product, 9), centre, (0, 0), int(has_member), 0,
-        255 if indicator in _INSTANTS else indicator, 0, surfaces, edition=1,
+        0, integer(product, 4), integer(product, 9), centre, (0, 0), template, 0,
+        255 if indicator in _INSTANTS else indicator, 0, surfaces,
+        axes=((integer(product, 52),), (integer(product, 53),)) if is_wave else (), edition=1,
     )  # fmt: skip
     return Field(
         grid_at, parts, parameter, int(time.timestamp()), step * _UNITS[unit],
-        integer(product, 50) if has_member else 0, _without_levels(grid), _count(grid), signed(product, 27, 2),
+        member, _without_levels(grid), _count(grid), signed(product, 27, 2),
     )  # fmt: skip
 
 

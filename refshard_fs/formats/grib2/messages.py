@@ -41,8 +41,67 @@ MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # in a message
 SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
 
-# Templates of products (section 4) that are shown: at which octets their member and their end of time stand, or 0.
-TEMPLATES: Final = {0: (0, 0), 1: (36, 0), 2: (0, 0), 8: (0, 35), 11: (36, 38), 12: (0, 37)}
+
+class Product(NamedTuple):
+    """At which octets of section 4 a template of products has what, counted from 1; 0: it has none."""
+
+    unit: int = 18  # of time; the forecast time follows
+    surface: int = 23  # the first surface; the second one follows
+    member: int = 0
+    end: int = 0  # of the range of time
+    kind: tuple[str, int] = ("", 0)  # a number that distinguishes variables, by its key in eccodes
+    axes: tuple[tuple[str, int, int], ...] = ()  # names, octets and sizes of what fields are of besides; see `_axis`
+
+
+_DERIVED: Final = "derivedForecast"
+_CHEMICAL: Final = ("constituent", 12, 2)
+_AEROSOL: Final = (_CHEMICAL, ("size", 15, 10))
+_OPTICAL: Final = (*_AEROSOL, ("wavelength", 26, 10))
+_WAVES: Final = (("directionNumber", 12, 2), ("frequencyNumber", 16, 2))  # cfgrib's names
+_PERIOD: Final = (("wave_period", 13, 10),)
+
+
+def _satellite(octet: int) -> tuple[tuple[str, int, int], ...]:
+    """Return the axes of a field whose first spectral band is described from an ``octet`` on."""
+    return (("satellite", octet + 2, 2), ("instrument", octet + 4, 2), ("wavenumber", octet + 6, 5))
+
+
+TEMPLATES: Final = {  # of products (section 4) that are shown
+    0: Product(),
+    1: Product(member=36),
+    2: Product(kind=(_DERIVED, 35)),
+    5: Product(kind=("probabilityType", 37), axes=(("threshold", 38, 10),)),
+    6: Product(axes=(("percentile", 35, 1),)),
+    8: Product(end=35),
+    9: Product(end=48, kind=("probabilityType", 37), axes=(("threshold", 38, 10),)),
+    10: Product(end=36, axes=(("percentile", 35, 1),)),
+    11: Product(member=36, end=38),
+    12: Product(end=37, kind=(_DERIVED, 35)),
+    15: Product(kind=("statisticalProcess", 35)),
+    31: Product(unit=0, surface=0, kind=("NB", 14), axes=_satellite(15)),
+    32: Product(surface=0, kind=("NB", 23), axes=_satellite(24)),
+    40: Product(20, 25, axes=(_CHEMICAL,)),
+    41: Product(20, 25, member=38, axes=(_CHEMICAL,)),
+    42: Product(20, 25, end=37, axes=(_CHEMICAL,)),
+    43: Product(20, 25, member=38, end=40, axes=(_CHEMICAL,)),
+    44: Product(31, 36, axes=_AEROSOL),
+    45: Product(31, 36, member=49, axes=_AEROSOL),
+    46: Product(31, 36, end=48, axes=_AEROSOL),
+    47: Product(31, 36, member=49, end=51, axes=_AEROSOL),
+    48: Product(42, 47, axes=_OPTICAL),
+    49: Product(42, 47, member=60, axes=_OPTICAL),
+    60: Product(member=36),
+    61: Product(member=36, end=45),
+    70: Product(23, 28),
+    71: Product(23, 28, member=41),
+    72: Product(23, 28, end=40),
+    73: Product(23, 28, member=41, end=43),
+    99: Product(26, 0, axes=_WAVES),
+    100: Product(26, 0, member=32, axes=_WAVES),
+    103: Product(29, 34, axes=_PERIOD),
+    104: Product(29, 34, member=47, axes=_PERIOD),
+    107: Product(end=35, kind=(_DERIVED, 59)),
+}
 MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
 PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 61, 200)  # templates of data (section 5) that are decoded
 BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # flags of how a grid is scanned
@@ -75,6 +134,9 @@ class Surface(NamedTuple):
         return self.scaled / 10.0 ** (self.factor + unit) if is_known else 0.0
 
 
+NO_SURFACE: Final = Surface(255, 0, MISSING)
+
+
 class Parameter(NamedTuple):
     """What decides which parameter a field is of, and on which level."""
 
@@ -88,6 +150,8 @@ class Parameter(NamedTuple):
     statistic: int  # how values of a range of time are made one (code table 4.10); 255: they are of one time
     length: int  # of that range, in hours
     surfaces: tuple[Surface, Surface]
+    kind: int = 0  # the number at the template's `Product.kind`
+    axes: tuple[tuple[int, ...], ...] = ()  # along the template's `Product.axes`
     edition: int = 2  # 1: table and number are `category` and `number`, `statistic` is the time range indicator
 
 
@@ -123,7 +187,7 @@ class Grid(NamedTuple):
 
 
 # Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
-_SCANNED: Final = {0: 72, 1: 72, 10: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 140: 64}
+_SCANNED: Final = {0: 72, 1: 72, 10: 60, 12: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 90: 64, 140: 64}
 
 
 def describe_grid(grid: bytes) -> Grid:
@@ -161,23 +225,40 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
         raise ValueError(f"values packed by template {packing} are not shown")
     if template not in TEMPLATES:
         raise ValueError(f"fields of product template {template} are not shown")
-    member_at, end_at = TEMPLATES[template]
+    layout = TEMPLATES[template]
+    surface_at, long_time = layout.surface, 4
+    if template == 44 and len(product) == 45:  # as the manual had it: with a forecast time of two octets
+        surface_at, long_time = 34, 2
     time = _time(one, 13)
-    unit = integer(product, 18)
+    unit = integer(product, layout.unit) if layout.unit else 1
     if unit not in UNITS:
         raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
-    step = signed(product, 19, 4) * UNITS[unit]
+    step = signed(product, layout.unit + 1, long_time) * UNITS[unit] if layout.unit else 0
     statistic, length = 255, 0
-    if end_at:
-        statistic = integer(product, end_at + 12)
-        end = _time(product, end_at) - time
+    if layout.end:
+        statistic = integer(product, layout.end + 12)
+        end = _time(product, layout.end) - time
         length, step = (end - step) // 3600, end
-    surfaces = _surface(product, 23), _surface(product, 29)
+    surfaces = (NO_SURFACE, NO_SURFACE)
+    if surface_at:
+        surfaces = _surface(product, surface_at), _surface(product, surface_at + 6)
     kind = (discipline, integer(product, 10), integer(product, 11))
     tables = (integer(one, 10), integer(one, 11))
-    parameter = Parameter(*kind, integer(one, 6, 2), tables, template, integer(one, 20), statistic, length, surfaces)
-    member = integer(product, member_at) if member_at else 0
+    parameter = Parameter(
+        *kind, integer(one, 6, 2), tables, template, integer(one, 20), statistic, length, surfaces,
+        integer(product, layout.kind[1]) if layout.kind[1] else 0,
+        tuple(_axis(product, octet, size) for _, octet, size in layout.axes),
+    )  # fmt: skip
+    member = integer(product, layout.member) if layout.member else 0
     return Field(parts[3], (parts[5], parts[6], parts[7]), parameter, time, step, member, grid, integer(grid, 7, 4))
+
+
+def _axis(product: bytes, octet: int, size: int) -> tuple[int, ...]:
+    """Return a number of one or two octets, or the scale factors and scaled values of one limit (5), or two (10)."""
+    if size < 5:
+        return (integer(product, octet, size),)
+    limits = [_surface(product, at - 1)[1:] for at in range(octet, octet + size, 5)]
+    return tuple(number for limit in limits for number in limit)
 
 
 def _surface(product: bytes, octet: int) -> Surface:

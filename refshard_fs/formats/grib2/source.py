@@ -21,12 +21,14 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, Values1, eccodes, named
 from refshard_fs.formats.grib2.messages import (
+    MISSING,
     PACKINGS,
     TEMPLATES,
     Field,
     Grib,
     Grid,
     Parameter,
+    Surface,
     Unshown,
     describe_grid,
     find_message,
@@ -40,7 +42,7 @@ SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's n
 # take one: as many take two rounds of 20 ms at 60 MB/s. Its messages are
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes long, as the first one says: of few long ones, a window each is far less
-VERSION: Final = 2  # of scans in the index cache: counts up whenever a file would have other fields
+VERSION: Final = 3  # of scans in the index cache: counts up whenever a file would have other fields
 FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
@@ -54,7 +56,8 @@ _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the 
 
 
 def _cf(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
-    return {"units": units, "standard_name": standard_name, "long_name": long_name, **others}
+    found = {"units": units, "standard_name": standard_name, "long_name": long_name, **others}
+    return {key: value for key, value in found.items() if value}
 
 
 _SINCE: Final = "seconds since 1970-01-01"
@@ -74,8 +77,22 @@ _COORDINATES: Final = {
     "heightAboveGround": _cf("m", "height", "height above the surface", positive="up"),
     "depthBelowLand": _cf("m", "depth", "soil depth", positive="down"),
     "depthBelowLandLayer": _cf("m", "depth", "soil depth", positive="down"),
+    "directionNumber": _cf("1", "", "original GRIB coordinate for key: directionNumber(directionNumber)"),
+    "frequencyNumber": _cf("1", "", "original GRIB coordinate for key: frequencyNumber(frequencyNumber)"),
+    "percentile": _cf("%", "", "percentile"),
+    "threshold": _cf("", "", "limit of the values whose probability is given"),
+    "constituent": _cf("1", "", "constituent (code table 4.230)"),
+    "size": _cf("m", "", "particle size"),
+    "wavelength": _cf("m", "radiation_wavelength", "wavelength"),
+    "wavenumber": _cf("m-1", "sensor_band_central_radiation_wavenumber", "central wave number"),
+    "satellite": _cf("1", "", "satellite (common code table C-5)"),
+    "instrument": _cf("1", "", "instrument (common code table C-8)"),
+    "wave_period": _cf("s", "", "wave period"),
     "hybrid": _cf("1", "atmosphere_hybrid_sigma_pressure_coordinate", "hybrid level", positive="down"),
 }
+
+
+_Key = tuple[str, str, int, int, tuple[str, ...], bytes]  # what the fields of a variable have in common
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -256,15 +273,16 @@ class _Group(ArrayGroupBuilder):
 
     def show(self, scan: Scan) -> None:
         """Show all fields that can be."""
-        variables: dict[tuple[str, str, int, bytes], list[Field]] = {}
+        variables: dict[_Key, list[Field]] = {}
         for field in scan.found:
             if isinstance(field, Unshown):
                 self.reports[f"the message at byte {field.at}"] = field.reason
                 continue
             text = scan.names[field.parameter]
-            key = (text.name, text.level, field.parameter.statistic, field.grid)
+            axes = tuple(name for name, *_ in TEMPLATES[field.parameter.template].axes)
+            key = (text.name, text.level, field.parameter.statistic, field.parameter.kind, axes, field.grid)
             variables.setdefault(key, []).append(field)
-        alike: dict[str, list[tuple[str, str, int, bytes]]] = {}
+        alike: dict[str, list[_Key]] = {}
         for key in variables:
             alike.setdefault(key[0], []).append(key)
         for key, fields in variables.items():
@@ -275,7 +293,7 @@ class _Group(ArrayGroupBuilder):
                 self.reports[name] = str(e)
 
     @staticmethod
-    def _unused(key: tuple[str, str, int, bytes], alike: Sequence[tuple[str, str, int, bytes]]) -> str:
+    def _unused(key: _Key, alike: Sequence[_Key]) -> str:
         """Return a name of a variable that tells it from those ``alike``: with its kind of level, or with a number."""
         name, level, *_ = key
         if len(alike) == 1:
@@ -285,26 +303,29 @@ class _Group(ArrayGroupBuilder):
 
     def _variable(self, name: str, text: Named, fields: Sequence[Field]) -> None:
         within, places, inner = self._grid(fields[0])
-        levels = _levels(fields, text.level)
+        product = TEMPLATES[fields[0].parameter.template]
         axes: dict[str, list[Any]] = {
             "number": [field.member for field in fields],
             "time": [field.time for field in fields],
             "step": [field.step for field in fields],
-            text.level: [levels[field.parameter.surfaces] for field in fields],
+            text.level: _levels(fields, text.level),
         }
+        for place, (axis, *_) in enumerate(product.axes):
+            axes[axis] = _along([field.parameter.axes[place] for field in fields])
         ordered = {axis: sorted(set(values)) for axis, values in axes.items()}
         if _COORDINATES.get(text.level, {}).get("stored_direction"):
             ordered[text.level].reverse()
-        if not any(TEMPLATES[field.parameter.template][0] for field in fields):
+        if not any(TEMPLATES[field.parameter.template].member for field in fields):
             del ordered["number"]
         names = {}
         for axis, values in ordered.items():
-            dtype = "<i8" if axis in ("number", "time", "step") else "<f8"
+            dtype = "<i8" if type(values[0]) is int else "<f8"
             names[axis] = self._coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
         dimensions = {axis: own for axis, own in names.items() if len(ordered[axis]) > 1}
         valid = self._valid_time(ordered, dimensions, len(fields))
         attributes = {
             **text.attributes,
+            **({f"GRIB_{product.kind[0]}": fields[0].parameter.kind} if product.kind[0] else {}),
             **_named_grid(fields[0]),
             "coordinates": " ".join([*names.values(), *valid, *places]),
         }
@@ -420,12 +441,30 @@ def _numbered(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
 
-def _levels(fields: Sequence[Field], kind: str) -> dict[Any, float]:
-    """Return the level of each pair of surfaces: the first one's value, or where these are not enough, a number."""
-    pairs = sorted({field.parameter.surfaces for field in fields})
+def _levels(fields: Sequence[Field], kind: str) -> list[float]:
+    """Return the level of each field: the first surface's value, or where these are not enough, a number."""
     unit = {"isobaricInhPa": 2, "potentialVorticity": -9}.get(kind, 0)  # a power of ten: hPa, and 1e-9 of SI's
-    values = {pair: pair[0].value(unit) for pair in pairs}
-    return values if len(set(values.values())) == len(pairs) else {pair: float(at) for at, pair in enumerate(pairs)}
+    found = [field.parameter.surfaces for field in fields]
+    return _distinct(found, [[pair[0].value(unit) for pair in found]])
+
+
+def _along(found: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Return where fields lie along an axis: their numbers; or the first limit of two that is there and differs."""
+    if len(found[0]) == 1:
+        return [number for (number,) in found]
+    limits = [
+        [Surface(0, *one[at : at + 2]).value() for one in found]
+        for at in range(0, len(found[0]), 2)
+        if any(one[at + 1] != MISSING for one in found)
+    ]
+    return _distinct(found, limits)
+
+
+def _distinct(found: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
+    """Return the first of the ``choices`` that tells all places of ``found`` apart; if there is none, their numbers."""
+    numbers = {place: float(number) for number, place in enumerate(sorted(set(found)))}
+    choice = next((values for values in choices if len(set(values)) == len(numbers)), None)
+    return [numbers[place] for place in found] if choice is None else choice
 
 
 def _axis(grid: Grid, axis: int, count: int) -> bytes:

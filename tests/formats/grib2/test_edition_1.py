@@ -173,9 +173,17 @@ def test_ecmwfs_local_definitions_are_read_as_cfgrib_does(tmp_path: Path) -> Non
     path = tmp_path / "a.grib"
     path.write_bytes(patched(message_1(number=7), {5: 34, 26: 98}))
     assert check_same_as_cfgrib(path)["number"].item() == 7, "of the subcentre"
-    for definition in (1, 26, 30):
+    for definition in (1, 15, 26, 30, 36):
         path.write_bytes(message_1(localDefinitionNumber=definition, number=5))
         assert check_same_as_cfgrib(path)["number"].item() == 5
+
+
+def test_spectra_of_waves_have_directions_and_frequencies(tmp_path: Path) -> None:
+    path = tmp_path / "a.grib"
+    spectrum = message_1(localDefinitionNumber=13)
+    places = itertools.product((1, 2), (1, 2, 3))
+    path.write_bytes(b"".join(patched(spectrum, {52: one, 53: other}) for one, other in places))
+    assert dict(check_same_as_cfgrib(path)["t"].sizes)["frequencyNumber"] == 3
 
 
 def test_final_and_preliminary_fields_are_one_variable(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,3 +166,92 @@ def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int, before: byte
     whole = on_level(500, shortName="t")
     with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
         Files({ROOT: whole + before + whole[:left]}).open()
+
+
+# eccodes' keys of the octets at which axes begin.
+AXES = {
+    "threshold": "scaleFactorOfLowerLimit",
+    "percentile": "percentileValue",
+    "constituent": "constituentType",
+    "size": "scaleFactorOfFirstSize",
+    "wavelength": "scaleFactorOfFirstWavelength",
+    "wave_period": "scaleFactorOfLowerWavePeriodLimit",
+    "satellite": "satelliteNumber",
+    "instrument": "instrumentType",
+    "wavenumber": "scaleFactorOfCentralWaveNumber",
+    "directionNumber": "waveDirectionNumber",
+    "frequencyNumber": "waveFrequencyNumber",
+}
+
+
+@pytest.mark.parametrize("template", messages.TEMPLATES)
+def test_octets_of_products_are_those_of_eccodes(template: int) -> None:
+    layout = messages.TEMPLATES[template]
+    handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
+    eccodes.codes_set(handle, "tablesVersion", 34)
+    eccodes.codes_set(handle, "productDefinitionTemplateNumber", template)
+    if layout.kind[0] == "NB":
+        eccodes.codes_set(handle, "NB", 1)
+    wanted = {
+        "indicatorOfUnitForForecastTime": layout.unit,
+        "typeOfFirstFixedSurface": layout.surface,
+        "perturbationNumber": layout.member,
+        "yearOfEndOfOverallTimeInterval": layout.end,
+        "typeOfStatisticalProcessing": layout.end and layout.end + 12,
+        layout.kind[0]: layout.kind[1],
+        **{AXES[name]: octet for name, octet, _ in layout.axes},
+    }
+    begin = eccodes.codes_get(handle, "offsetSection4") - 1
+    if template == 44:  # eccodes has the short forecast time of the manual
+        wanted["typeOfFirstFixedSurface"] = 34
+    for key, octet in wanted.items():
+        if octet:
+            assert eccodes.codes_get_offset(handle, key) - begin == octet, key
+    eccodes.codes_release(handle)
+
+
+@pytest.mark.parametrize(
+    ("template", "keys"),
+    [
+        (6, {"percentile": [{"percentileValue": value} for value in (10, 50, 90)]}),
+        (10, {"percentile": [{"percentileValue": value} for value in (10, 50, 90)]}),
+        (5, {"threshold": [{"scaleFactorOfLowerLimit": 1, "scaledValueOfLowerLimit": value} for value in (3, 25)]}),
+        (9, {"threshold": [{"scaleFactorOfUpperLimit": 1, "scaledValueOfUpperLimit": value} for value in (3, 25)]}),
+        (40, {"constituent": [{"constituentType": value} for value in (30, 31)]}),
+        (44, {"size": [{"scaleFactorOfFirstSize": 7, "scaledValueOfFirstSize": value} for value in (3, 5)]}),
+        (48, {"wavelength": [{"scaleFactorOfFirstWavelength": 9, "scaledValueOfFirstWavelength": 555}],
+              "constituent": [{"constituentType": value} for value in (200, 201)]}),
+        (31, {"satellite": [{"NB": 1, "satelliteNumber": value} for value in (55, 70)]}),
+        (103, {"wave_period": [{"scaleFactorOfLowerWavePeriodLimit": 0, "scaledValueOfLowerWavePeriodLimit": value}
+                              for value in (10, 12, 14)]}),
+    ],
+)  # fmt: skip
+def test_what_products_are_of_are_dimensions(template: int, keys: dict[str, list[dict[str, Any]]]) -> None:
+    found = {}
+    base = {"tablesVersion": 34, "parameterCategory": 220, "parameterNumber": 200}  # without a name of its own
+    for places in itertools.product(*keys.values()):
+        merged = {key: value for place in places for key, value in place.items()}
+        found[tuple(map(repr, places))] = message(productDefinitionTemplateNumber=template, **base, **merged)
+    group = Files({ROOT: b"".join(found.values())}).open()
+    assert group.reports == {}
+    (name,) = (name for name in group.grids if name.startswith("parameter"))
+    fields = array(b"".join(found.values()), name)
+    assert fields.shape[:-2] == tuple(len(places) for places in keys.values() if len(places) > 1)
+    for field, data in zip(fields[...].reshape(-1, *fields.shape[-2:]), found.values(), strict=True):
+        handle = eccodes.codes_new_from_message(data)
+        want = eccodes.codes_get_values(handle).astype("f4")
+        eccodes.codes_release(handle)
+        np.testing.assert_array_equal(field.ravel(), want)
+    for axis, places in keys.items():
+        values = [value for place in places for key, value in place.items() if key != "NB" and "Factor" not in key]
+        factor = next((value for key, value in places[0].items() if "Factor" in key), 0)
+        data = b"".join(found.values())
+        np.testing.assert_allclose(array(data, axis)[...], np.squeeze(values) / 10.0**factor)
+
+
+def test_probabilities_of_two_kinds_are_two_variables() -> None:
+    keys = {"productDefinitionTemplateNumber": 5, "typeOfLevel": "surface"}
+    data = b"".join(message(**keys, probabilityType=kind) for kind in (0, 1))
+    group = Files({ROOT: data}).open()
+    names = [name for name in group.grids if name.startswith("t_")]
+    assert [array(data, name).attrs["GRIB_probabilityType"] for name in names] == [0, 1]

@@ -209,11 +209,11 @@ def test_each_field_of_a_message_with_several_is_shown() -> None:
 
 
 def test_what_is_not_shown_is_reported() -> None:
-    chemical = on_level(500, productDefinitionTemplateNumber=40)
-    keyspace = Files({ROOT: chemical + on_level(500, shortName="t")}).open()
-    assert keyspace.reports == {"the message at byte 0": "fields of product template 40 are not shown"}
+    clustered = on_level(500, productDefinitionTemplateNumber=3)
+    keyspace = Files({ROOT: clustered + on_level(500, shortName="t")}).open()
+    assert keyspace.reports == {"the message at byte 0": "fields of product template 3 are not shown"}
     with pytest.raises(ManifestError, match="nothing in it can be shown. the message at byte 0: fields of product"):
-        Files({ROOT: chemical}).open()
+        Files({ROOT: clustered}).open()
 
 
 def test_unstructured_grids_lie_along_values() -> None:
