@@ -247,8 +247,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of synchronous use, also by an asynchronous instance; after a fork a new one."""
         if self._loop is None or self._pid != os.getpid():
-            self._pid = os.getpid()
             self._loop = get_loop()
+            self._pid = os.getpid()  # now, or else another thread would take the loop of before the fork, which is dead
         return self._loop
 
     @classmethod

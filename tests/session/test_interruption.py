@@ -15,10 +15,13 @@ import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec import asyn
+from fsspec.asyn import get_loop
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
@@ -175,6 +178,24 @@ def test_fork_in_the_middle_of_reads(readers: int, refs: dict[str, Any], http_se
         assert not thread.is_alive()
     assert results == [WANT] * readers
     assert fs.cat_file("k/1") == WANT["k/1"]
+
+
+def test_threads_of_a_forked_child_share_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that asks while another one makes the loop of the child does not get the loop of the parent."""
+    fs = RefShardFileSystem({"a": "x"})
+    dead, found = fs.loop, []
+
+    def new_loop() -> Any:
+        if not found:
+            found.append(dead)
+            with ThreadPoolExecutor(1) as pool:
+                found[0] = pool.submit(lambda: fs.loop).result()
+        return get_loop()
+
+    monkeypatch.setattr("refshard_fs.fs.get_loop", new_loop)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    asyn.loop[0] = None  # as fsspec does in a child
+    assert fs.loop is found[0] is not dead
 
 
 # ---------------------------------------------------------------------- cancelled tasks
