@@ -31,7 +31,8 @@ MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
 _SHOWN: Final = 100  # characters of a path that is too long
 _TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
-_FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8"])  # codecs that compress nothing
+# Codecs that compress nothing.
+_FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-array"])
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
 PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets: that dtype, which JSON does not tell
@@ -48,7 +49,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     `spelled_fill`). xarray masks the fill value of version 2. Version 3 must have one: where there is none, it is zero,
     and xarray masks nothing by it. With ``is_masked``, xarray masks the fill value of version 3 as well: it is said
     once more, as ``_FillValue``.
-    A ``dtype`` of objects stands for text: its first codec is ``vlen-utf8``.
+    A ``dtype`` of objects stands for what its first codec encodes: ``vlen-utf8`` texts, ``vlen-array`` sequences.
     """
 
     where: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,17 @@ from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, Fi
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, together
+from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.chunk_index import NOTHING, ChunkSpace, Index, index_of
-from refshard_fs.formats.hdf5.datatypes import heap_ids, vlen_strings
+from refshard_fs.formats.hdf5.datatypes import heap_ids, objects
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import codecs_of
 from refshard_fs.formats.hdf5.heaps import read_collections
 from refshard_fs.formats.hdf5.netcdf4 import Variable
 from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
 
-TEXT: Final = {"id": "vlen-utf8"}
+TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
 
 
 class Dataset:
@@ -53,10 +54,19 @@ class Dataset:
                 self.chunk = chunk
             case _:
                 raise ValueError(f"{found.path!r} has no data layout")
-        self.is_text = self.datatype.kind == "vlen-string"
-        if self.datatype.shown is None and not self.is_text:
-            raise ManifestError(f"its datatype is of the kind {self.datatype.kind}")
+        self.object_codec = self._object_codec() if self.datatype.shown is None else None
         self.codecs = codecs_of(self.filters, self.datatype, self.chunk)
+
+    def _object_codec(self) -> dict[str, Any]:
+        """Return the codec of texts or sequences; ManifestError where zarr has none."""
+        inner = self.datatype.inner
+        if inner.is_text:
+            return TEXT
+        if inner.kind != "vlen-sequence" or inner.base is None or inner.base.shown is None:
+            raise ManifestError(f"its datatype is of the kind {inner.kind}")
+        if (zarr_major() or 3) > 2:
+            raise ManifestError("its datatype is a variable-length sequence: zarr 2.18 shows it, zarr 3 has none such")
+        return {"id": "vlen-array", "dtype": inner.base.shown.str}
 
     @property
     def count(self) -> int:
@@ -72,14 +82,14 @@ class Dataset:
     def is_small_coordinate(self) -> bool:
         """Whether it is an index of xarray's that is small enough to be read at once, and held as metadata is."""
         variable = self.variable
-        is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.is_text
+        is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.object_codec
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def description(self) -> ArrayDescription:
         """Return what zarr's metadata says of it; elements that are arrays add their dimensions."""
         variable, inner = self.variable, self.datatype.shape
-        dtype, codecs = (np.dtype(object), (TEXT,)) if self.is_text else (self.datatype.shown, self.codecs.shown)
-        assert dtype is not None
+        dtype = self.datatype.shown or np.dtype(object)
+        codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)
         shape, chunks = variable.shape + inner, self.chunk + inner
         names, attributes = variable.dimensions, variable.attributes
         return ArrayDescription(variable.path, shape, chunks, dtype, names, attributes, codecs, variable.fill_value)
@@ -95,13 +105,22 @@ class Stored(NamedTuple):
 class DatasetChunks(FilledChunks):
     """The chunks of one dataset, of which many are found together."""
 
-    def __init__(self, file: MetadataFile, superblock: Superblock, dataset: Dataset, grid: ChunkGrid, url: str) -> None:
+    def __init__(
+        self,
+        file: MetadataFile,
+        superblock: Superblock,
+        dataset: Dataset,
+        grid: ChunkGrid,
+        url: str,
+        paths: Mapping[int, str],
+    ) -> None:
         super().__init__(
             f"dataset {dataset.object.path!r}", grid, dataset.stored, fills_itself=dataset.variable.fills_itself
         )
         self.dataset = dataset
         self._url = url
         self._file = file
+        self._paths = paths
         self._pieces, self._index = _layout(file, superblock, dataset)
         self.is_small_coordinate = dataset.is_small_coordinate
 
@@ -113,8 +132,8 @@ class DatasetChunks(FilledChunks):
         """Return the entries of chunks, all of them found in the same rounds."""
         with self._damage_named():
             stored = yield from self.stored(numbers)
-            if self.dataset.is_text:
-                return (yield from self._texts(numbers, stored))
+            if self.dataset.object_codec is not None:
+                return (yield from self._objects(numbers, stored, self.dataset.object_codec))
             found = [self._shown(number, stored.get(number)) for number in numbers]
             return (yield from self._read_now(found)) if self.is_small_coordinate else found
 
@@ -209,10 +228,12 @@ class DatasetChunks(FilledChunks):
             raise ValueError(f"its fill value has {len(fill)} bytes, its elements {size}")
         return (fill or bytes(size)) * self.dataset.count
 
-    # ------------------------------------------------------------------ texts
+    # ------------------------------------------------------------------ texts and sequences
 
-    def _texts(self, numbers: Sequence[int], stored: Mapping[int, Stored]) -> Steps[list[Entry | None]]:
-        """Return chunks of texts as zarr's vlen-utf8 reads them; they lie in the global heap."""
+    def _objects(
+        self, numbers: Sequence[int], stored: Mapping[int, Stored], codec: Mapping[str, Any]
+    ) -> Steps[list[Entry | None]]:
+        """Return chunks of texts or sequences as zarr's codec reads them; they lie in the global heap."""
         shown = {
             number: self._shown(number, stored.get(number)) for number in dict.fromkeys(numbers) if number in stored
         }
@@ -221,14 +242,16 @@ class DatasetChunks(FilledChunks):
         raw: dict[int, bytes] = dict(zip(shown, read, strict=True))
         if not self.fills_itself:
             missing = [number for number in dict.fromkeys(numbers) if number not in shown]
-            raw |= dict.fromkeys(missing, self.fill_elements() if missing else b"")
-        datatype = self.dataset.datatype
+            raw |= dict.fromkeys(missing, self.dataset.codecs.encode(self.fill_elements()) if missing else b"")
+        datatype = self.dataset.datatype.inner
         addresses = [address for data in raw.values() for address, _, _ in heap_ids(datatype, data)]
         heap = yield from read_collections(self._file, addresses)
         made: dict[int, Inline] = {}
         for number, data in raw.items():
-            texts = [text.decode("utf-8", "replace") for text in vlen_strings(datatype, data, heap)]
-            made[number] = Inline(encoded(np.array(texts, object), [TEXT]))
+            elements = objects(datatype, data, heap, self._paths, "replace")
+            held = np.empty(len(elements), object)
+            held[:] = elements if codec is TEXT else [np.array(item, codec["dtype"]) for item in elements]
+            made[number] = Inline(encoded(held, [codec]))
         return [made.get(number) for number in numbers]
 
 

@@ -22,8 +22,8 @@ from refshard_fs.core.zarrmeta import is_divided
 from refshard_fs.formats.hdf5.file import PARSED, Fields, Sizes
 
 Kind = Literal[
-    "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "bool", "enum",
-    "vlen-string", "vlen-sequence", "array", "unknown",
+    "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "region", "bool",
+    "enum", "vlen-string", "vlen-sequence", "array", "member",
 ]  # fmt: skip
 Elements = npt.NDArray[Any]
 
@@ -54,9 +54,11 @@ class Field(msgspec.Struct, frozen=True):
 class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
-    ``dtype`` is how numpy sees an element as it lies in the file, and ``shown`` what zarr's metadata has; both are None
-    where a heap or nothing at all has the values. They are the same unless it ``is_recast``. An array datatype has
-    those of its elements, and their ``shape``, which comes behind that of the dataset.
+    ``dtype`` is how numpy sees an element as it lies in the file, and ``shown`` what zarr's metadata has. They are the
+    same unless it ``is_recast``. ``shown`` is None where elements are objects of Python's (texts, sequences, and
+    references, which are shown as paths), or compounds of which a member is: these are shown a member at a time, each
+    as a datatype of the kind "member", whose elements are those of the compound. An array datatype has the types of
+    its elements, and their ``shape``, which comes behind that of the dataset.
     """
 
     size: int  # bytes that an element takes in the file
@@ -77,6 +79,35 @@ class Datatype(msgspec.Struct, frozen=True):
     def members(self) -> Mapping[str, int]:
         """The values of an enum, by name."""
         return dict(self.names)
+
+    @property
+    def inner(self) -> Datatype:
+        """The datatype of what is shown: a compound's member, or the elements of an array if they are objects."""
+        match self:
+            case Datatype(kind="member", fields=(Field(datatype=datatype),)):
+                return datatype.inner
+            case Datatype(kind="array", shown=None, base=Datatype() as base):
+                return base.inner
+        return self
+
+    @property
+    def is_text(self) -> bool:
+        """Whether elements are shown as texts."""
+        return self.inner.kind in ("vlen-string", *_REFERENCES)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether attributes of it can be shown; more can than datasets."""
+        match self.kind:
+            case "compound" if self.shown is None:
+                return all(field.datatype.has_values for field in self.fields)
+            case "array" | "vlen-sequence" if self.base is not None and self.shown is None:
+                return (
+                    self.base.shown is not None
+                    or self.base.kind == "reference"
+                    or (self.kind == "array" and self.base.has_values)
+                )
+        return self.refusal is None
 
     @property
     def unit(self) -> int:
@@ -121,7 +152,7 @@ class _Parser:
             case 6:
                 return self._compound(size, flags & 0xFFFF, version, depth)
             case 7:
-                return Datatype(size, "reference", refusal="its datatype is a reference to another object")
+                return _reference(size, flags & 15)
             case 8:
                 return self._enum(flags & 0xFFFF, version, depth)
             case 9:
@@ -214,7 +245,8 @@ class _Parser:
             raise ValueError(f"a variable-length datatype of {size} bytes")
         if flags & 15 == 1:
             return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base)
-        refusal = "its datatype is a variable-length sequence"
+        is_plain = base.shown is not None and base.shown.kind in "iufc" and not base.shape
+        refusal = None if is_plain else f"its datatype is a variable-length sequence of the kind {base.kind}"
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
     def _array(self, size: int, version: int, depth: int) -> Datatype:
@@ -245,6 +277,12 @@ class _Parser:
         return name
 
 
+def _reference(size: int, kind: int) -> Datatype:
+    if kind > 1 or size - 4 * kind not in (2, 4, 8):
+        return Datatype(size, "reference", refusal=f"its datatype is a reference of the kind {kind}, not 0 or 1")
+    return Datatype(size, _REFERENCES[kind], np.dtype(f"V{size}"))
+
+
 def _string(size: int, flags: int) -> Datatype:
     if flags & 15 >= len(_PADDINGS):
         raise ValueError(f"a string padded in the unknown way {flags & 15}")
@@ -260,10 +298,9 @@ def _array_of(base: Datatype, dims: tuple[int, ...]) -> Datatype:
     count = math.prod(dims)
     if not 0 < count <= MOST_ELEMENTS or base.size * count > MOST_BYTES:
         raise ValueError(f"an array datatype of the shape {dims}")
-    if base.kind in ("vlen-string", "vlen-sequence"):
-        refusal: str | None = f"its datatype is an array of variable-length {base.kind[5:]}s"
-    else:
-        refusal = base.refusal
+    refusal = base.refusal
+    if base.shown is None and not base.is_text:
+        refusal = refusal or f"its datatype is an array of the kind {base.kind}, whose values lie elsewhere"
     innermost = base.base if base.kind == "array" and base.base is not None else base
     size, shape = base.size * count, (*dims, *base.shape)
     return Datatype(size, "array", base.dtype, base.shown, refusal, shape, innermost, is_recast=base.is_recast)
@@ -284,10 +321,8 @@ def _compound_of(size: int, fields: tuple[Field, ...]) -> Datatype:
             found = _complex_of(real)  # as h5py and NetCDF write them
             if found is not None:
                 return found
-    for field in fields:
-        if field.datatype.dtype is None or field.datatype.shown is None:
-            why = field.datatype.refusal or "its datatype is a variable-length string"
-            return Datatype(size, "compound", fields=fields, refusal=f"in the member {field.name!r}, {why}")
+    if any(field.datatype.shown is None for field in fields):
+        return Datatype(size, "compound", fields=fields)
     dtype = np.dtype(
         {
             "names": [field.name for field in fields],
@@ -307,13 +342,30 @@ def _compound_of(size: int, fields: tuple[Field, ...]) -> Datatype:
 
 def recast(datatype: Datatype, raw: bytes) -> Elements:
     """Return elements as they lie in the file as an array of ``shown``; an array datatype's are the last dimensions."""
-    dtype, shown = datatype.dtype, datatype.shown
-    if dtype is None or shown is None:
-        raise ValueError(datatype.refusal or "its values lie in a heap")
+    if datatype.kind == "member":
+        (field,) = datatype.fields
+        return recast(field.datatype, _member(field, datatype.size, raw))
+    dtype = datatype.dtype
+    if dtype is None:
+        raise ValueError(datatype.refusal or "its members are shown one by one")
     if len(raw) % datatype.size:
         raise ValueError(f"{len(raw)} bytes are no whole number of elements of {datatype.size}")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
     return _recast(datatype, elements) if datatype.is_recast else elements
+
+
+def member_of(found: Datatype, field: Field) -> Datatype:
+    """Return the datatype of one ``field`` of a compound, whose elements are those of the compound."""
+    of = field.datatype
+    refusal = "its datatype is a compound within a compound" if of.kind == "compound" and of.shown is None else None
+    how = (of.dtype, of.shown, of.refusal or refusal, of.shape)
+    return Datatype(found.size, "member", *how, fields=(field,), is_recast=True)
+
+
+def _member(field: Field, size: int, raw: bytes) -> bytes:
+    """Return the bytes of one member of compounds of ``size`` bytes."""
+    rows = np.frombuffer(raw, np.uint8).reshape(-1, size)
+    return rows[:, field.offset : field.offset + field.datatype.size].tobytes()
 
 
 def _recast(datatype: Datatype, elements: Elements) -> Elements:
@@ -340,17 +392,33 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
 # ----------------------------------------------------------------------------------------------------
 # What lies in the global heap.
 
+_REFERENCES: Final[tuple[Kind, Kind]] = ("reference", "region")
+_REGIONS: Final = {6: "H", 8: "I", 12: "Q"}
 _DESCRIPTORS: Final = {size: struct.Struct(f"<I{code}I") for size, code in {10: "H", 12: "I", 16: "Q"}.items()}
 HeapID = tuple[int, int, int]  # the collection's address, the object's index in it, its length in bytes
 Heap = Mapping[tuple[int, int], bytes]
 
 
 def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
-    """Return where in the global heap the values of elements lie, in their order; none for those that are empty."""
-    if datatype.kind not in ("vlen-string", "vlen-sequence"):
-        return []
-    unit = datatype.unit
-    return [(address, index, count * unit) for address, index, count in _descriptors(datatype, raw) if count]
+    """Return where in the global heap the values of elements lie; none for those that are empty."""
+    match datatype.kind:
+        case "vlen-string" | "vlen-sequence":
+            unit = datatype.unit
+            return [(address, index, count * unit) for address, index, count in _descriptors(datatype, raw) if count]
+        case "region":
+            return [(address, index, datatype.size - 4) for address, index in _regions(datatype, raw) if address]
+        case "compound" if datatype.shown is None:
+            size = datatype.size
+            members = [(field.datatype, _member(field, size, raw)) for field in datatype.fields]
+            return [found for of, data in members for found in heap_ids(of, data)]
+        case "array" if datatype.base is not None and datatype.shown is None:
+            return heap_ids(datatype.base, raw)
+    return []
+
+
+def _regions(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int]]:
+    """Yield collection and index of each region, which says there what it is of; those of nothing are zero."""
+    yield from struct.Struct(f"<{_REGIONS[datatype.size]}I").iter_unpack(raw)
 
 
 def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[HeapID]:
@@ -382,9 +450,39 @@ def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     return found
 
 
-def vlen_strings(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
-    """Return the variable-length strings that elements refer to."""
-    return [text.split(b"\0")[0] for text in sequences(datatype, raw, heap)]
+def objects(
+    datatype: Datatype, raw: bytes, heap: Heap, paths: Mapping[int, str], errors: str = "surrogateescape"
+) -> list[Any]:
+    """Return elements as values of Python's; references are the ``paths`` of objects, or "" where there is none."""
+    found: list[Any]
+    base, size = datatype.base, datatype.size
+    match datatype.kind:
+        case "vlen-string":
+            return [text.split(b"\0")[0].decode("utf-8", errors) for text in sequences(datatype, raw, heap)]
+        case "reference" | "region":
+            if datatype.kind == "reference":
+                addresses = [raw[at : at + size] for at in range(0, len(raw), size)]
+            else:
+                addresses = [heap[key][: size - 4] if key[0] else b"" for key in _regions(datatype, raw)]
+            found = [paths.get(int.from_bytes(address, "little"), "") for address in addresses]
+            if sum(map(len, found)) > MOST_TEXT:
+                raise ValueError(f"the paths of its references have more than {MOST_TEXT} characters together")
+            return found
+        case "vlen-sequence" if base is not None:
+            return [objects(base, part, heap, paths, errors) for part in sequences(datatype, raw, heap)]
+        case "compound" if datatype.shown is None:
+            members = [(field.datatype, _member(field, size, raw)) for field in datatype.fields]
+            return list(map(list, zip(*[objects(of, data, heap, paths, errors) for of, data in members], strict=True)))
+        case "array" if base is not None and datatype.shown is None:
+            return _nested(objects(base, raw, heap, paths, errors), datatype.shape)
+    return list(recast(datatype, raw))
+
+
+def _nested(items: list[Any], inner: tuple[int, ...]) -> list[Any]:
+    """Return lists of ``items``, each of the shape ``inner``."""
+    for extent in reversed(inner):
+        items = [items[at : at + extent] for at in range(0, len(items), extent)]
+    return items
 
 
 def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
@@ -403,8 +501,8 @@ def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
 # Values of attributes.
 
 
-def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap) -> Any:
-    """Return an attribute's value: an array, a str, or lists of str.
+def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap, paths: Mapping[int, str]) -> Any:
+    """Return an attribute's value: an array, a str, or lists of str and of other values.
 
     Fixed strings of more than one byte are text, as in h5netcdf, and single ones are bytes: those are characters. An
     attribute without a dataspace (``shape`` None) is an empty array.
@@ -416,17 +514,12 @@ def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: 
     if len(raw) < size:
         raise ValueError(f"it has {len(raw)} bytes where its elements take {size}")
     raw = raw[:size]
-    if datatype.kind == "vlen-sequence" and datatype.base is not None:
-        return [recast(datatype.base, part) for part in sequences(datatype, raw, heap)]
-    if datatype.kind == "vlen-string":
-        found = vlen_strings(datatype, raw, heap)
+    if datatype.shown is None:
+        found = objects(datatype, raw, heap, paths)
+        found = _nested(found, shape[1:]) if all(shape) else found
     else:
         elements = recast(datatype, raw).reshape(shape + datatype.shape)
         if datatype.kind != "string" or datatype.size == 1:
             return elements
-        found = elements.ravel().tolist()
-    texts: list[Any] = [text.decode("utf-8", "surrogateescape") for text in found]
-    is_nested = datatype.kind == "vlen-string" and all(shape)  # h5netcdf makes one list of fixed strings
-    for extent in reversed(shape[1:] if is_nested else ()):
-        texts = [texts[at : at + extent] for at in range(0, len(texts), extent)]
-    return texts[0] if not shape else texts
+        found = [text.decode("utf-8", "surrogateescape") for text in elements.ravel().tolist()]  # in one list
+    return found if shape else found[0]

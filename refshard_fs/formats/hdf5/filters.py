@@ -30,15 +30,15 @@ MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: some fil
 MOST_FILTERS: Final = 32  # in one pipeline, as many as a chunk's mask has bits
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALEOFFSET = 1, 2, 3, 4, 5, 6
-BZIP2, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD = 307, 32000, 32001, 32004, 32008, 32015
+BZIP2, LZF, BLOSC, LZ4, BITSHUFFLE, ZFP, ZSTD, BLOSC2 = 307, 32000, 32001, 32004, 32008, 32013, 32015, 32026
 
 # Registered filters, by the names that people know them by.
 NAMES: Final = {
     DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", NBIT: "nbit",
     SCALEOFFSET: "scale-offset", BZIP2: "bzip2", LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle",
-    ZSTD: "zstd", 305: "lzo", 32002: "mafisc", 32003: "snappy", 32006: "spdp", 32012: "jpeg-xr", 32013: "zfp",
+    ZSTD: "zstd", 305: "lzo", 32002: "mafisc", 32003: "snappy", 32006: "spdp", 32012: "jpeg-xr", ZFP: "zfp",
     32014: "fpzip", 32016: "b3d", 32017: "sz", 32018: "fcidecomp", 32019: "jpeg", 32022: "bitround", 32023: "bitgroom",
-    32024: "sz3", 32026: "blosc2", 32028: "sperr", 32030: "ffmpeg",
+    32024: "sz3", BLOSC2: "blosc2", 32028: "sperr", 32030: "ffmpeg",
 }  # fmt: skip
 
 _BLOSC_CODECS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
@@ -47,6 +47,7 @@ _HEADERS: Final = 4096  # bytes that filters may add to a chunk, apart from maki
 _LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
 # What decoders raise of damaged bytes, apart from ValueError.
 _FAILURES: Final = (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError)
+_ZFP_RATES, _ZFP_EXPERT = 2048, 0xFFF  # modes below say the bits of a block; the expert's has them in the header
 _PIECES: Final = 1 << 16  # of one element, that nbit packs separately
 _BITS_AT_ONCE: Final = 1 << 20  # that are unpacked together, each to a byte: all would take 8 to 64 times the chunk
 
@@ -124,7 +125,7 @@ class Unpacked(msgspec.Struct, frozen=True):
     def made(self) -> int | None:
         """Bytes of what is made; None where that is only known afterwards."""
         datatype = self.codecs.datatype
-        size = datatype.shown.itemsize if datatype.shown is not None else datatype.size
+        size = datatype.inner.size if datatype.shown is None else datatype.shown.itemsize
         return None if self.codecs.spelled else self.codecs.count * size * math.prod(datatype.shape)
 
     def make(self, raw: bytes) -> bytes:
@@ -163,13 +164,13 @@ def _check(used: Filter) -> None:
     what = f"its chunks are encoded with the filter {used.name!r} (number {used.id})"
     if used.id not in _UNDO:
         raise ManifestError(f"{what}, which cannot be decoded here")
-    if used.id in (LZF, SZIP) and importlib.util.find_spec("imagecodecs") is None:
+    if used.id in (LZF, SZIP, ZFP, BLOSC2) and importlib.util.find_spec("imagecodecs") is None:
         raise ManifestError(f"{what}: {_EXTRA}")
     if used.id == BLOSC and used.values[6:7] == (3,):
         raise ManifestError(f"{what} and snappy, which zarr's blosc codec has no decoder for")
     if used.id == BITSHUFFLE and _nth(used.values, 4) not in _BITSHUFFLED:
         raise ManifestError(f"{what} and the compressor {_nth(used.values, 4)}, which is not known")
-    least = {SZIP: 4, NBIT: 4, SCALEOFFSET: 8, BITSHUFFLE: 3}.get(used.id, 0)
+    least = {SZIP: 4, NBIT: 4, SCALEOFFSET: 8, BITSHUFFLE: 3, ZFP: 4}.get(used.id, 0)
     if len(used.values) < least:
         raise ManifestError(f"{what}, which has {len(used.values)} parameters where it needs {least}")
 
@@ -244,6 +245,52 @@ def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     if size > _most(length):
         raise ValueError(f"a blosc frame of {size} bytes")
     return bytes(blosc.decompress(data))
+
+
+def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    """Return what a frame of blosc2 holds: one of n dimensions as imagecodecs reads it, else its chunks in a row."""
+    head, size, stored = struct.unpack_from(">11xI15xQxQ", data)
+    header, shape = data[:head], values[8 : 8 + _nth(values, 7)]
+    if not data.startswith(b"\x9e\xa8b2frame\0") or head > len(data) or not 0 <= size <= MOST_DECODED:
+        raise ValueError(f"a frame of blosc2 of {size} bytes, with a header of {head}")
+    if b"\xa4b2nd" in header:  # its header says the shape: here is what the dataset has
+        at = header.find(b"\xa4b2nd\xd2") + 6
+        (place,) = struct.unpack_from(">I", header, at)
+        due = bytes([0x90 | len(shape)]) + b"".join([b"\xd3" + extent.to_bytes(8, "big") for extent in shape])
+        if header.count(b"\xa4b2nd") != 1 or header[place + 8 : place + 8 + len(due)] != due:
+            raise ValueError(f"a frame of blosc2 of another shape than {shape}")
+        return bytes(by_imagecodecs("b2nd_decode", data, "hdf5").tobytes())
+    if size > _most(length):
+        raise ValueError(f"a frame of blosc2 of {size} bytes")
+    made: list[bytes] = [] if stored else [bytes(size)]  # zeros are not stored
+    at, left = head, size if stored else 0
+    while left > 0:
+        count, _, chunk = struct.unpack_from("<4xIII", data, at)
+        if not 0 < count <= left or not 32 <= chunk <= len(data) - at:
+            raise ValueError(f"a chunk of blosc2 of {chunk} bytes, which makes {count} of {left}")
+        made.append(by_imagecodecs("blosc2_decode", data[at : at + chunk], "hdf5"))
+        at, left = at + chunk, left - count
+    return b"".join(made)
+
+
+def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    """Return what zfp made ``data`` of; the parameters behind the first one are its header."""
+    head = int.from_bytes(struct.pack(f"<{len(values) - 1}I", *values[1:]), "little")
+    kind, ndim, mode = head >> 32 & 3, (head >> 34 & 3) + 1, head >> 84 & 0xFFF
+    itemsize, width = (4, 8, 4, 8)[kind], 48 // ndim
+    shape = [(head >> 36 + width * axis & (1 << width) - 1) + 1 for axis in range(ndim)]
+    if head & 0xFFFFFF != int.from_bytes(b"zfp", "little") or math.prod(shape) * itemsize != length:
+        raise ValueError(f"a header of zfp of another array: its shape is {shape}, its items have {itemsize} bytes")
+    # zfp reads as many bits as it likes, up to twice those of the values, also beyond the end: there are zeros.
+    most = 2 * 4**ndim * itemsize * 8 + 64
+    least = mode + 1 if mode < _ZFP_RATES else (head >> 96 & 0x7FFF) + 1 if mode == _ZFP_EXPERT else 0
+    if least > most:
+        raise ValueError(f"blocks of zfp have {least} bits, more than the {most} that their values need")
+    bits = 148 if mode == _ZFP_EXPERT else 96
+    stream = int.from_bytes(data, "little") << bits | head & (1 << bits) - 1
+    room = math.prod(-(-extent // 4) for extent in shape) * most // 8 + 64
+    padded = stream.to_bytes(len(data) + 32, "little").ljust(room, b"\0")
+    return bytes(by_imagecodecs("zfp_decode", padded, "hdf5").tobytes())
 
 
 def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -457,5 +504,7 @@ _UNDO: Final[dict[int, Undo]] = {
     BLOSC: _blosc,
     LZ4: _lz4,
     BITSHUFFLE: _bitshuffle,
+    ZFP: _zfp,
     ZSTD: _streamed(lambda: zstd().ZstdDecompressor()),
+    BLOSC2: _blosc2,
 }

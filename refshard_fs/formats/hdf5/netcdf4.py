@@ -18,7 +18,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, recast, references, values
+from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, member_of, recast, references, values
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
 # Attributes that say how the file is built, as h5netcdf hides them.
@@ -65,9 +65,34 @@ class Description(NamedTuple):
     attribute_dtypes: Mapping[str, Mapping[str, str]]
 
 
-def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description:
-    """Return how ``objects`` (by path, the root's empty) are shown by metadata of ``zarr_format``."""
-    _check_text(objects)
+def divided(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
+    """Return ``objects`` with each dataset of compounds that zarr cannot hold as a group: an array for each member."""
+    shown = dict(objects)
+    for path, found in objects.items():
+        datatype = found.datatype
+        if datatype is None or datatype.kind != "compound" or datatype.shown is not None or found.is_type:
+            continue
+        shown[path] = HDF5Object(path, found.address, True, found.attributes, unread=found.unread)
+        dimensions = {name: value for name, value in found.attributes.items() if name == "DIMENSION_LIST"}
+        for field in datatype.fields:
+            member = member_of(datatype, field)
+            shown[join(path, field.name)] = msgspec.structs.replace(
+                found,
+                path=join(path, field.name),
+                address=-1,
+                attributes=dimensions,
+                datatype=member,
+                refusal=found.refusal or member.refusal,
+            )
+    return shown
+
+
+def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping[int, str]) -> Description:
+    """Return how ``objects`` (by path, the root's empty) are shown by metadata of ``zarr_format``.
+
+    ``paths`` are those of objects by their addresses, as references are shown.
+    """
+    _check_text(objects, max(map(len, paths.values()), default=0))
     objects = {path: _decided(found) for path, found in objects.items()}
     dimensions = _Dimensions(objects)
     is_netcdf = any("_NCProperties" in found.attributes or _is_scale(found) for found in objects.values())
@@ -80,7 +105,7 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             what = f"attribute {name!r}" if name else "attributes"
             reports[f"{what} of {path or '/'!r}"] = f"damaged, or not known: {reason}"
         if found.is_group:
-            groups[path] = _attributes(found, is_netcdf)
+            groups[path] = _attributes(found, is_netcdf, paths)
             dtypes[path] = _dtypes(found, groups[path])
         elif found.is_type:
             continue
@@ -96,7 +121,8 @@ def describe(objects: Mapping[str, HDF5Object], zarr_format: int) -> Description
             plain = join(group, name.replace(_NO_COORDINATE, ""))
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
             try:
-                fill_value, attributes, fills = _filled(found, found.datatype, zarr_format, is_netcdf)
+                shown_attributes = _attributes(found, is_netcdf, paths)
+                fill_value, attributes, fills = _filled(found, found.datatype, zarr_format, shown_attributes)
             except ValueError as e:
                 reports[path] = str(e)
                 continue
@@ -248,23 +274,34 @@ def _is_scale(found: HDF5Object) -> bool:
 # Attributes and fill values.
 
 
-def _check_text(objects: Mapping[str, HDF5Object]) -> None:
-    """Raise ManifestError where attributes make far more of the file's heap than it holds: many may share one text."""
-    total = sum(attribute.referred for found in objects.values() for attribute in found.attributes.values())
+def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
+    """Raise ManifestError where attributes make far more of the file than it holds: many may share one text.
+
+    Each address in them may stand for a path of up to ``longest`` characters.
+    """
+    attributes = [attribute for found in objects.values() for attribute in found.attributes.values()]
+    total = sum(attribute.referred for attribute in attributes)
+    total += sum(
+        (len(attribute.raw) + attribute.referred) // 8 * longest
+        for attribute in attributes
+        if attribute.datatype.shown is None
+        and attribute.datatype.kind != "vlen-string"
+        and attribute.name not in HIDDEN
+    )
     if total > MOST_TEXT:
         raise ManifestError(f"its attributes have {total} bytes of text and references; {MOST_TEXT} are allowed")
 
 
-def _attributes(found: HDF5Object, is_netcdf: bool) -> dict[str, Any]:
-    """Return the attributes of an object as JSON has them; those that hold references are left out.
+def _attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) -> dict[str, Any]:
+    """Return the attributes of an object as JSON has them; references are ``paths``.
 
     To NetCDF, an array of one element is that element: so are, in other files, attributes by which xarray decodes.
     """
     shown: dict[str, Any] = {}
     for name, attribute in found.attributes.items():
-        if name not in HIDDEN and _has_value(attribute.datatype):
-            is_single = is_netcdf or name in DECIDING
-            shown[name] = _plain(_value(attribute) if is_single else _stored(attribute))
+        if name not in HIDDEN and attribute.datatype.has_values:
+            value = _stored(attribute, paths)
+            shown[name] = _plain(_single(value) if is_netcdf or name in DECIDING else value)
     datatype = found.datatype
     if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
         shown["flag_values"] = list(datatype.members.values())
@@ -272,20 +309,12 @@ def _attributes(found: HDF5Object, is_netcdf: bool) -> dict[str, Any]:
     return shown
 
 
-def _has_value(datatype: Datatype) -> bool:
-    """Whether attributes of a datatype can be shown; more can than datasets."""
-    if datatype.kind == "vlen-sequence":
-        return datatype.base is not None and datatype.base.shown is not None
-    return datatype.refusal is None
+def _stored(attribute: Attribute, paths: Mapping[int, str]) -> Any:
+    return values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap, paths)
 
 
-def _stored(attribute: Attribute) -> Any:
-    return values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap)
-
-
-def _value(attribute: Attribute) -> Any:
+def _single(value: Any) -> Any:
     """Return an attribute's value as h5netcdf does: a single one is no list."""
-    value = _stored(attribute)
     if (isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim)) and len(value) == 1:
         return value[0]
     return value
@@ -311,7 +340,7 @@ def _text(found: HDF5Object, name: str) -> str:
     attribute = found.attributes.get(name)
     if attribute is None or attribute.datatype.kind not in ("string", "vlen-string"):
         return ""
-    value = _value(attribute)
+    value = _single(_stored(attribute, {}))
     return value if isinstance(value, str) else ""
 
 
@@ -319,7 +348,7 @@ def _integers(found: HDF5Object, name: str) -> list[int]:
     attribute = found.attributes.get(name)
     if attribute is None or attribute.datatype.kind != "integer":
         return []
-    return [int(item) for item in np.ravel(_value(attribute))]
+    return [int(item) for item in np.ravel(_stored(attribute, {}))]
 
 
 def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
@@ -333,14 +362,13 @@ def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _filled(
-    found: HDF5Object, datatype: Datatype, zarr_format: int, is_netcdf: bool
+    found: HDF5Object, datatype: Datatype, zarr_format: int, attributes: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], bool]:
     """Return the fill value of a variable's metadata, its attributes, and whether that value is HDF5's own.
 
     xarray masks the fill value of version 2, which is therefore that of the attribute ``_FillValue`` or none. Of
     version 3 it masks that attribute, so the fill value can be HDF5's.
     """
-    attributes = _attributes(found, is_netcdf)
     masked, unwritten = _masked(found), _unwritten(found, datatype)
     if masked is not None:
         attributes.pop(FILL, None)
@@ -384,7 +412,7 @@ def _unwritten(found: HDF5Object, datatype: Datatype) -> bytes | None:
 
     None where there is no such element: those of an array datatype may differ.
     """
-    if datatype.kind == "vlen-string":
+    if datatype.inner.shown is None:
         return None if found.fill is not None and any(found.fill) else b""
     raw = found.fill or bytes(datatype.size)
     elements = recast(datatype, raw).tobytes()
@@ -393,7 +421,7 @@ def _unwritten(found: HDF5Object, datatype: Datatype) -> bytes | None:
 
 
 def _spelled(fill: bytes, datatype: Datatype) -> Any:
-    if datatype.kind == "vlen-string":
+    if datatype.is_text:
         return fill.decode("utf-8", "surrogateescape")
     if datatype.shown is None:
         return None

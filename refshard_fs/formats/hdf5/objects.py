@@ -25,6 +25,7 @@ from refshard_fs.formats.hdf5.structure import (
     SMALL,
     Attribute,
     Contiguous,
+    Dataspace,
     HDF5Object,
     Message,
     Superblock,
@@ -368,9 +369,11 @@ class _Reader:
         refusal: str | None = datatype.refusal
         if structure.EXTERNAL_FILES in messages:
             refusal = "its values lie in external files, which are never opened"
-        elif layout is None:
+        elif layout is None and space.shape is not None:
             refusal = "it has no data layout"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
+        if space.shape is None:  # it has no elements: it is shown for its attributes
+            space, layout = Dataspace((0,), (0,)), Contiguous(None, 0)
         how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, found.unread
         return HDF5Object(found.path, found.address, False, found.attributes, *how)
 

@@ -14,7 +14,7 @@ from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.file import MetadataFile
-from refshard_fs.formats.hdf5.netcdf4 import describe
+from refshard_fs.formats.hdf5.netcdf4 import describe, divided
 from refshard_fs.formats.hdf5.objects import read_tree
 from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, parse_superblock
 from refshard_fs.formats.hdf5.virtual import MOST_FILES, OWN, VirtualChunks, check_beside, files_named, mapped
@@ -107,7 +107,9 @@ def _shown(
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
     """Return the ``objects`` as the keys of a zarr hierarchy, with a report of each that cannot be one."""
-    variables, groups, unshown, unlimited, dtypes = describe(objects, zarr_format)
+    objects = divided(objects)
+    paths = {found.address: f"/{path}" for path, found in objects.items()}
+    variables, groups, unshown, unlimited, dtypes = describe(objects, zarr_format, paths)
     reports |= unshown
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, DatasetChunks] = {}
@@ -129,7 +131,7 @@ def _shown(
             array = dataset.description()
             list(array.metadata(zarr_format))  # raises where this version of zarr has no such array
             how = file, superblock, dataset, array.grid(zarr_format), url
-            chunks[variable.path] = VirtualChunks(*how, parts) if parts else DatasetChunks(*how)
+            chunks[variable.path] = VirtualChunks(*how, parts) if parts else DatasetChunks(*how, paths)
             arrays[variable.path] = array
         except ValueError as e:
             reports[path] = str(e)

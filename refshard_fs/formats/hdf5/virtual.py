@@ -164,7 +164,7 @@ class VirtualChunks(DatasetChunks):
     def __init__(
         self, file: MetadataFile, superblock: Superblock, dataset: Dataset, grid: ChunkGrid, url: str, parts: list[Part]
     ) -> None:
-        super().__init__(file, superblock, dataset, grid, url)
+        super().__init__(file, superblock, dataset, grid, url, {})
         self._parts = parts
         self.is_small_coordinate = False  # which would be looked for in this file
 
@@ -222,7 +222,7 @@ def _check_kind(found: HDF5Object, dataset: Dataset, where: str) -> None:
     """Raise ManifestError where the elements of a source are not, byte by byte, those of the virtual dataset."""
     if dataset.datatype != found.datatype:
         raise ManifestError(f"it is a virtual dataset whose datatype is not that of {where}")
-    if dataset.is_text or isinstance(dataset.layout, Virtual):
+    if dataset.object_codec or isinstance(dataset.layout, Virtual):
         raise ManifestError(f"it is a virtual dataset, and {where} has texts in a heap, or is one as well")
     if dataset.filters and not getattr(dataset.layout, "whole_edges", True):
         raise ManifestError(f"it is a virtual dataset, and some chunks of {where} are not filtered")

@@ -18,6 +18,13 @@ from refshard_fs.formats.hdf5.filters import Codecs, Filter, parse_pipeline
 from tests.support.hdf5_messages import DATATYPE, PIPELINE, in_memory, messages
 from tests.support.memory import taking
 
+ZFP: dict[str, dict[str, Any]] = {
+    "rate": {"rate": 9},
+    "precision": {"precision": 14},
+    "accuracy": {"accuracy": 0.01},
+    "reversible": {"reversible": True},
+    "expert": {"minbits": 1, "maxbits": 900, "maxprec": 30, "minexp": -9},
+}
 PLUGINS: dict[str, dict[str, Any]] = {
     "deflate": {"compression": "gzip", "compression_opts": 3},
     "shuffle": {"shuffle": True},
@@ -29,6 +36,8 @@ PLUGINS: dict[str, dict[str, Any]] = {
     "szip nn": {"compression": "szip", "compression_opts": ("nn", 16)},
     "szip ec": {"compression": "szip", "compression_opts": ("ec", 8), "fletcher32": True},
     "zstd": dict(hdf5plugin.Zstd(5)),
+    "blosc2": dict(hdf5plugin.Blosc2()),
+    "blosc2, lz4": dict(hdf5plugin.Blosc2("lz4", 3, hdf5plugin.Blosc2.BITSHUFFLE)),
     "shuffle, zstd": {**hdf5plugin.Zstd(), "shuffle": True},
     "bzip2": dict(hdf5plugin.BZip2()),
     "lz4": dict(hdf5plugin.LZ4()),
@@ -92,7 +101,20 @@ def test_chunks_are_decoded_to_what_h5py_reads(name: str, libver: str) -> None:
                 assert shown(dataset).tobytes() == values.tobytes(), (dtype, shape)
 
 
-@pytest.mark.parametrize("name", ["deflate", "lzf", "blosc lz4 1", "bitshuffle, lz4", "lz4", "zstd"])
+@pytest.mark.parametrize("mode", ZFP)
+@pytest.mark.parametrize("dtype", ["<i4", "<i8", "<f4", "<f8"])
+def test_zfp_has_the_values_of_h5py(mode: str, dtype: str) -> None:
+    with in_memory() as file:
+        for shape, chunks in SHAPES:
+            options = hdf5plugin.Zfp(**ZFP[mode])
+            dataset = file.create_dataset(str(shape), data=sample(dtype, shape), chunks=chunks, **options)
+            assert shown(dataset).tobytes() == dataset[...].tobytes(), shape
+        datatype, pipeline = described(dataset)
+        with pytest.raises(ValueError, match="another array"):
+            filters.Unpacked(Codecs(pipeline, datatype, 61, None)).make(b"\xff" * 9)
+
+
+@pytest.mark.parametrize("name", ["deflate", "lzf", "blosc2", "blosc lz4 1", "bitshuffle, lz4", "lz4", "zstd"])
 def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
     with in_memory() as file:
         noise = np.random.default_rng(1).integers(0, 1 << 63, 3000).astype("<u8")
@@ -241,7 +263,7 @@ def test_codecs_are_zarrs_where_zarr_reads_the_same() -> None:
 
 def test_what_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
-    for number, name in [(32013, "zfp"), (32026, "blosc2"), (40000, "mine")]:
+    for number, name in [(32017, "sz"), (32024, "sz3"), (40000, "mine")]:
         used = Filter(number, filters.NAMES.get(number, "mine"), ())
         with pytest.raises(ManifestError, match=name):
             filters.codecs_of([used], datatype, (5,))
@@ -257,9 +279,9 @@ def test_chunks_of_any_size_are_not_made_of_a_few_bytes() -> None:
         filters.codecs_of([scaled], datatype, (1 << 30,))
 
 
-@pytest.mark.parametrize("name", [*PLUGINS, "scale-offset"])
+@pytest.mark.parametrize("name", [*PLUGINS, *ZFP, "scale-offset"])
 def test_damaged_chunks_are_errors_or_other_values(name: str) -> None:
-    options = PLUGINS.get(name, {"scaleoffset": 2})
+    options: Any = hdf5plugin.Zfp(**ZFP[name]) if name in ZFP else PLUGINS.get(name, {"scaleoffset": 2})
     rng = np.random.default_rng(4)
     with in_memory() as file:
         dataset = file.create_dataset("a", data=sample("<i4", (200,)), chunks=(100,), **options)

@@ -1,0 +1,138 @@
+"""Datasets whose values are objects of Python's: references, sequences, compounds of such; and those of no values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.zarrmeta import zarr_major
+from refshard_fs.errors import RefShardError
+from tests.support.hdf5_comparison import opened
+
+IS_ZARR_2 = zarr_major() == 2
+LOW = ["earliest", "v110"]
+TEXT, REFERENCE, REGION = h5py.string_dtype(), h5py.ref_dtype, h5py.regionref_dtype
+MEMBERS = {"n": np.dtype(">i2"), "t": TEXT, "o": REFERENCE, "r": REGION, "s": np.dtype("S3"), "f": np.dtype(("<f4", 2))}
+
+
+def path_of(file: h5py.File, reference: Any) -> str:
+    return file[reference].name if reference else ""
+
+
+def value(random: np.random.Generator, file: h5py.File, kind: str) -> Any:
+    """Return a value of a member of ``kind``, that of a reference to nothing now and then."""
+    target = file[f"g{random.integers(3)}/x"]
+    match kind:
+        case "o":
+            return target.ref if random.random() < 0.8 else h5py.Reference()
+        case "r":
+            return target.regionref[:2] if random.random() < 0.8 else h5py.RegionReference()
+        case "t":
+            return "é" * int(random.integers(4))
+        case "s":
+            return b"ab"
+        case "f":
+            return [1.5, 2.5]
+    return int(random.integers(99))
+
+
+def write_random(path: Path, random: np.random.Generator, low: str) -> None:
+    """Write datasets of references, texts and compounds, cut and filtered at random, parts of them unwritten."""
+    with h5py.File(path, "w", libver=(low, "latest"), userblock_size=512 * int(random.integers(2))) as file:
+        for number in range(3):
+            file[f"g{number}/x"] = np.arange(5)
+        for number in range(4):
+            kinds = list(random.permutation(list(MEMBERS)))[: random.integers(1, 5)]
+            kinds = kinds if set(kinds) & {"t", "o", "r"} else ["o", *kinds]
+            single = kinds[0] if kinds[0] in ("t", "o", "r") else ""
+            dtype = MEMBERS[single] if single else np.dtype([(kind, MEMBERS[kind]) for kind in kinds])
+            size = int(random.integers(1, 12))
+            filters = {"compression": "gzip", "shuffle": True} if random.random() < 0.5 else {}
+            how: Any = {"chunks": (int(random.integers(1, size + 1)),), "maxshape": (None,), **filters}
+            made = file.create_dataset(f"d{number}", (size,), dtype, **(how if random.random() < 0.7 else {}))
+            for row in np.flatnonzero(random.random(size) < 0.7):
+                values = tuple(value(random, file, kind) for kind in kinds)
+                made[row] = values[0] if single else np.array([values], dtype)[0]
+            made.attrs["number"] = number
+
+
+def shown_as(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
+    if h5py.check_ref_dtype(dtype) is not None:
+        return [path_of(file, reference) for reference in column]
+    return [text.decode() for text in column] if dtype == TEXT else column.tolist()
+
+
+@pytest.mark.parametrize("low", LOW)
+@pytest.mark.parametrize("seed", range(20))
+def test_objects_are_what_h5py_reads(seed: int, low: str, tmp_path: Path) -> None:
+    write_random(tmp_path / "a.h5", np.random.default_rng(seed), low)
+    fs, shown = opened(tmp_path / "a.h5")
+    assert not fs.left_whole
+    with h5py.File(tmp_path / "a.h5") as file:
+        for number in range(4):
+            dataset = file[f"d{number}"]
+            assert json.loads(fs.cat(f"d{number}/.zattrs"))["number"] == number
+            names = dataset.dtype.names
+            columns = {name: (dataset[...][name], dataset.dtype[name]) for name in names or ()}
+            for name, (column, dtype) in (columns or {"": (dataset[...], dataset.dtype)}).items():
+                base = dtype.subdtype[0] if dtype.subdtype else dtype
+                found = shown[f"d{number}/{name}".rstrip("/")][...]
+                assert found.tolist() == shown_as(file, column, base), (number, name)
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_attributes_of_references_are_paths(low: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", libver=(low, "latest")) as file:
+        there = file.create_dataset("g/x", data=np.arange(5))
+        file.attrs.create("one", there.ref, dtype=REFERENCE)
+        file.attrs.create("two", [there.ref, h5py.Reference()], shape=(2,), dtype=REFERENCE)
+        file.attrs.create("region", there.regionref[1:2], dtype=REGION)
+        lists = np.empty(2, object)
+        lists[:] = [np.array([there.ref, file["g"].ref], REFERENCE), np.array([], REFERENCE)]
+        file.attrs.create("lists", lists, dtype=h5py.vlen_dtype(REFERENCE))
+        row = np.zeros(1, [("n", "<i4"), ("t", TEXT), ("o", REFERENCE)])
+        row[0] = (7, "é", file["g"].ref)
+        file.attrs["row"] = row
+    attributes = json.loads(RefShardFileSystem(str(tmp_path / "a.h5")).cat(".zattrs"))
+    expected = {"one": "/g/x", "two": ["/g/x", ""], "region": "/g/x", "row": [[7, "é", "/g"]]}
+    assert attributes == expected | {"lists": [["/g/x", "/g"], []]}
+
+
+def test_sequences_are_ragged_arrays_where_zarr_has_them(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("ragged", (5,), h5py.vlen_dtype(">i4"), chunks=(2,))
+        made[0], made[3] = [1, 2], [3]
+        file["x"] = np.arange(3)
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"))
+    group = zarr.open_group(fs.get_mapper(""), mode="r")
+    assert list(group["x"][:]) == [0, 1, 2]
+    if IS_ZARR_2:
+        assert [row.tolist() for row in group["ragged"][:]] == [[1, 2], [], [], [3], []]
+    else:
+        assert "zarr 3 has none" in fs.left_whole["ragged"]
+
+
+def test_datasets_without_a_dataspace_keep_attributes(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, dtype in {"number": np.dtype("<f4"), "text": TEXT}.items():
+            file[name] = h5py.Empty(dtype)
+            file[name].attrs["encoding-type"] = "null"
+    fs, shown = opened(tmp_path / "a.h5")
+    assert {name: array[...].shape for name, array in shown.items()} == {"number": (0,), "text": (0,)}
+    assert json.loads(fs.cat("text/.zattrs"))["encoding-type"] == "null"
+
+
+def test_many_references_to_a_long_path_are_too_much(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        long = "/".join(["n" * 250] * 12)
+        there = file.create_group(long)
+        file.create_dataset("d", (100_000,), REFERENCE, data=np.array([there.ref] * 100_000, REFERENCE))
+    with pytest.raises(RefShardError, match="paths of its references"):
+        RefShardFileSystem(str(tmp_path / "a.h5")).cat("d/0")
