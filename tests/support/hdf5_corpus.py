@@ -190,7 +190,8 @@ def refused(path: Path) -> None:
 
 
 REFUSED = {
-    "sequences": "variable-length sequence", "external": "external", "elsewhere": "external", "sz3": "sz3", "long": "80 bits",
+    "sequences": "variable-length sequence", "external": "external", "elsewhere": "external", "sz3": "sz3",
+    "long": "80 bits",
 }  # fmt: skip
 
 

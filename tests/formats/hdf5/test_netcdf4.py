@@ -16,7 +16,6 @@ from tests.support import netcdf_files
 from tests.support.hdf5_comparison import check_file, check_xarray
 from tests.support.hdf5_corpus import written
 
-
 # Groups with links to nothing, and elements that are arrays, are more than h5netcdf reads.
 XARRAY = [
     name
