@@ -1,6 +1,6 @@
 """A virtual dataset of VirtualiZarr, an `xarray.Dataset` or `DataTree` of `ManifestArray`s, as a set of references.
 
-Variables that were loaded are written by xarray, and held in the set. Columns are taken over as they are.
+Variables that were loaded are encoded by xarray, and held in the set. Columns are taken over as they are.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keys import join
+from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.reference_set import ReferenceSet
 
@@ -32,28 +34,24 @@ def references_of(dataset: Any) -> ReferenceSet:
     tables: dict[str, ChunkTable] = {}
     members: dict[str, bytes] = {}
     for path, node in _nodes(dataset):
-        virtual = {str(name): each for name, each in node.variables.items() if hasattr(each.data, "manifest")}
-        loaded = node[[name for name in node.variables if str(name) not in virtual]].reset_coords()
-        members |= {join(path, key): data for key, data in _written(loaded.assign_attrs(_attributes(node))).items()}
-        for name in map(str, loaded.variables):
-            where = join(path, name)
-            tables[where] = ChunkTable.from_parts(_grid(zarrmeta.loads(members[join(where, "zarr.json")]), where), [])
-        for name, variable in virtual.items():
-            where = join(path, name)
-            document = _document(variable)
+        members[join(path, "zarr.json")] = zarrmeta.dumps(group_3(_attributes(node)))
+        for name, variable in node.variables.items():
+            where = join(path, str(name))
+            manifest = getattr(variable.data, "manifest", None)
+            inline: Mapping[tuple[int, ...], bytes] = getattr(manifest, "_inlined", {})
+            if manifest is None:
+                document, inline = _in_memory(variable, str(name), where)
+            else:
+                document = _document(variable)
+            meta = zarrmeta.array_meta(document, repr(where))
+            if meta is None or meta.grid is None:
+                raise ManifestError(f"{where!r}: its chunks form no regular grid")
             members[join(where, "zarr.json")] = zarrmeta.dumps(document)
-            grid, inline = _grid(document, where), getattr(variable.data.manifest, "_inlined", {})
             for coordinates, data in inline.items():
-                members[join(where, grid.encoding.encode(coordinates))] = data
-            tables[where] = ChunkTable.from_parts(grid, [_part(variable.data.manifest, inline, urls)])
+                members[join(where, meta.grid.encoding.encode(coordinates))] = data
+            parts = [] if manifest is None else [_part(manifest, inline, urls)]
+            tables[where] = ChunkTable.from_parts(meta.grid, parts)
     return ReferenceSet(Texts.of(urls), tables, members, where="the virtual dataset")
-
-
-def _grid(document: Mapping[str, Any], path: str) -> ChunkGrid:
-    meta = zarrmeta.array_meta(document, repr(path))
-    if meta is None or meta.grid is None:
-        raise ManifestError(f"{path!r}: its chunks form no regular grid")
-    return meta.grid
 
 
 def _nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
@@ -68,16 +66,37 @@ def _nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
 def _attributes(dataset: Any) -> dict[str, Any]:
     """Return the attributes of a group, which name the coordinates that are no dimensions."""
     names = [str(name) for name in dataset.coords if name not in dataset.dims]
-    return {**dataset.attrs, **({"coordinates": " ".join(names)} if names else {})}
+    attributes = {name: _plain(value) for name, value in dataset.attrs.items()}
+    return {**attributes, **({"coordinates": " ".join(names)} if names else {})}
 
 
-def _written(dataset: Any) -> dict[str, bytes]:
-    """Return a group of variables in memory as xarray writes it, by key."""
-    from zarr.storage import MemoryStore
+def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dict[tuple[int, ...], bytes]]:
+    """Return the metadata of a variable that was loaded, encoded as xarray does it, and its values as one chunk.
 
-    written: dict[str, Any] = {}
-    dataset.to_zarr(MemoryStore(written), zarr_format=3, consolidated=False)
-    return {key: value.to_bytes() for key, value in written.items()}
+    Nothing is written through zarr: a filesystem may be made on zarr's own event loop.
+    """
+    from numcodecs.vlen import VLenUTF8
+    from xarray.backends.zarr import encode_zarr_variable
+
+    encoded = encode_zarr_variable(variable, name=name)
+    values: npt.NDArray[Any] = np.asarray(encoded.data)
+    is_text = values.dtype.kind in "OT"
+    document = {
+        "zarr_format": 2,
+        "shape": list(values.shape),
+        "chunks": [max(size, 1) for size in values.shape],
+        "dtype": "|O" if is_text else values.dtype.str,
+        "fill_value": None,
+        "order": "C",
+        "filters": [{"id": "vlen-utf8"}] if is_text else None,
+        "compressor": None,
+    }
+    attributes = {each: _plain(value) for each, value in encoded.attrs.items()}
+    made = array_3(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
+    if not values.size:
+        return made, {}
+    data = VLenUTF8().encode(values.astype(object)) if is_text else values.tobytes()
+    return made, {(0,) * values.ndim: bytes(data)}
 
 
 def _document(variable: Any) -> dict[str, Any]:

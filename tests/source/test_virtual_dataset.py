@@ -121,6 +121,34 @@ def test_dataset_of_values_is_written_by_xarray() -> None:
     xr.testing.assert_equal(found, dataset())
 
 
+def test_virtual_dataset_opens_on_the_event_loop_of_zarr(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group("refshard://", storage_options={"fo": opened(tmp_path).drop_vars("name")}, mode="r")
+    assert (group["scale"][()], group["time"][:].tolist()) == (3, list(range(10)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["a", "üü"], object),
+        np.array(["a", "üü"]),
+        np.array([b"a", b"bc"]),
+        np.array(["2000-01-01", "NaT"], "M8[ns]"),
+        np.array([1.5, np.nan], ">f4"),
+        np.array([True, False]),
+        np.array([1 + 2j, 3]),
+        np.zeros((0, 2), "i4"),
+        np.array(5, "u2"),
+    ],
+    ids=lambda values: str(values.dtype),
+)
+def test_loaded_variable_keeps_its_values(values: Any) -> None:
+    ds = xr.Dataset({"v": (("x", "y")[: values.ndim], values, {"n": np.float32(2)})})
+    found = xr.open_dataset(ds, engine="refshard").load()
+    xr.testing.assert_equal(found, ds)
+    assert found["v"].attrs["n"] == 2
+
+
 def test_unknown_source_says_what_may_be_given() -> None:
     with pytest.raises(TypeError, match="a virtual dataset, or a store and a path"):
         refshard_fs.RefShardFileSystem(3)
