@@ -248,20 +248,10 @@ def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
 
 def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    """Return what a frame of blosc2 holds: one of n dimensions as imagecodecs reads it, else its chunks in a row."""
+    """Return what a frame of blosc2 holds: chunks in a row; one of several dimensions is in blocks of these."""
     head, size, stored = struct.unpack_from(">11xI15xQxQ", data)
-    header, shape = data[:head], values[8 : 8 + _nth(values, 7)]
     if not data.startswith(b"\x9e\xa8b2frame\0") or head > len(data) or not 0 <= size <= MOST_DECODED:
         raise ValueError(f"a frame of blosc2 of {size} bytes, with a header of {head}")
-    if b"\xa4b2nd" in header:  # its header says the shape: here is what the dataset has
-        at = header.find(b"\xa4b2nd\xd2") + 6
-        (place,) = struct.unpack_from(">I", header, at)
-        due = bytes([0x90 | len(shape)]) + b"".join([b"\xd3" + extent.to_bytes(8, "big") for extent in shape])
-        if header.count(b"\xa4b2nd") != 1 or header[place + 8 : place + 8 + len(due)] != due:
-            raise ValueError(f"a frame of blosc2 of another shape than {shape}")
-        return bytes(by_imagecodecs("b2nd_decode", data, "hdf5").tobytes())
-    if size > _most(length):
-        raise ValueError(f"a frame of blosc2 of {size} bytes")
     made: list[bytes] = [] if stored else [bytes(size)]  # zeros are not stored
     at, left = head, size if stored else 0
     while left > 0:
@@ -270,7 +260,23 @@ def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
             raise ValueError(f"a chunk of blosc2 of {chunk} bytes, which makes {count} of {left}")
         made.append(by_imagecodecs("blosc2_decode", data[at : at + chunk], "hdf5"))
         at, left = at + chunk, left - count
-    return b"".join(made)
+    whole = b"".join(made)
+    name = data.find(b"\xa4b2nd\xd2", 0, head)
+    return whole if name < 0 else _in_order(whole, data[struct.unpack_from(">I", data, name + 6)[0] + 7 :], length)
+
+
+def _in_order(blocks: bytes, shapes: bytes, length: int) -> bytes:
+    """Return elements that lie in padded blocks in C order; ``shapes`` say those of all, of a chunk and of a block."""
+    ndim = _nth(tuple(shapes[:1]), 0)
+    lists = struct.unpack_from(f">{'xx' + 'xq' * ndim}x{'xi' * ndim}x{'xi' * ndim}", shapes)
+    shape, chunk, block = lists[:ndim], lists[ndim : 2 * ndim], lists[2 * ndim :]
+    if not 0 < ndim <= 8 or shape != chunk or min(chunk + block) < 1 or length % math.prod(shape):
+        raise ValueError(f"a frame of blosc2 of the shape {shape}, in chunks of {chunk} and blocks of {block}")
+    counts = [-(-extent // size) for extent, size in zip(shape, block, strict=True)]
+    items = np.frombuffer(blocks, f"V{length // math.prod(shape)}").reshape(*counts, *block)
+    mixed = items.transpose([axis + side for axis in range(ndim) for side in (0, ndim)])
+    padded = mixed.reshape([count * size for count, size in zip(counts, block, strict=True)])
+    return padded[tuple(map(slice, shape))].tobytes()
 
 
 def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
