@@ -6,6 +6,7 @@ import importlib
 import math
 import struct
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -93,6 +94,10 @@ class Values(msgspec.Struct, frozen=True):
         return _in_rows(out, self.across, self.flags).tobytes()
 
 
+_SECOND_ORDER: Final = 0x40  # a flag of section 4: packed in groups, with further flags at octet 14
+_EXTENDED, _ROWS_TURN = 0x18, 0x04  # of which these say that groups have widths and lengths, and rows run to and fro
+
+
 class Values1(msgspec.Struct, frozen=True):
     """The values of a field of edition 1, as `Values`: from sections 3, if there is one, and 4.
 
@@ -117,6 +122,8 @@ class Values1(msgspec.Struct, frozen=True):
                 raise ValueError(f"a section of {size} bytes has another length now: was the file replaced?")
         places = _places(bitmap, self.count) if bitmap else np.ones(self.count, bool)
         stored = int(np.count_nonzero(places))
+        if integer(data, 4) & 0xC0 == _SECOND_ORDER:
+            return self._second_order(data, places, stored)
         bits, unused, reference = integer(data, 11), integer(data, 4) & 0xF, ibm(data, 7)
         if integer(data, 4) & 0xD0:
             raise ValueError(f"its values are packed in another way than simply: flags {integer(data, 4):#x}")
@@ -130,6 +137,41 @@ class Values1(msgspec.Struct, frozen=True):
                 out[places] = _scaled(numbers, reference, 2.0 ** signed(data, 5, 2), _power_of_ten(-self.decimal))
             else:
                 out[places] = reference  # the value, which nothing scales
+        return _in_rows(out, self.across, self.flags).tobytes()
+
+    def _second_order(self, data: bytes, places: npt.NDArray[np.bool_], stored: int) -> bytes:
+        """Return values that are packed in groups, maybe as differences, with rows to and fro."""
+        flags, groups, order = integer(data, 14), integer(data, 17, 2) | integer(data, 21) << 16, integer(data, 14) & 3
+        if flags & 0x78 != _EXTENDED:
+            raise ValueError(f"its second-order packing has flags {flags:#x}: only the general extended one is decoded")
+        if (flags & _ROWS_TURN and self.count % self.across) or (flags & _ROWS_TURN and self.across == self.count):
+            raise ValueError("its second-order packing turns rows, which its grid does not have")
+        width = integer(data, 26) if order else 1
+        if not 0 < groups <= stored - order or not 0 < width <= 32:
+            raise ValueError(f"{stored} values are packed in {groups} groups, with differences of {width} bits")
+        at, firsts, bias = 25, np.zeros(0, "i8"), 0
+        if order:
+            size = -(-width * (order + 1) // 8)
+            last = unpacked(data[26 : 26 + size], width, order + 1).astype("i8")
+            firsts, bias = last[:-1], int(last[-1])
+            sign = 1 << width - 1
+            bias, at = (sign - bias if bias & sign else bias), 26 + size
+        parts = []
+        for bits in (integer(data, 22), integer(data, 23), integer(data, 11)):
+            parts.append(_simple(data[at:], b"", bits, groups).astype("i8"))
+            at += -(-bits * groups // 8)
+        widths, lengths, references = parts
+        numbers = np.concatenate([firsts, _grouped(data[at:], (references, widths, lengths), stored - order)[0]])
+        numbers[order:] += bias
+        for done in range(order):  # the first difference of each order begins the sums of that order
+            numbers[done] = np.diff(firsts, done)[0]
+        for done in range(order - 1, -1, -1):
+            np.cumsum(numbers[done:], out=numbers[done:])
+        out = np.full(self.count, np.nan, "<f4")
+        factor = 2.0 ** signed(data, 5, 2)
+        out[places] = _scaled(numbers, ibm(data, 7), factor, _power_of_ten(-self.decimal))
+        if flags & _ROWS_TURN:
+            out = _in_rows(out, self.across, TO_AND_FRO).ravel()
         return _in_rows(out, self.across, self.flags).tobytes()
 
 
@@ -248,27 +290,19 @@ def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[A
     return np.frombuffer(by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
 
 
-def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
-    """Return numbers that are packed in groups, each of a width and a length of its own; NaN where one is missing."""
-    groups, missing = integer(packing, 32, 4), integer(packing, 23)
-    order, size = (integer(packing, 48), integer(packing, 49)) if integer(packing, 10, 2) == 3 else (0, 0)
-    if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
-        raise ValueError(f"{stored} values are packed in {groups} groups, with differences of order {order}: not known")
-    at = size * (order + 1) if order else 0
-    firsts = [integer(data, 1 + size * number, size) for number in range(order)]
-    least = signed(data, 1 + size * order, size) if order else 0
-    parts = []
-    for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
-        parts.append(_simple(data[at:], packing, each, groups).astype("i8"))
-        at += -(-each * groups // 8)
-    references, widths, lengths = parts
-    widths += integer(packing, 36)
-    lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
-    lengths[-1] = integer(packing, 43, 4)
+def _grouped(
+    data: bytes, groups: Sequence[npt.NDArray[np.int64]], stored: int, bits: int = 0, missing: int = 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the numbers of groups that have references, widths and lengths, and which of the numbers are there.
+
+    ``missing`` is how many of the highest numbers stand for a missing value; references have so many ``bits``.
+    """
+    references, widths, lengths = groups
     is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
-    if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * (len(data) - at):
-        raise ValueError(f"its {groups} groups have {lengths.sum()} values, where {stored} are due, or too few bits")
-    bit = np.unpackbits(np.frombuffer(data[at:], "u1"))
+    if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
+        reason = f"have {lengths.sum()} values, where {stored} are due, or too few bits"
+        raise ValueError(f"its {len(lengths)} groups {reason}")
+    bit = np.unpackbits(np.frombuffer(data, "u1"))
     ends, starts = np.cumsum(lengths), np.cumsum(widths * lengths) - widths * lengths  # values, and bits, of groups
     numbers, there = np.zeros(stored, "i8"), np.ones(stored, bool)
     for first in range(0, stored, PIECE):
@@ -286,6 +320,27 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
             limit = np.where(width > 0, 1 << width, 1 << bits) - missing
             there[first:stop] = np.where(width > 0, found, reference) < limit
         found += reference
+    return numbers, there
+
+
+def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+    """Return numbers that are packed in groups, each of a width and a length of its own; NaN where one is missing."""
+    groups, missing = integer(packing, 32, 4), integer(packing, 23)
+    order, size = (integer(packing, 48), integer(packing, 49)) if integer(packing, 10, 2) == 3 else (0, 0)
+    if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
+        raise ValueError(f"{stored} values are packed in {groups} groups, with differences of order {order}: not known")
+    at = size * (order + 1) if order else 0
+    firsts = [integer(data, 1 + size * number, size) for number in range(order)]
+    least = signed(data, 1 + size * order, size) if order else 0
+    parts = []
+    for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
+        parts.append(_simple(data[at:], packing, each, groups).astype("i8"))
+        at += -(-each * groups // 8)
+    references, widths, lengths = parts
+    widths += integer(packing, 36)
+    lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
+    lengths[-1] = integer(packing, 43, 4)
+    numbers, there = _grouped(data[at:], (references, widths, lengths), stored, bits, missing)
     numbers = numbers[there] if missing else numbers
     numbers[order:] += least
     numbers[:order] = firsts[: len(numbers)]

@@ -126,9 +126,7 @@ def _parse(
         raise ValueError(f"its values are coefficients of {_REFUSED_GRIDS.get(kind, 'harmonics')}: they are not shown")
     if kind not in _TEMPLATES:
         raise ValueError(f"its grid is of kind {kind}: it is not shown")
-    if packing & 0x40:
-        raise ValueError("its values have second-order packing: they are not shown")
-    if packing & 0x10:
+    if packing & 0x50 == 0x10:
         raise ValueError("its values are matrices: they are not shown")
     if predefined:
         raise ValueError(f"its bitmap has number {predefined} of its centre, and is not in the file: it is not shown")

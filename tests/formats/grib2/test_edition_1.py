@@ -135,6 +135,34 @@ def test_values_are_eccodes_bit_for_bit(scale: float, holes: float) -> None:
     np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
 
 
+def repacked(data: bytes, packing: str) -> bytes:
+    handle = eccodes.codes_new_from_message(data)
+    eccodes.codes_set(handle, "packingType", packing)
+    found = bytes(eccodes.codes_get_message(handle))
+    eccodes.codes_release(handle)
+    return found
+
+
+@pytest.mark.parametrize("order", ["no_SPD", "SPD1", "SPD2", "SPD3"])
+@pytest.mark.parametrize("holes", [0.0, 0.4])
+@pytest.mark.parametrize("turns", [False, True])
+def test_second_order_values_are_eccodes_bit_for_bit(order: str, holes: float, turns: bool) -> None:
+    values = np.where(RNG.random(496) < holes, np.nan, np.cumsum(RNG.normal(size=496)))
+    data = bytearray(repacked(message_1(values, bitsPerValue=16), f"grid_second_order_{order}"))
+    sections = [int.from_bytes(data[8:11])]
+    for _ in range(1 + (holes > 0)):
+        at = 8 + sum(sections)
+        sections.append(int.from_bytes(data[at : at + 3]))
+    if turns:
+        data[8 + sum(sections) + 13] |= 4  # rows run to and fro
+    handle = eccodes.codes_new_from_message(bytes(data))
+    eccodes.codes_set(handle, "missingValue", 1e300)
+    want = eccodes.codes_get_values(handle)
+    eccodes.codes_release(handle)
+    want = np.where(want == 1e300, np.nan, want).astype("f4")
+    np.testing.assert_array_equal(array(bytes(data), "t")[...].ravel(), want)
+
+
 def test_ibm_numbers_are_exact() -> None:
     for raw, value in (("42640000", 100.0), ("c276a000", -118.625), ("00000000", 0.0), ("ffffffff", -7.2370051e75)):
         assert ibm(bytes.fromhex(raw), 1) == pytest.approx(value, rel=1e-7)
@@ -227,16 +255,16 @@ def test_large_messages_are_read(side: int, has_holes: bool) -> None:
 
 def test_kinds_of_fields_that_are_not_shown_are_named() -> None:
     coefficients = message_1(np.zeros(4160), sample="sh_pl_grib1")
-    handle = eccodes.codes_new_from_message(message_1(bitsPerValue=16))
-    eccodes.codes_set(handle, "packingType", "grid_second_order")
-    second = bytes(eccodes.codes_get_message(handle))
-    eccodes.codes_release(handle)
+    second = bytearray(repacked(message_1(bitsPerValue=16), "grid_second_order"))
+    section_4 = 8 + sum(int.from_bytes(second[at : at + 3]) for at in (8, 8 + int.from_bytes(second[8:11])))
+    second[section_4 + 13] = 0  # row by row
     shown = message_1(level=850)
-    reports = Files({ROOT: coefficients + second + shown}).open().reports
+    reports = Files({ROOT: coefficients + shown}).open().reports
     assert reports == {
         "the message at byte 0": "its values are coefficients of spherical harmonics: they are not shown",
-        f"the message at byte {len(coefficients)}": "its values have second-order packing: they are not shown",
     }
+    with pytest.raises(RefShardError, match="second-order packing has flags 0x0: only the general extended one"):
+        array(bytes(second), "t")[...]
 
 
 def test_files_that_are_cut_short_are_errors() -> None:
