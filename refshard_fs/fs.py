@@ -248,7 +248,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """The event loop of synchronous use, also by an asynchronous instance; after a fork a new one."""
         if self._loop is None or self._pid != os.getpid():
             self._loop = get_loop()
-            self._pid = os.getpid()  # now, or else another thread would take the loop of before the fork, which is dead
+            self._pid = os.getpid()  # set last: other threads must not take the parent's loop, which nobody runs here
         return self._loop
 
     @classmethod

@@ -119,7 +119,7 @@ class PartsBuilder:
         start = self._ends[-1][1] if self._ends else 0
         stop = start + len(part.numbers)
         if stop > len(self._columns[0]):
-            # Memory that nobody has touched costs nothing, and mostly there is a row for each chunk of the grid.
+            # Most arrays have a row for each chunk of the grid, and untouched memory costs nothing.
             room = min(4 * stop, self._size) if stop <= self._size else 2 * stop
             for i, column in enumerate(self._columns):
                 self._columns[i] = np.empty(room, column.dtype)
