@@ -87,11 +87,11 @@ def command(
 ) -> Callable[[Run], Command]:
     """Return a decorator that makes a `Command` of a function; its docstring is the help text."""
 
-    def made(run: Run) -> Command:
+    def make_command(run: Run) -> Command:
         text = (run.__doc__ or "").removesuffix(".")
         return Command(run.__name__.strip("_"), text[:1].lower() + text[1:], run, arguments, sources, json, example)
 
-    return made
+    return make_command
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -285,10 +285,10 @@ def as_options(text: str) -> str:
     >>> print(as_options("if it is public: options={'s3://b/': {'anon': True}}"))
     if it is public: --option 'options={"s3://b/": {"anon": true}}'
     """
-    return _ARGUMENT.sub(_option, _DICT.sub(_as_json, text))
+    return _ARGUMENT.sub(_option, _DICT.sub(_option_of, text))
 
 
-def _as_json(match: re.Match[str]) -> str:
+def _option_of(match: re.Match[str]) -> str:
     if match[1] == "target_options":
         return "--fo-option " + match[2].strip("{}").replace("'", "").replace(": ", "=")
     spelled = match[2].replace("'", '"').replace("True", "true").replace("False", "false")

@@ -261,7 +261,7 @@ def _get(arguments: Namespace) -> None:
         if not keys:
             raise FileNotFoundError(key)
         root = above if keys == [key] else key
-        files = {found: _below(directory, relative(found, root)) for found in keys}
+        files = {found: _path_below(directory, relative(found, root)) for found in keys}
     else:
         if not name or fs.isdir(key):
             raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
@@ -284,7 +284,7 @@ def _get(arguments: Namespace) -> None:
     print_written(arguments, destination, [count_text(len(files), "file")], files.values())
 
 
-def _below(directory: str, name: str) -> str:
+def _path_below(directory: str, name: str) -> str:
     """Return the path of ``name`` below ``directory``; ManifestError if it would lie elsewhere."""
     root = os.path.realpath(directory)
     path = os.path.join(directory, *name.split("/"))

@@ -114,7 +114,9 @@ def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
         arrays = [array.astype(dtype, copy=False) for array in columns.get(name, ())]
         counts.append(sum(map(len, arrays)))
         if compress:
-            found = _packed(arrays[0] if len(arrays) == 1 else np.concatenate([none.astype(dtype), *arrays]), is_steps)
+            found = _pack_column(
+                arrays[0] if len(arrays) == 1 else np.concatenate([none.astype(dtype), *arrays]), is_steps
+            )
             sizes.append(list(map(len, found)))
             out += found
         else:
@@ -227,7 +229,7 @@ def _columns(header: _Header, view: memoryview) -> list[Column]:
             for size in header.parts[i]:
                 parts.append(view[at : at + size])
                 at += size
-            column = _unpacked(parts, dtype, is_steps)
+            column = _unpack_column(parts, dtype, is_steps)
             if len(column) != count:
                 raise ValueError(f"a column has {len(column)} values of {count}")
         found.append(column)
@@ -236,15 +238,15 @@ def _columns(header: _Header, view: memoryview) -> list[Column]:
 
 def shrink_bytes(data: Buffer) -> list[bytes]:
     """Return ``data``, compressed."""
-    return _packed(np.frombuffer(data, np.uint8), is_steps=False)
+    return _pack_column(np.frombuffer(data, np.uint8), is_steps=False)
 
 
 def swell_bytes(parts: list[bytes]) -> bytes:
     """Return the bytes that `shrink_bytes` took."""
-    return _unpacked(parts, _U1, is_steps=False).tobytes()
+    return _unpack_column(parts, _U1, is_steps=False).tobytes()
 
 
-def _packed(array: Column, is_steps: bool) -> list[bytes]:
+def _pack_column(array: Column, is_steps: bool) -> list[bytes]:
     from numcodecs import blosc  # slow to import, and only pickles need it
 
     if is_steps and len(array):  # the first value, and then from each one to the next; differences wrap around
@@ -258,7 +260,7 @@ def _packed(array: Column, is_steps: bool) -> list[bytes]:
     return [_CHECK.pack(zlib.crc32(part)) + part for part in compressed]
 
 
-def _unpacked(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is_steps: bool) -> Column:
+def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is_steps: bool) -> Column:
     from numcodecs import blosc
 
     for part in parts:

@@ -82,7 +82,7 @@ class ReferenceBuilder:
         is_short = len(members) <= 2 * BATCH
         for batch in (members,) if is_short else iter(lambda: dict(islice(items, BATCH)), {}):
             regular = _regular(batch)
-            found = _scanned(regular) if len(regular) > FEW else None
+            found = _scan_members(regular) if len(regular) > FEW else None
             if found is None:
                 self._add_one_by_one(batch)
                 continue
@@ -335,7 +335,7 @@ def _regular(members: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _scanned(members: Mapping[str, Any]) -> Members | None:
+def _scan_members(members: Mapping[str, Any]) -> Members | None:
     """Return members as columns, by way of their JSON; None where they are not that regular."""
     try:
         return scan(msgspec.json.encode(members)[1:-1])

@@ -74,7 +74,7 @@ class KeyTable(Mapping[str, Value]):
             first += len(part)
         joined = data[0] if len(data) == 1 else b"".join(data)
         table = cls(spelled, np.concatenate(ends), Ranges.joined(columns), joined, objects)
-        return table.without_rows(table._repeated())
+        return table.without_rows(table._find_repeated())
 
     @classmethod
     def of_keys(
@@ -207,7 +207,7 @@ class KeyTable(Mapping[str, Value]):
     def _start(self, row: int) -> int:
         return int(self.ends[row - 1]) + 1 if row else 0
 
-    def _repeated(self) -> set[int]:
+    def _find_repeated(self) -> set[int]:
         """Return the rows whose keys come again."""
         high = self.index >> np.uint64(32)
         same = np.flatnonzero(high[1:] == high[:-1])

@@ -152,10 +152,12 @@ class FlatKeySpace(KeySpace):
                 zip(numbers if isinstance(numbers, range) else np.sort(numbers).tolist(), places, strict=True)
             )
             for number in inline.keys() & row_of.keys():
-                builder.inline[row_of[number]] = self._decoded(join(array, table.grid.tail(number)), inline[number])
+                builder.inline[row_of[number]] = self._decode_value(
+                    join(array, table.grid.tail(number)), inline[number]
+                )
         return builder.finish()
 
-    def _decoded(self, key: str, value: Value) -> bytes:
+    def _decode_value(self, key: str, value: Value) -> bytes:
         try:
             return decode(value)
         except ValueError as e:

@@ -19,7 +19,7 @@ from refshard_fs.errors import ManifestError
 _NOTHING: Final = Pin(exact=True)
 
 
-class _Spelled(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _PinColumns(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Pins as JSON has them: columns of one length, those without a value left out; URLs begin with ``base``."""
 
     url: list[str]
@@ -89,7 +89,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
         names = [url for url, _ in found]
         base = commonprefix(names) if len(names) > 1 else ""
-        spelled = _Spelled([name[len(base) :] for name in names], base)
+        spelled = _PinColumns([name[len(base) :] for name in names], base)
         for name in ("size", "etag", "last_modified"):
             values = [getattr(pin, name) for _, pin in found]
             if any(value is not None for value in values):
@@ -101,7 +101,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
     def read(cls, value: object, urls: Texts, where: str) -> Pins | None:
         """Return the pins that the JSON ``value`` spells for ``urls``; ManifestError where it is malformed."""
         try:
-            spelled = msgspec.convert(value, _Spelled)
+            spelled = msgspec.convert(value, _PinColumns)
         except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
             raise ManifestError(f"the pins of {where} are malformed: {e}") from e
         count = len(spelled.url)
@@ -114,10 +114,10 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
             raise ManifestError(f"the pins of {where} are malformed: a size is no whole number ≥ 0")
         known = {spelled.base + url: Pin(*facts) for url, *facts in zip(spelled.url, *columns, strict=True)}
-        return cls.matched(known, urls)
+        return cls.match(known, urls)
 
     @classmethod
-    def matched(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
+    def match(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
         """Return ``known`` pins in the order of ``urls``; None if there are none."""
         found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # of either type of key
         return cls.of(found) if any(pin is not None for pin in found) else None

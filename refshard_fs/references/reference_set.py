@@ -170,7 +170,7 @@ class _Grids(Grids):
         return len(self._refs.tables)
 
 
-def adopted(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
+def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
     """Return ``refs``, URLs absolute, as a part of a set of the user's, with the origins that this takes.
 
     ``rule`` is that for their targets: TargetNotAllowed where it forbids one.
@@ -276,10 +276,10 @@ class _Editing:
                 numbers = table.present()
                 number, directory = table.grid.number(below), table.grid.directory(below)
                 if number is not None:
-                    self._tables[path] = _of_chunks(table, numbers != number)
+                    self._tables[path] = _take_chunks(table, numbers != number)
                 elif directory is not None:
                     start, stop = directory.numbers.start, directory.numbers.stop
-                    self._tables[path] = _of_chunks(table, (numbers < start) | (numbers >= stop))
+                    self._tables[path] = _take_chunks(table, (numbers < start) | (numbers >= stop))
 
     def put(self, key: str, edit: Edit) -> Row | None:
         """Let ``key`` hold ``edit``, by key; return the reference that it is, if it is one."""
@@ -350,6 +350,6 @@ class _Editing:
         return ReferenceSet(urls, self._tables, self._side, pins=pins, origins=origins)
 
 
-def _of_chunks(table: ChunkTable, chosen: Booleans) -> ChunkTable:
+def _take_chunks(table: ChunkTable, chosen: Booleans) -> ChunkTable:
     """Return ``table`` with some of its chunks."""
     return ChunkTable.from_parts(table.grid, [table.part(table.present()[chosen])])

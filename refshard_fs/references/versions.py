@@ -16,7 +16,7 @@ from refshard_fs.security.origins import NOTHING, Origins
 TOGETHER: Final = 256  # objects that are asked for at a time
 
 
-def pinned(refs: ReferenceSet, tell: Callable[[int], object]) -> Steps[ReferenceSet]:
+def pin_targets(refs: ReferenceSet, tell: Callable[[int], object]) -> Steps[ReferenceSet]:
     """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
     urls = list(refs.urls)
     pins: list[Pin | None] = []

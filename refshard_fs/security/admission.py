@@ -252,7 +252,7 @@ class Admission(msgspec.Struct, frozen=True):
             if access is Access.OWN:
                 return cache + admitted, access
         try:
-            if self.allow is None and (beside := self._with_own_login(url)) is not None:
+            if self.allow is None and (beside := self._add_own_login(url)) is not None:
                 return beside, Access.OWN
             url = "::".join(map(canonical, links(url)))
         except ValueError as e:
@@ -298,7 +298,7 @@ class Admission(msgspec.Struct, frozen=True):
         is_cache = mark and "://" not in cache and cache not in ARCHIVES
         return cache + mark if is_cache and url.startswith(cache + mark) else ""
 
-    def _with_own_login(self, url: str) -> str | None:
+    def _add_own_login(self, url: str) -> str | None:
         """Return the canonical ``url`` if it has the login that the user gave for the source's server."""
         source, there = urlsplit(self.source or ""), urlsplit(url)
         login, at, _ = source.netloc.rpartition("@")

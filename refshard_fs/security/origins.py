@@ -40,9 +40,9 @@ class Origins(msgspec.Struct, frozen=True):
 
     def of(self, url: str) -> tuple[str, ...]:
         """Return the servers whose sets named the absolute ``url``; empty if it is the user's own."""
-        return self._below(_place(url)) if self.by_prefix else ()
+        return self._servers_below(_place(url)) if self.by_prefix else ()
 
-    def _below(self, url: str) -> tuple[str, ...]:
+    def _servers_below(self, url: str) -> tuple[str, ...]:
         server = server_of(url)
         stem = server if climbs(url) else url.rstrip("/")
         while len(stem) > len(server):
@@ -96,8 +96,8 @@ class Origins(msgspec.Struct, frozen=True):
         if not others:
             return ""
         return (
-            f"sets that are not yours, from {_enumerated(map(told, self.servers))}, name targets on other servers: "
-            f"{_enumerated(others)}. The result keeps the limits of these sets: it reaches those servers without your "
+            f"sets that are not yours, from {_list_names(map(told, self.servers))}, name targets on other servers: "
+            f"{_list_names(others)}. The result keeps the limits of these sets: it reaches those servers without your "
             "credentials, and not in private networks. If you trust one, name its prefix in options= when you open it"
         )
 
@@ -116,7 +116,7 @@ class Origins(msgspec.Struct, frozen=True):
             ) from e
 
 
-def _enumerated(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     first, rest = (found := sorted(names))[:_NAMED], found[_NAMED:]
     return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
@@ -204,7 +204,7 @@ def _without_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
     """Return the origins without prefixes that a shorter prefix covers."""
     kept: dict[str, tuple[str, ...]] = {}
     for prefix in sorted(found, key=len):
-        if Origins(kept)._below(prefix) != found[prefix]:
+        if Origins(kept)._servers_below(prefix) != found[prefix]:
             kept[prefix] = found[prefix]
     return Origins(kept)
 

@@ -15,7 +15,7 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError, SourceNotReachable, UnknownSource, redacted
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import References, ReferenceSet, adopted
+from refshard_fs.references.reference_set import References, ReferenceSet, adopt
 from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
@@ -298,4 +298,4 @@ names all objects that were replaced
 
 def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
     refs = fs._pinned(threshold, flatten=flatten, callback=callback)
-    return made(adopted(refs, fs.source.admission))
+    return made(adopt(refs, fs.source.admission))

@@ -33,7 +33,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.binary import shrink, swell
-from refshard_fs.references.reference_set import ReferenceSet, adopted
+from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
@@ -179,7 +179,7 @@ class _Scanner(Engines):
         found = yield from steps if origin is None else of_part(steps, (origin,))
         if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
             return found
-        return found._replace(refs=adopted(found.refs, self.options.open.rule_of(origin)))
+        return found._replace(refs=adopt(found.refs, self.options.open.rule_of(origin)))
 
     def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
         most = self.options.open.max_manifest_bytes

@@ -19,7 +19,7 @@ from refshard_fs.core.model import Listed, Names, Steps
 from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
-from refshard_fs.references.reference_set import ReferenceSet, adopted
+from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.alike import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, opened
@@ -110,7 +110,7 @@ def read_sets(
     def read(number: int) -> NamedSet | None:
         try:
             fs = opened(sets[number], options)
-            refs = adopted(fs._collect(unread), fs.source.admission)
+            refs = adopt(fs._collect(unread), fs.source.admission)
             part = named(number, refs)
             part = fs.source.run("", lambda: with_coordinates(part))
         except TargetNotAllowed:

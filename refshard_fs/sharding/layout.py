@@ -20,7 +20,7 @@ from refshard_fs.core.format import plugins
 from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
 from refshard_fs.core.model import Listed
 from refshard_fs.sharding.index import Buffer, Level
-from refshard_fs.sharding.packing import packed
+from refshard_fs.sharding.packing import pack_shard
 
 Coords: TypeAlias = tuple[int, ...]
 
@@ -104,7 +104,7 @@ class ShardLayout:
         self.grid = grid
         self.cuts = cuts
         self._nests = tuple(nests)
-        self._plan = lru_cache(_PLANS)(self._planned)
+        self._plan = lru_cache(_PLANS)(self._make_plan)
 
     def split(self, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
         """Return the coordinates of the shard that holds the chunk ``coords``, its lengths, and the chunk's place.
@@ -141,9 +141,9 @@ class ShardLayout:
         """
         plan = self._plan(lengths)
         by_slots = {self.slots(place, lengths): payload for place, payload in changes.items()}
-        return packed([*zip(plan.levels, plan.counts, strict=True)], old, by_slots)
+        return pack_shard([*zip(plan.levels, plan.counts, strict=True)], old, by_slots)
 
-    def _planned(self, lengths: Coords) -> _Plan:
+    def _make_plan(self, lengths: Coords) -> _Plan:
         levels = []
         for part, axes, level in self._nests:
             counts = tuple(map(floordiv, lengths, part))
@@ -246,7 +246,7 @@ def shard_formats() -> tuple[ShardFormat, ...]:
     return tuple({known.name: known for known in (*own, *plugins("refshard.shards", ShardFormat))}.values())
 
 
-def unsharded(
+def unshard_metadata(
     doc: Mapping[str, Any], options: Mapping[str, Any], formats: Sequence[ShardFormat] | None = None
 ) -> Unsharded | None:
     """Return what the first of ``formats`` (by default all) that recognises the metadata ``doc`` makes of it."""

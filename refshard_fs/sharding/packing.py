@@ -61,7 +61,7 @@ def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
     return np.argsort(order).astype(np.uint32)
 
 
-def packed(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | None]) -> list[Buffer] | None:
+def pack_shard(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | None]) -> list[Buffer] | None:
     """Return the parts of the shard ``old`` (None: there is none) after ``changes``; None if no chunk is left."""
     (level, counts), *deeper = levels
     chunks: dict[int, Sequence[Buffer]] = {} if old is None else _chunks(level, memoryview(old))
@@ -71,7 +71,7 @@ def packed(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | 
     for slot, some in within.items():
         there = chunks.pop(slot, None)
         if deeper:
-            parts = packed(deeper, None if there is None else there[0], some)
+            parts = pack_shard(deeper, None if there is None else there[0], some)
         else:
             parts = None if some[()] is None else [some[()]]
         if parts is not None:

@@ -50,10 +50,12 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
         raise ValueError(f"its shape {list(meta.shape)} has more chunks of {list(inner)} than 64 bits can count")
     if len(shards) == len(cuts):
         grid = msgspec.structs.replace(grid, shards=shards)
-    nests = [Nest(_divided(level.chunk_shape, inner), level.axes, partial(_sized, level.offsets)) for level in levels]
+    nests = [
+        Nest(_divide(level.chunk_shape, inner), level.axes, partial(_with_slots, level.offsets)) for level in levels
+    ]
     slots_of(_largest(cuts, nests[0].part))
     for outer, nest in pairwise(nests):
-        slots_of(_divided(outer.part, nest.part))
+        slots_of(_divide(outer.part, nest.part))
     chunk_grid = {"name": "regular", "configuration": {"chunk_shape": list(inner)}}
     shown = {**doc, "chunk_grid": chunk_grid, "codecs": innermost}
     reason = reason and f"its inner chunks are shards themselves, and {reason}"
@@ -163,7 +165,7 @@ def _index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
     return OffsetsLevel(slots=0, at_end=at_end, checked=len(chain) > 1, big_endian=is_big, trailer=trailer)
 
 
-def _sized(index: OffsetsLevel, slots: int) -> OffsetsLevel:
+def _with_slots(index: OffsetsLevel, slots: int) -> OffsetsLevel:
     return msgspec.structs.replace(index, slots=slots)
 
 
@@ -171,10 +173,10 @@ def _cuts(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
     """Return how the outer grid, whose metadata was checked, divides each dimension, in inner chunks."""
     configuration = spec["configuration"]
     edges = configuration["chunk_shape" if spec["name"] == "regular" else "chunk_shapes"]
-    return tuple(_cut(edge, size) for edge, size in zip(edges, inner, strict=True))
+    return tuple(_cut_of(edge, size) for edge, size in zip(edges, inner, strict=True))
 
 
-def _cut(edges: Any, inner: int) -> Cut:
+def _cut_of(edges: Any, inner: int) -> Cut:
     if not isinstance(edges, list):
         return Equal(_quotient(int(edges), inner))
     runs = [tuple(map(int, entry)) if isinstance(entry, list) else (int(entry), 1) for entry in edges]
@@ -192,7 +194,7 @@ def _largest(cuts: Sequence[Cut], part: Coords) -> Coords:
     return tuple(max(_quotient(length, inner) for length in some) for some, inner in zip(lengths, part, strict=True))
 
 
-def _divided(outer: Coords, inner: Coords) -> Coords:
+def _divide(outer: Coords, inner: Coords) -> Coords:
     return tuple(map(_quotient, outer, inner))
 
 

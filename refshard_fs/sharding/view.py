@@ -27,7 +27,7 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.index import Level, Table, TableIndex
-from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unsharded
+from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unshard_metadata
 
 _FULL = 0.75  # of the chunks of a shard: if so many are wanted, the shard is read whole
 _SMALL = 1 << 18  # elements of a shard that is read whole at once,
@@ -62,7 +62,7 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
             if doc.get("node_type") == "group":
                 return doc, None
             try:
-                found = unsharded(doc, options, () if path in self.whole else fitting)
+                found = unshard_metadata(doc, options, () if path in self.whole else fitting)
             except ValueError as e:
                 return doc, ArrayInfo(grid_of(doc), None, str(e))
             if found is None or found.layout is None:

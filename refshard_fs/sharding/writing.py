@@ -15,7 +15,7 @@ from refshard_fs.core.documents import DocumentIndex, Shown
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.sharding.layout import ShardLayout, unsharded
+from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
 # Whoever writes metadata through the view knows nothing about shards. A new shape, new attributes and the like are
@@ -26,7 +26,7 @@ _ALIKE = ("compressor", "filters", "codecs")  # in which a writer may spell out 
 _SAME = ("zarr_format", "node_type", "dtype", "data_type")
 
 
-def resharded(
+def update_stored_metadata(
     stored: Mapping[str, Any], written: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
     """Return the metadata to store if the array with metadata ``stored`` is ``written`` anew through the view.
@@ -34,13 +34,13 @@ def resharded(
     None if ``written`` describes another array, and is to be stored itself. ``options`` are the user's
     ``shard_options``. Raises ManifestError if the array as it is written does not fit into its shards.
     """
-    shown = _shown(stored, options)
-    if shown is None or _shown(written, options) is not None or not _is_same(shown, written):
+    shown = _shown_metadata(stored, options)
+    if shown is None or _shown_metadata(written, options) is not None or not _is_same(shown, written):
         return None
     kept = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
     merged = {**written, **{name: stored[name] for name in kept if name in stored}}
     try:
-        found = unsharded(merged, options)
+        found = unshard_metadata(merged, options)
     except ValueError as e:
         raise ManifestError(f"{_WHERE} is refused: {e}") from e
     grid = zarrmeta.grid_of(written)
@@ -49,9 +49,9 @@ def resharded(
     return merged
 
 
-def _shown(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _shown_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the metadata that the view shows of an array; None if it is shown as it is stored."""
-    found = unsharded(doc, options)
+    found = unshard_metadata(doc, options)
     return None if found is None or found.layout is None else found.document
 
 
@@ -87,14 +87,14 @@ def _alike(ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
-class Restored(NamedTuple):
+class StoredDocument(NamedTuple):
     """A metadata document to be stored, and the layouts of the arrays in it: None for those that are not sharded."""
 
     data: bytes
     layouts: Mapping[str, ShardLayout | None]
 
 
-def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
+def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocument]:
     """Return the document to store if ``data`` is written to ``key`` of ``view``.
 
     Raises ManifestError if an array as it is written does not fit into its shards.
@@ -103,7 +103,7 @@ def restored(view: ShardView, key: str, data: bytes) -> Steps[Restored]:
     found = yield from together([view.array_info(array) for array in paths])
     stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
     document = DocumentIndex(*parent(key), -1, _Resharding(stored, view.options)).decode(data)
-    return Restored(document.data, {array: seen.layout for array, seen in document.arrays.items()})
+    return StoredDocument(document.data, {array: seen.layout for array, seen in document.arrays.items()})
 
 
 def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
@@ -130,10 +130,10 @@ class _Resharding(msgspec.Struct, frozen=True):
             if doc.get("node_type") == "group":
                 return doc, None
             there = self.stored.get(path)
-            merged = None if there is None else resharded(there, doc, options)
+            merged = None if there is None else update_stored_metadata(there, doc, options)
             if merged is None:
                 return doc, ArrayInfo(None)
-            found = unsharded(merged, options)
+            found = unshard_metadata(merged, options)
             return merged, ArrayInfo(None, None if found is None else found.layout)
 
         return rewrite

@@ -63,7 +63,7 @@ class IcechunkSink(Sink):
         stores = _stores(icechunk, references, settings.get("virtual_stores") or {})
         storage = _storage(icechunk, destination.url, destination.options)
         branch = settings.get("branch") or "main"
-        repository, is_new = _opened(icechunk, storage, stores, destination)
+        repository, is_new = _open_repository(icechunk, storage, stores, destination)
         if branch not in repository.list_branches():
             repository.create_branch(branch, repository.lookup_branch("main"))
         session = repository.writable_session(branch)
@@ -87,7 +87,9 @@ def _require_icechunk() -> Any:
 # The repository, and the stores that its virtual chunks lie in.
 
 
-def _opened(icechunk: Any, storage: Any, stores: Mapping[str, Any], destination: Destination) -> tuple[Any, bool]:
+def _open_repository(
+    icechunk: Any, storage: Any, stores: Mapping[str, Any], destination: Destination
+) -> tuple[Any, bool]:
     """Return the repository, whose configuration lists ``stores``, and whether it is new."""
     is_there = icechunk.Repository.exists(storage)
     config = icechunk.Repository.fetch_config(storage) if is_there else None

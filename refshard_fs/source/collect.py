@@ -35,7 +35,7 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell
-from refshard_fs.references.versions import pinned
+from refshard_fs.references.versions import pin_targets
 from refshard_fs.security.origins import Origins
 from refshard_fs.source.recognition import open_references
 
@@ -248,9 +248,7 @@ class Collection:
         keyspace = self._keyspace
         made = Origins.made([*self._origins.items()], keyspace.strangers)
         origins = keyspace.origins if keyspace.is_reference_set else made
-        return ReferenceSet(
-            urls, tables, self._side, pins=Pins.matched(self._pins, urls), origins=origins
-        ), self._checks
+        return ReferenceSet(urls, tables, self._side, pins=Pins.match(self._pins, urls), origins=origins), self._checks
 
 
 class _Attributes(NamedTuple):
@@ -334,7 +332,7 @@ def pin(
     keyspace = unedited(keyspace)
     found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, tell))
     if found is None:
-        found = run("", partial(pinned, collect(keyspace, run, respell), tell))
+        found = run("", partial(pin_targets, collect(keyspace, run, respell), tell))
     else:
         found = respelled(found, respell)
     return found if shard_options is None else run("", partial(_flattened, found, shard_options))

@@ -23,7 +23,7 @@ def replacing(path: str, *, check: Callable[[], object] | None = None, durable: 
     resolves links. The draft is never readable by users who may not read the file that it replaces.
     """
     draft = draft_of(path)
-    mode = 0o666 if _replaced(path) is None else 0o600  # the umask decides the mode of a new file
+    mode = 0o666 if _status_of_replaced(path) is None else 0o600  # the umask decides the mode of a new file
     try:
         with open(os.open(draft, _DRAFT_FLAGS, mode), "wb") as file:
             yield file
@@ -47,7 +47,7 @@ _DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINA
 
 def _copy_mode(path: str, draft: str) -> None:
     """Copy the mode and the group of ``path`` to ``draft``, if ``path`` exists."""
-    found = _replaced(path)
+    found = _status_of_replaced(path)
     if found is None:
         return
     mode = stat.S_IMODE(found.st_mode) & 0o777
@@ -59,7 +59,7 @@ def _copy_mode(path: str, draft: str) -> None:
     os.chmod(draft, mode)
 
 
-def _replaced(path: str) -> os.stat_result | None:
+def _status_of_replaced(path: str) -> os.stat_result | None:
     """Return the status of the file or directory at ``path``; None for a link, and if nothing is there."""
     try:
         found = os.stat(path, follow_symlinks=False)

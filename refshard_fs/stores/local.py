@@ -12,7 +12,7 @@ from typing import BinaryIO
 from refshard_fs.core.model import Facts
 from refshard_fs.stores.drafts import replacing
 from refshard_fs.stores.links import path_to_write
-from refshard_fs.stores.lock import locked
+from refshard_fs.stores.lock import hold_lock
 from refshard_fs.stores.store import Buffer, Condition, Place, Store
 from refshard_fs.targets.local import facts_of
 
@@ -30,7 +30,7 @@ class LocalStore(Store):
         path = self.real(place)
         folder = (os.path.dirname(path) or ".") if of_parent else path
         os.makedirs(folder, exist_ok=True)
-        with locked(folder):
+        with hold_lock(folder):
             yield
 
     def facts(self, path: str) -> Facts | None:

@@ -18,7 +18,7 @@ _held: Final[set[int]] = set()  # descriptors of the directories that this proce
 
 
 @contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
+def hold_lock(folder: str) -> Iterator[None]:
     """Hold the lock of a local directory, created if missing. Without ``fcntl`` (Windows) nothing is locked."""
     try:
         import fcntl
@@ -34,7 +34,7 @@ def locked(folder: str) -> Iterator[None]:
         _held.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, folder):
+            if _is_open_at(descriptor, folder):
                 yield
                 return
         finally:
@@ -44,7 +44,7 @@ def locked(folder: str) -> Iterator[None]:
                 os.close(descriptor)
 
 
-def _is_at(descriptor: int, folder: str) -> bool:
+def _is_open_at(descriptor: int, folder: str) -> bool:
     """Whether an open directory is still the one at ``folder``: the previous holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder))

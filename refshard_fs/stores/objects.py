@@ -77,20 +77,20 @@ class Objects:
             raise ReadOnlyError(f"{told(name)!r} lies outside {told(self.url)}: expected a name without '..'")
         return f"{root}/{name}" if name else root
 
-    def _at(self, name: str) -> Place:
+    def _place_of(self, name: str) -> Place:
         return Place(self.url_of(name), self.path(name), self.path(""))
 
     def check_places(self, names: Iterable[str]) -> None:
         """Raise PermissionError if the path of one of ``names`` has a link below the URL."""
         for folder in {name.rpartition("/")[0] for name in names}:
-            self.store.real(self._at(f"{folder}/_" if folder else "_"))
+            self.store.real(self._place_of(f"{folder}/_" if folder else "_"))
 
     def lock(self, *, of_parent: bool = False) -> contextlib.AbstractContextManager[None]:
         """Return the lock for a commit: among the threads of this process; for local files, among all processes.
 
         ``of_parent``: the URL names one file, so lock its directory.
         """
-        return self.store.lock(self._at(""), of_parent=of_parent)
+        return self.store.lock(self._place_of(""), of_parent=of_parent)
 
     def _open(self) -> tuple[Store, str]:
         known = self._opened
@@ -162,7 +162,7 @@ class Objects:
 
     def check(self, name: str, condition: Condition) -> None:
         """Raise ConflictError if the object ``name`` does not meet ``condition``."""
-        self.store.check(self._at(name), condition)
+        self.store.check(self._place_of(name), condition)
 
     def put(
         self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
@@ -172,7 +172,7 @@ class Objects:
         Raises ConflictError, and changes nothing, if the object does not meet ``condition``. ``durable`` local files
         are on the disk when this returns.
         """
-        return self.store.put(self._at(name), parts, condition, durable=durable)
+        return self.store.put(self._place_of(name), parts, condition, durable=durable)
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
         """Put several objects, by name."""
@@ -186,7 +186,7 @@ class Objects:
 
         Only local files have a ``condition``.
         """
-        return self.store.stream(self._at(name), condition, durable=durable)
+        return self.store.stream(self._place_of(name), condition, durable=durable)
 
     def make_durable(self, urls: Iterable[str]) -> None:
         """Sync the objects at ``urls`` to the disk, if they are local files."""
@@ -201,7 +201,7 @@ class Objects:
 
     def copy(self, name: str, new: str) -> None:
         """Copy the object ``name`` to ``new`` in one step."""
-        self.store.copy(self.path(name), self._at(new))
+        self.store.copy(self.path(name), self._place_of(new))
 
     # ------------------------------------------------------------------ removing
 
@@ -210,7 +210,7 @@ class Objects:
 
         Raises ConflictError, and changes nothing, if an existing object does not meet ``condition``.
         """
-        self.store.remove(self._at(name), condition)
+        self.store.remove(self._place_of(name), condition)
 
     def remove_all(self, names: Iterable[str]) -> None:
         """Remove the objects ``names`` that can be removed, and the directories that this leaves empty."""
@@ -240,7 +240,7 @@ class Objects:
         A local directory is replaced when the block ends. Object stores cannot replace many objects at once: there
         ``replaces`` removes the old objects first.
         """
-        path = self.store.real(self._at("")) if self.is_local else ""  # the directory behind a link, not the link
+        path = self.store.real(self._place_of("")) if self.is_local else ""  # the directory behind a link, not the link
         draft = Objects(draft_of(path), {}) if replaces and path else self
         if draft is not self:
             os.mkdir(draft.path(""), 0o700)

@@ -120,16 +120,16 @@ def _headers_of(condition: Condition) -> dict[str, str]:
 
 def _status(error: Exception) -> int | None:
     """Return the HTTP status of the answer behind ``error``; None if there was no answer."""
-    status: int | None = _told_by(error).get("HTTPStatusCode")
+    status: int | None = _metadata_of(error).get("HTTPStatusCode")
     return status
 
 
 def _was_repeated(error: Exception) -> bool:
     """Whether botocore sent the request more than once: an earlier one may have succeeded without an answer."""
-    return bool(_told_by(error).get("RetryAttempts"))
+    return bool(_metadata_of(error).get("RetryAttempts"))
 
 
-def _told_by(error: Exception) -> Mapping[str, Any]:
+def _metadata_of(error: Exception) -> Mapping[str, Any]:
     """Return botocore's metadata of the answer behind ``error``."""
     for e in (error, error.__cause__):
         response: Any = getattr(e, "response", None)

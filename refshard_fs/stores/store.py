@@ -107,8 +107,8 @@ class Store:
         with serving(fs, str(given[0])):
             return getattr(fs, method)(*given, **named)
 
-    def persist(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """Return what ``call`` returns. After a passing failure call it again, or ``again`` if that is given."""
+    def persist(self, call: Callable[[], T], replace_again: Callable[[], T] | None = None) -> T:
+        """Return the result of ``call``. After a passing failure call it again, or ``replace_again`` if given."""
         tried = 0
         while True:
             try:
@@ -121,7 +121,7 @@ class Store:
                 if wait is None:
                     raise
             time.sleep(wait)
-            call = again or call
+            call = replace_again or call
 
     def _pause(self, failure: OSError, tried: int) -> float | None:
         """Return the seconds to wait after ``tried`` tries, the last of which ended in ``failure``; None to give up."""
@@ -208,10 +208,10 @@ class Store:
         """Call ``replace``, which makes ``source`` the object. If its answer is lost, look before calling it again."""
         has_renamed = source != place.path
 
-        def again() -> None:
+        def replace_again() -> None:
             if has_renamed and self.facts(source) is None:
                 return
-            if condition is not None and not has_renamed and self._is(place.path, parts):
+            if condition is not None and not has_renamed and self._has_content(place.path, parts):
                 return
             self.check(place, condition, is_certain=False)
             replace()
@@ -220,9 +220,9 @@ class Store:
             self.check(place, condition)
             replace()
 
-        self.persist(first, again)
+        self.persist(first, replace_again)
 
-    def _is(self, path: str, parts: Sequence[Buffer]) -> bool:
+    def _has_content(self, path: str, parts: Sequence[Buffer]) -> bool:
         """Whether the bytes of the object at ``path`` are ``parts``."""
         there = self.fetch(path)
         return there is not None and sum_of([there.data]) == sum_of(parts)

@@ -61,9 +61,9 @@ class Stores:
 
     def open(self, url: str) -> tuple[Store, str]:
         """Return the same, over a network too. It blocks: fsspec's event loop must not call it."""
-        return self.open_now(url) or self._store(url, sync(get_loop(), self._opened, url), get_loop())
+        return self.open_now(url) or self._store(url, sync(get_loop(), self._open_store, url), get_loop())
 
-    async def _opened(self, url: str) -> tuple[AbstractFileSystem, str] | None:
+    async def _open_store(self, url: str) -> tuple[AbstractFileSystem, str] | None:
         loop = get_loop()
         if self._pool is None or self._pool.loop is not loop:
             self._pool = Pool(self.options, loop)

@@ -67,7 +67,7 @@ class HierarchyCommit:
         """
         try:
             with self._objects.lock():
-                self._commit(self._planned())
+                self._commit(self._plan_commit())
         except ConflictError as e:
             error = ConflictError(f"{e}. {_KEPT}{_MERGE if self._conflicting_shards else _DISCARD}")
             error.is_certain = e.is_certain
@@ -88,7 +88,7 @@ class HierarchyCommit:
             what = self._objects.url_of(first) + (f" and {len(others)} more objects" if others else "")
             error.add_note(f"{what} were put before that. All edits are kept: commit() makes all of them again")
 
-    def _planned(self) -> Plan:
+    def _plan_commit(self) -> Plan:
         steps = partial(plan_commit, self._base.keyspace, self._edits, self._overlay.spool, loads_all=True)
         try:
             plan: Plan = self._run("", steps)
@@ -104,9 +104,9 @@ class HierarchyCommit:
         removed = self._to_remove(plan)
         leftovers = self._leftovers(plan)
         self._objects.check_places([*plan.names(), *removed, *leftovers, *self._empty_shards])
-        conditions = self._checked(plan, removed, leftovers)
+        conditions = self._check_versions(plan, removed, leftovers)
         changes = dict.fromkeys(filter(is_metadata, plan.removed), None) | dict(plan.documents)
-        outdated = self._outdated(changes, plan)
+        outdated = self._find_outdated(changes, plan)
         self._objects.sweep(plan.names())
         blocking = _blocking(removed, plan.names())
         self._remove(blocking)
@@ -125,7 +125,7 @@ class HierarchyCommit:
 
     # ------------------------------------------------------------------ conflicts
 
-    def _checked(
+    def _check_versions(
         self, plan: Plan, removed: Mapping[str, Version | None], leftovers: Mapping[str, Version]
     ) -> dict[str, Condition]:
         """Return the versions that documents, local objects and new parts of arrays have before they are replaced.
@@ -249,7 +249,7 @@ class HierarchyCommit:
         )
         return data if after is before else dumps(after)
 
-    def _outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, Fetched]:
+    def _find_outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, Fetched]:
         """Return the documents that are not written themselves, and whose consolidated metadata change."""
         names = [name for name in consolidating([*changes, *plan.prefixes]) if name not in changes]
         with ThreadPoolExecutor(WORKERS) as pool:

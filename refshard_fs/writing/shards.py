@@ -23,7 +23,7 @@ from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.sharding.index import Buffer, Misfit
 from refshard_fs.sharding.layout import ChunkInShard, ShardLayout
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.sharding.writing import restored
+from refshard_fs.sharding.writing import restore_document
 from refshard_fs.writing.writer import Writer
 
 # ------------------------------------------------------------------ arrays that a commit makes longer
@@ -141,7 +141,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
     ``loads_all``. Raises ManifestError where the shards of an array cannot hold it as its metadata was written.
     """
 
-    def loaded(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
+    def load(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
         if isinstance(edit, Span):
             data: bytes = yield Load(edit, Raw())
             return spool.keep(data)
@@ -154,9 +154,9 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
     grown: dict[str, Growth] = {}
     for key, edit in changes.items():
         if zarrmeta.is_metadata(key) and edit is not REMOVED:
-            documents[key] = written = bytes((yield from loaded(edit)).data)
+            documents[key] = written = bytes((yield from load(edit)).data)
             if view is not None and parent(key)[1] in _NODES:
-                found = yield from restored(view, key, documents[key])
+                found = yield from restore_document(view, key, documents[key])
                 documents[key] = found.data
                 if parent(key)[1] != ".zmetadata":
                     layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
@@ -178,11 +178,11 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
             shard = shards.get(at.shard)
             if shard is None:
                 shard = shards[at.shard] = _new_shard(at, path, layout, grown.get(path), old=not edits.hides(path))
-            shard.changes[at.place] = None if edit is REMOVED else (yield from loaded(edit))
+            shard.changes[at.place] = None if edit is REMOVED else (yield from load(edit))
         elif edit is REMOVED:
             removed.append(key)
         else:
-            data[key] = (yield from loaded(edit)) if loads_all else edit
+            data[key] = (yield from load(edit)) if loads_all else edit
     return Plan(
         [shard._replace(old=shard.old and not shard.is_full) for shard in shards.values()],
         data,

@@ -40,23 +40,23 @@ def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data
         raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
     assert worker is not None
     writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
-    name = f"{overlay.origin}/{writer}/{number:09}-{kind}/{_quoted(key)}"
+    name = f"{overlay.origin}/{writer}/{number:09}-{kind}/{_quote(key)}"
     url = store.url_of(name)
     worker.staged.append((overlay.edits.number, url))
     store.put(name, (data,), durable=False)
     return url
 
 
-def _quoted(key: str) -> str:
+def _quote(key: str) -> str:
     """Return ``key`` as names of objects have it: percent-encoded, its long segments in pieces."""
     return _LONG.sub(lambda piece: piece.group() + _CUT, quote(key, safe="/")) or _ROOT
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     return "" if name == _ROOT else unquote(name.replace(_CUT, ""))
 
 
-class _Staged(NamedTuple):
+class _StagedObject(NamedTuple):
     name: str
     writer: str
     seen: int
@@ -93,7 +93,7 @@ def merge(
 
     Then nothing is added. What was merged before is skipped. ``reads_all`` for a commit that stores all values itself.
     """
-    listed = (staged for staged in _listed(overlay, store) if staged.name not in overlay.merged)
+    listed = (staged for staged in _list_staged(overlay, store) if staged.name not in overlay.merged)
     found = [staged for staged in listed if staged.fork in forks]
     if not found:
         return
@@ -109,7 +109,7 @@ def merge(
             overlay.remove_below(prefix)
     for name, writer in writers.items():
         for key, change in writer.edits.changes().items():
-            edit = _loaded(overlay, change, store) if reads_all else change
+            edit = _load(overlay, change, store) if reads_all else change
             overlay.put(key, edit)
             overlay.taken[key] = name, edit
     for staged in found:
@@ -117,7 +117,7 @@ def merge(
         overlay.made(store.url_of(staged.name))
 
 
-def _loaded(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
+def _load(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
     """Return ``edit`` with the bytes of the staged object that it refers to."""
     data = _bytes(edit, store) if isinstance(edit, Span) else None
     return edit if data is None else overlay.spool.keep(data)
@@ -125,17 +125,17 @@ def _loaded(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
 
 def clear(overlay: Transaction, store: Objects, since: int = 0) -> None:
     """Remove the objects that no commit has merged, of processes and forks that began after the change ``since``."""
-    listed = (staged for staged in _listed(overlay, store) if staged.seen >= since)
+    listed = (staged for staged in _list_staged(overlay, store) if staged.seen >= since)
     left = [staged.name for staged in listed if staged.name not in overlay.merged]
     store.remove_all(left)
 
 
-def _listed(overlay: Transaction, store: Objects) -> Iterable[_Staged]:
+def _list_staged(overlay: Transaction, store: Objects) -> Iterable[_StagedObject]:
     for name, facts in store.find(overlay.id).items():
         match = _NAME.fullmatch(name)
         if match is not None:
             writer, seen, number, kind, quoted = match.groups()
-            yield _Staged(name, writer, int(seen), int(number), kind, _unquoted(quoted), facts.size or 0)
+            yield _StagedObject(name, writer, int(seen), int(number), kind, _unquote(quoted), facts.size or 0)
 
 
 class _Reference(msgspec.Struct, array_like=True):
@@ -152,7 +152,7 @@ def staged_reference(span: Span) -> bytes:
     return msgspec.json.encode(_Reference(span.url, span.start, span.stop, span.origin))
 
 
-def _take(writer: _Process, staged: _Staged, store: Objects, data: bytes | None) -> None:
+def _take(writer: _Process, staged: _StagedObject, store: Objects, data: bytes | None) -> None:
     edits, key = writer.edits, staged.key
     writer.seen[key] = staged.seen
     match staged.kind:
@@ -175,16 +175,18 @@ def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], sto
         changes, prefixes = writer.edits.changes(), writer.edits.prefixes()
         for key, edit in changes.items():
             _refuse_other(key, edit, others.get(key), "two processes", store)
-            _refuse_other(key, edit, _of_others(name, key, later[writer.seen[key]].get(key), overlay), _LATER, store)
+            _refuse_other(
+                key, edit, _unless_written_by(name, key, later[writer.seen[key]].get(key), overlay), _LATER, store
+            )
         for prefix in prefixes:
             for rival, who in ((others, "two processes"), (later[writer.seen[prefix]], _LATER)):
                 for key, edit in rival.changes().items():
                     if is_within(key, prefix) and key not in changes:
-                        _refuse_other(key, REMOVED, _of_others(name, key, edit, overlay), who, store)
+                        _refuse_other(key, REMOVED, _unless_written_by(name, key, edit, overlay), who, store)
         others.add(prefixes, changes)
 
 
-def _of_others(writer: str, key: str, edit: Edit | None, overlay: Transaction) -> Edit | None:
+def _unless_written_by(writer: str, key: str, edit: Edit | None, overlay: Transaction) -> Edit | None:
     """Return ``edit``; None if it was merged from ``writer``, which may change its own."""
     name, taken = overlay.taken.get(key, ("", None))
     return None if edit is taken and name == writer else edit

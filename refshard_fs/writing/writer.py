@@ -78,7 +78,7 @@ class Writer:
 
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
-        if not self._write_over(await self._opened(), key, data):
+        if not self._write_over(await self._open_async(), key, data):
             await in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
@@ -88,7 +88,7 @@ class Writer:
 
     async def refer(self, key: str, span: Span) -> None:
         """Let ``key`` refer to ``span``."""
-        await self._opened()
+        await self._open_async()
         await self._tell("r", key, staged_reference(span))
         self.overlay.put(key, span)
 
@@ -101,7 +101,7 @@ class Writer:
 
     async def link(self, key: str, entry: Entry) -> bool:
         """Let ``key`` refer to where ``entry`` is, and return True; False where its bytes have to be copied."""
-        if self._waits(await self._opened(), key):
+        if self._waits(await self._open_async(), key):
             return False
         if not isinstance(entry, Span) or entry.optional or entry.pin is not None:
             return False
@@ -112,7 +112,7 @@ class Writer:
 
     async def manifests_among(self, keys: Iterable[str]) -> set[str]:
         """Return those of ``keys`` that are chunk manifests of arrays."""
-        keyspace = (await self._opened()).keyspace.whole_shards
+        keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
             listing: Listing | None = await self.session.look(directory, keyspace.list_chunks(directory))
@@ -133,7 +133,7 @@ class Writer:
         """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
         if not self._is_large(sum(map(len, parts))):
             return Inline(b"".join(parts))
-        span, removable = self._as_object(parts, durable=True)
+        span, removable = self._put_parts(parts, durable=True)
         if removable is not None:
             self.overlay.made(removable)
         return span
@@ -160,7 +160,7 @@ class Writer:
     def _put(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``, by an object of its own."""
         if self.overlay.worker is None:
-            self.overlay.put(key, *self._as_object([data]))
+            self.overlay.put(key, *self._put_parts([data]))
         else:
             span = Span(stage(self.overlay, self.store, "w", key, data), 0, len(data))
             is_small = is_metadata(key) or not self._is_large(len(data))
@@ -175,7 +175,7 @@ class Writer:
         """Whether a value of ``size`` bytes becomes an object."""
         return self.store is not None and size > self.options.inline_threshold
 
-    def _as_object(self, parts: Sequence[Buffer], *, durable: bool = False) -> tuple[Span, str | None]:
+    def _put_parts(self, parts: Sequence[Buffer], *, durable: bool = False) -> tuple[Span, str | None]:
         """Put an object of ``parts``; return where it is, and its URL if it may be removed.
 
         One named by its content may be there already, and others may refer to it.
@@ -219,7 +219,7 @@ class Writer:
         assert base is not None, "opening the source sets the base of the overlay"
         return base
 
-    async def _opened(self) -> Base:
+    async def _open_async(self) -> Base:
         """Return the same on an event loop."""
         while True:
             await self.session.keyspace()

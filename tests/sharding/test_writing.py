@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.sharding.layout import unsharded
-from refshard_fs.sharding.writing import resharded
+from refshard_fs.sharding.layout import unshard_metadata
+from refshard_fs.sharding.writing import update_stored_metadata
 from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
 
 TRANSPOSE = {"name": "transpose", "configuration": {"order": "F"}}
@@ -25,7 +25,7 @@ STORED = {
 
 
 def shown(doc: dict[str, Any]) -> dict[str, Any]:
-    found = unsharded(doc, {})
+    found = unshard_metadata(doc, {})
     assert found is not None
     assert found.layout is not None
     return dict(found.document)
@@ -33,13 +33,13 @@ def shown(doc: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", STORED)
 def test_what_is_shown_is_stored_again_as_it_was(name: str) -> None:
-    assert resharded(STORED[name], shown(STORED[name]), {}) == STORED[name]
+    assert update_stored_metadata(STORED[name], shown(STORED[name]), {}) == STORED[name]
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_another_shape_fill_value_and_attributes_are_taken_over(name: str) -> None:
     changed = {"shape": [60, 9], "fill_value": 5, "attributes": {"a": 1}}
-    assert resharded(STORED[name], {**shown(STORED[name]), **changed}, {}) == {**STORED[name], **changed}
+    assert update_stored_metadata(STORED[name], {**shown(STORED[name]), **changed}, {}) == {**STORED[name], **changed}
 
 
 def test_defaults_that_a_writer_spells_out_make_no_other_array() -> None:
@@ -48,11 +48,13 @@ def test_defaults_that_a_writer_spells_out_make_no_other_array() -> None:
         {"name": "gzip", "configuration": {"level": 5}},
     ]
     written = {**shown(STORED["nested"]), "codecs": codecs, "storage_transformers": []}
-    found = resharded(STORED["nested"], written, {})
+    found = update_stored_metadata(STORED["nested"], written, {})
     assert found is not None
     assert found["codecs"] == STORED["nested"]["codecs"]
     spelled = [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE]
-    assert resharded(STORED["transposed"], {**shown(STORED["transposed"]), "codecs": spelled}, {}) is not None
+    assert (
+        update_stored_metadata(STORED["transposed"], {**shown(STORED["transposed"]), "codecs": spelled}, {}) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,17 +74,17 @@ def test_defaults_that_a_writer_spells_out_make_no_other_array() -> None:
     ],
 )
 def test_other_chunks_codecs_or_dtypes_make_another_array(name: str, changed: dict[str, Any]) -> None:
-    assert resharded(STORED[name], {**shown(STORED[name]), **changed}, {}) is None
+    assert update_stored_metadata(STORED[name], {**shown(STORED[name]), **changed}, {}) is None
 
 
 def test_an_ordinary_array_has_no_shards_to_keep() -> None:
     plain = version_3((6, 8), (2, 2), [LITTLE])
-    assert resharded(plain, plain, {}) is None
+    assert update_stored_metadata(plain, plain, {}) is None
 
 
 def test_shards_of_their_own_sizes_do_not_grow() -> None:
     shapes = {"kind": "inline", "chunk_shapes": [[4, 2], [4, 4]]}
     doc = {**STORED["sharded"], "chunk_grid": {"name": "rectilinear", "configuration": shapes}}
-    assert resharded(doc, {**shown(doc), "attributes": {"a": 1}}, {}) == {**doc, "attributes": {"a": 1}}
+    assert update_stored_metadata(doc, {**shown(doc), "attributes": {"a": 1}}, {}) == {**doc, "attributes": {"a": 1}}
     with pytest.raises(ManifestError):
-        resharded(doc, {**shown(doc), "shape": [7, 8]}, {})
+        update_stored_metadata(doc, {**shown(doc), "shape": [7, 8]}, {})

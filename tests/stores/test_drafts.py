@@ -64,7 +64,9 @@ def test_a_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch:
     path.write_bytes(b"old")
     path.chmod(0o664)
     found = os.stat(path)
-    monkeypatch.setattr(drafts, "_replaced", lambda path: os.stat_result([*found[:5], found.st_gid + 1, *found[6:]]))
+    monkeypatch.setattr(
+        drafts, "_status_of_replaced", lambda path: os.stat_result([*found[:5], found.st_gid + 1, *found[6:]])
+    )
 
     def refuse(*args: object) -> None:
         raise PermissionError

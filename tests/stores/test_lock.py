@@ -31,7 +31,7 @@ def lock_at_once(path: Path) -> None:
 @pytest.mark.parametrize("kind", ["objects", "document", "memory"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_process_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -> None:
-    def locked() -> contextlib.AbstractContextManager[object]:
+    def hold_lock() -> contextlib.AbstractContextManager[object]:
         match kind:
             case "objects":
                 return Objects(str(tmp_path), {}).lock()
@@ -42,7 +42,7 @@ def test_process_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str)
     entered, leave = threading.Event(), threading.Event()
 
     def committing() -> None:
-        with locked():
+        with hold_lock():
             entered.set()
             leave.wait(10)
 
@@ -53,7 +53,7 @@ def test_process_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str)
     child = os.fork()
     if not child:  # it lives on, whatever becomes of that commit
         if kind == "memory":
-            with locked():  # what it has in memory is its own
+            with hold_lock():  # what it has in memory is its own
                 os.write(say, b"in")
         os.read(said, 1)
         os._exit(0)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.sharding.layout import ShardLayout, unsharded
+from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
 from tests.support.shards_in_memory import ROOT, Files
 
 Coords = tuple[int, ...]
 
 
 def layout_of(doc: Mapping[str, Any], **options: Any) -> ShardLayout:
-    found = unsharded(doc, options)
+    found = unshard_metadata(doc, options)
     assert found is not None, "the array is not sharded"
     assert found.layout is not None, found.reason
     return found.layout
