@@ -74,7 +74,8 @@ class Values(msgspec.Struct, frozen=True):
         values: npt.NDArray[Any]
         if stored and template in _UNSCALED:
             values = _UNSCALED[template](data[5:], packing, stored)
-        elif not stored or (not bits and template not in (2, 3)):  # the reference is the value, which nothing scales
+        elif not stored or not (integer(packing, 32, 4) if template in (2, 3) else bits):
+            # without groups or bits, the reference is the value, which nothing scales
             values = np.broadcast_to(_reference(packing) if stored else np.nan, stored)
             values = _without_logarithm(values, packing) if template == _LOGARITHM and stored else values
         else:
