@@ -6,7 +6,7 @@ import base64
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Any, Final, Literal, Self
 
 import msgspec
@@ -383,8 +383,13 @@ def _documents(
             nodes[path] = [("zarr.json", group_3(attributes))]
         else:
             nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
-    in_order = sorted(nodes.items())  # zarr 3.1 loses what comes before the group that it lies in
-    whole = {join(path, name): zarrmeta.dumps(found) for path, documents in in_order for name, found in documents}
+    places: dict[str, int] = {}
+    for path in nodes:
+        for above in _prefixes(path):
+            places.setdefault(above, len(places))
+    # The order is that of the file; but zarr 3.1 loses what comes before the group that it lies in.
+    in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
+    whole = {join(path, name): zarrmeta.dumps(found) for path in in_order for name, found in nodes[path]}
     if zarr_format == 3:
         members = {parent(key)[0]: document for key, document in whole.items() if key != "zarr.json"}
         consolidated = {"kind": b'"inline"', "must_understand": b"false", "metadata": _joined(members)}
@@ -393,6 +398,11 @@ def _documents(
     else:
         whole[".zmetadata"] = _joined({"zarr_consolidated_format": b"1", "metadata": _joined(whole)})
     return whole
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return the groups that ``path`` lies in, from the outermost on, and the path; none for the root."""
+    return list(accumulate(path.split("/"), join)) if path else []
 
 
 def _joined(members: Mapping[str, bytes]) -> bytes:

@@ -74,12 +74,13 @@ def divided(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
             continue
         shown[path] = HDF5Object(path, found.address, True, found.attributes, unread=found.unread)
         dimensions = {name: value for name, value in found.attributes.items() if name == "DIMENSION_LIST"}
-        for field in datatype.fields:
+        for number, field in enumerate(datatype.fields):
             member = member_of(datatype, field)
             shown[join(path, field.name)] = msgspec.structs.replace(
                 found,
                 path=join(path, field.name),
                 address=-1,
+                order=(*found.order, (number, field.name)),
                 attributes=dimensions,
                 datatype=member,
                 refusal=found.refusal or member.refusal,

@@ -28,6 +28,7 @@ from refshard_fs.formats.hdf5.structure import (
     Dataspace,
     HDF5Object,
     Message,
+    Order,
     Superblock,
     UnsharedAttribute,
     Virtual,
@@ -61,7 +62,8 @@ _MOST_LEVELS: Final = 64  # of a symbol table's B-tree
 class Link(NamedTuple):
     """One link: to the object at ``address``, or to the path ``target``; ``refusal`` is why it cannot be followed.
 
-    ``table`` says where a group has its symbol table, by the link to it, which is known before its header is.
+    ``order`` counts the links of a group as they were made, where it tells. ``table`` says where a group has its symbol
+    table, by the link to it, which is known before its header is.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Link(NamedTuple):
     target: str | None = None
     refusal: str | None = None
     table: bytes | None = None
+    order: int = 0
 
 
 def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, leaf_k: int) -> Steps[list[Link]]:
@@ -92,13 +95,14 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
     if version != 1:
         raise ValueError(f"a link of version {version}; version 1 is known")
     kind = fields.uint(1) if flags & 8 else 0
-    fields.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
+    order = fields.uint(8) if flags & 4 else 0
+    fields.take(1 if flags & 16 else 0)
     name = fields.take(fields.uint(1 << (flags & 3))).decode("utf-8", "surrogateescape")
     match kind:
         case 0:
-            return Link(name, fields.address())
+            return Link(name, fields.address(), order=order)
         case 1:
-            return Link(name, target=fields.take(fields.uint(2)).decode("utf-8", "surrogateescape"))
+            return Link(name, target=fields.take(fields.uint(2)).decode("utf-8", "surrogateescape"), order=order)
         case 64:
             parts = fields.take(fields.uint(2))[1:].split(b"\0")
             where = " in ".join(part.decode("utf-8", "replace") for part in reversed(parts[:2]))
@@ -230,10 +234,11 @@ class _Reader:
         objects: dict[str, HDF5Object] = {}
         aliases: dict[str, HDF5Object] = {}  # the same objects, by paths through soft links
         reports: dict[str, str] = {}
-        pending: list[tuple[str, tuple[int, ...], bool]] = [("", (self._superblock.root,), False)]
+        pending: list[tuple[str, tuple[int, ...], bool, Order]] = [("", (self._superblock.root,), False, ())]
         while pending:
-            path, way, is_alias = pending.pop()  # with the addresses of all objects on the path
-            (aliases if is_alias else objects)[path] = msgspec.structs.replace(self._found[way[-1]], path=path)
+            path, way, is_alias, order = pending.pop()  # with the addresses of all objects on the path
+            found = msgspec.structs.replace(self._found[way[-1]], path=path, order=order)
+            (aliases if is_alias else objects)[path] = found
             if len(objects) + len(aliases) + len(pending) > self._most:
                 raise UnreadableFile(f"its links make more than {self._most} paths")
             if way[-1] in self._unlisted:
@@ -255,7 +260,8 @@ class _Reader:
                 elif address in way:
                     reports[below] = f"it is a {'soft ' * is_soft}link back to a group that it lies in"
                 else:
-                    pending.append((below, (*way, address), is_alias or is_soft))
+                    place = *order, (link.order, link.name)
+                    pending.append((below, (*way, address), is_alias or is_soft, place))
         return aliases | objects, reports  # the last path of a scale is the name of its dimension
 
     def _target(self, link: Link, group: int, hops: int) -> int | None:

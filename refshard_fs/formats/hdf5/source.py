@@ -135,6 +135,8 @@ def _shown(
             arrays[variable.path] = array
         except ValueError as e:
             reports[path] = str(e)
+    in_order = [variables[path].path for path in sorted(variables, key=lambda path: objects[path].order)]
+    arrays = {path: arrays[path] for path in in_order if path in arrays}
     others = {path: attributes for path, attributes in groups.items() if path}
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
     space.unlimited_dimensions = unlimited

@@ -403,6 +403,9 @@ def _chunked(
 # Objects: groups and datasets as their headers describe them.
 
 
+Order = tuple[tuple[int, str], ...]  # where an object stands: of each link on its path, when it was made, and its name
+
+
 class HDF5Object(msgspec.Struct, frozen=True):
     """A group or a dataset at ``path``; what only datasets have is None for a group.
 
@@ -423,3 +426,4 @@ class HDF5Object(msgspec.Struct, frozen=True):
     refusal: str | None = None
     unread: Mapping[str, str] = {}
     is_type: bool = False
+    order: Order = ()

@@ -136,3 +136,15 @@ def test_many_references_to_a_long_path_are_too_much(tmp_path: Path) -> None:
         file.create_dataset("d", (100_000,), REFERENCE, data=np.array([there.ref] * 100_000, REFERENCE))
     with pytest.raises(RefShardError, match="paths of its references"):
         RefShardFileSystem(str(tmp_path / "a.h5")).cat("d/0")
+
+
+@pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 lists groups by name")
+@pytest.mark.parametrize("track", [True, False])
+def test_order_is_that_of_the_file_where_it_has_one(track: bool, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", track_order=track) as file:
+        for name in ("z", "b", "g/y", "a"):
+            file[name] = np.arange(2)
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"))
+    names = list(json.loads(fs.cat(".zmetadata"))["metadata"])
+    arrays = [name.removesuffix("/.zarray") for name in names if name.endswith("/.zarray")]
+    assert arrays == (["z", "b", "g/y", "a"] if track else ["a", "b", "g/y", "z"])
