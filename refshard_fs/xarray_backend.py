@@ -12,7 +12,7 @@ import difflib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -99,6 +99,8 @@ class RefShardBackend(BackendEntrypoint):
             with _named_group(store, options.get("group")):
                 options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
                 options["store"].task_size = task_size
+                dropped = options["drop_variables"] or ()
+                options["store"].not_loaded = {dropped} if isinstance(dropped, str) else set(dropped)
             if open_dataset_options:
                 ds = xr.open_dataset(store, engine="zarr", **options)
                 unpack_in_blocks(ds.variables.values())
@@ -168,6 +170,8 @@ class _TypedStore(ZarrStore):
     """
 
     task_size = 0
+    # Index coordinates that are not read with the variables, in one round; None if none are.
+    not_loaded: Container[Any] | None = None
 
     @classmethod
     def open_all(cls, store: Any, root: str, opening: Mapping[str, Any]) -> dict[str, _TypedStore]:
@@ -187,6 +191,9 @@ class _TypedStore(ZarrStore):
 
     def get_variables(self) -> Any:
         variables = super().get_variables()
+        if self.not_loaded is not None:  # xarray would read the first, the last and then all values of each in turn
+            wanted = {name: v for name, v in variables.items() if v.dims == (name,) and name not in self.not_loaded}
+            _load_together(wanted.values())
         if self.task_size:
             _enlarge(variables, self.task_size)
         return variables

@@ -31,6 +31,8 @@ def _as_before() -> Iterator[None]:
 def test_examples_are_true(name: str) -> None:
     if name.endswith((".tuning", ".zarr_store")) and not hasattr(pytest.importorskip("zarr"), "config"):
         pytest.skip("this is for zarr 3")
+    if name.endswith(".serving"):
+        pytest.importorskip("starlette")
     if name.endswith(".virtualizarr"):
         pytest.importorskip("virtualizarr")
     failed, tried = doctest.testmod(importlib.import_module(name))

@@ -10,15 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from zarr.storage import LocalStore
-
-from refshard_fs import (
-    RefShardFileSystem,
-    tune_zarr,
-    zarr_pipeline,
-)
 
 zarr = pytest.importorskip("zarr", minversion="3.1")
+
+from refshard_fs import RefShardFileSystem, tune_zarr, zarr_pipeline  # noqa: E402  # zarr 3 alone
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +58,7 @@ zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
 def test_it_is_simply_there_unless_it_is_turned_off(
     before: str, environment: dict[str, str], name: str, tmp_path: Path
 ) -> None:
-    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT.format(before=before), str(tmp_path)],
         capture_output=True,
@@ -153,7 +148,7 @@ is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr de
     ],
 )
 def test_reads_go_on_where_zarr_has_changed_and_stats_say_so(change: str, name: str, tmp_path: Path) -> None:
-    zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
+    zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = SCRIPT.format(before=f"import zarr\n{change}")
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)
     assert run.stdout.split() == [name, "45", str(name != "SelectionPipeline")], run.stderr

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import ReferenceNotReachable, RefShardError, RefShardFileSystem
-from refshard_fs.errors import NoSuchSource
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
@@ -233,8 +232,9 @@ def test_a_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
         xr.open_dataset("refshard://refs.json", engine=RefShardBackend)
 
 
-def test_a_pattern_is_told_what_joins_its_matches(tmp_path: Path) -> None:
-    with pytest.raises(NoSuchSource, match=r"refshard_fs\.concat\(url, dim=\.\.\.\)"):
+def test_a_pattern_without_matches_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ManifestError, match=r"\*\.nc' matches nothing: .* has a\.txt"):
         xr.open_dataset(f"{tmp_path}/*.nc", engine=RefShardBackend)
 
 

@@ -140,9 +140,6 @@ def is_compressed(head: bytes) -> bool:
 # Numbers and images that are packed.
 
 
-_UNPACKED: Final = 1 << 16  # numbers of a few bits that are made at a time: each takes up to 256 bytes meanwhile
-
-
 def by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> Any:
     """Return what a function of imagecodecs, which comes with ``extra``, makes of ``data``.
 
@@ -167,13 +164,21 @@ def unpacked(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
         raise ValueError(f"{count} values of {bits} bits are not in its {len(data)} bytes")
     if bits in (8, 16, 32):
         return np.frombuffer(data, f">u{bits // 8}", count)
-    numbers = np.empty(count, "u4")
-    weights = 2.0 ** np.arange(bits)[::-1]
-    for first in range(0, count, _UNPACKED):  # which begins with a byte
-        some = min(_UNPACKED, count - first)
-        part = np.frombuffer(data, "u1", -(-some * bits // 8), first * bits // 8)
-        numbers[first : first + some] = np.unpackbits(part, count=bits * some).reshape(some, bits) @ weights
-    return numbers
+    # Eight numbers take whole bytes, as many as a number has bits: the k-th of all eights lie alike.
+    eights = -(-count // 8)
+    stored = np.zeros(eights * bits, "u1")
+    given = np.frombuffer(data, "u1", min(len(data), stored.size))
+    stored[: given.size] = given
+    word: Any = np.uint32 if bits <= 24 else np.uint64  # which holds the bytes that a number touches
+    columns: list[Any] = [column.astype(word) for column in stored.reshape(eights, bits).T]
+    numbers = np.empty((eights, 8), "u4")
+    for k in range(8):
+        first, last = k * bits // 8, ((k + 1) * bits - 1) // 8
+        value = columns[first]
+        for column in columns[first + 1 : last + 1]:
+            value = (value << word(8)) | column
+        numbers[:, k] = (value >> word((last + 1) * 8 - (k + 1) * bits)) & word((1 << bits) - 1)
+    return numbers.reshape(-1)[:count]
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -252,7 +252,8 @@ def _walk(url: str) -> Steps[list[str]]:
         if not below:
             others = list(dict.fromkeys(n.name for folder in known for n in listed[folder]))
             near = difflib.get_close_matches(step, others, 3, 0.3) or others[:3]
-            has = f"has {', '.join(near)} and {len(others) - len(near):,} others" if others else "is empty"
+            more = f" and {len(others) - len(near):,} others" if len(others) > len(near) else ""
+            has = f"has {', '.join(near)}{more}" if others else "is empty"
             raise ManifestError(f"{url!r} matches nothing: {known[0] or '/'} {has}")
         known = below
     return known

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.compression import MOST, check_chunk, decompressed, zstd
+from refshard_fs.core.compression import MOST, check_chunk, decompressed, unpacked, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import taking
 
@@ -155,3 +155,15 @@ def test_a_large_result_is_not_held_twice(make: Any) -> None:
     )()
     with taking(size * 3 // 2):
         assert len(decompressed(stream, data, size)) == size
+
+
+@pytest.mark.parametrize("bits", range(1, 33))
+def test_numbers_of_any_bits_are_unpacked(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    for count in (1, 7, 8, 9, 1000):
+        numbers = rng.integers(0, 1 << bits, count, dtype="u8")
+        text = "".join(f"{number:0{bits}b}" for number in numbers.tolist())
+        data = int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8))
+        assert np.array_equal(unpacked(data + b"more", bits, count), numbers)
+        with pytest.raises(ValueError, match=f"{count} values of {bits} bits"):
+            unpacked(data[:-1], bits, count)

@@ -53,7 +53,9 @@ def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> Non
 def test_field_that_tells_files_apart_makes_no_dimension(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     found = opened(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
-    expected = xr.concat([by_coords(tmp_path / m) for m in "ab"], pd.Index(["a", "b"], name="member"))
+    expected = xr.concat(
+        [by_coords(tmp_path / m) for m in "ab"], xr.DataArray(np.array(["a", "b"]), dims="member", name="member")
+    )
     xr.testing.assert_equal(found, expected)
 
 
