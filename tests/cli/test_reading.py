@@ -68,7 +68,7 @@ def test_a_key_of_no_bytes_is_an_empty_file(refs: Refs, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a\0b", ".."])
 def test_no_name_leads_out_of_the_destination(name: str, tmp_path: Path) -> None:
     with pytest.raises((ManifestError, ValueError)):
-        reading._below(str(tmp_path), name)
+        reading._path_below(str(tmp_path), name)
 
 
 def test_a_link_in_the_destination_is_not_followed_out_of_it(refs: Refs, tmp_path: Path) -> None:
