@@ -95,12 +95,12 @@ class TimeUnits(NamedTuple):
             return float(wanted) if rounded else int(wanted)
         if not np.isfinite(value):
             return float(value)
-        wanted = (self._meant(value) + shift) / to.length
+        wanted = (self._to_nanoseconds(value) + shift) / to.length
         if not rounded and Fraction(float(wanted)) != wanted:
             raise ValueError(f"{value} is not exactly a number in the other units")
         return float(wanted)
 
-    def _meant(self, value: np.floating[Any]) -> Fraction:
+    def _to_nanoseconds(self, value: np.floating[Any]) -> Fraction:
         """Return the nanoseconds that a number stands for."""
         exact = Fraction(float(value)) * self.length
         slack = min(Fraction(float(np.spacing(np.abs(value)))) * self.length, Fraction(_SLACK))
@@ -110,7 +110,7 @@ class TimeUnits(NamedTuple):
                 return whole
         return exact
 
-    def snapped(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def snap(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return numbers of these units so that those which mean the same instant are equal.
 
         Those as close to a whole second as their type tells apart become the floating-point number of that second.

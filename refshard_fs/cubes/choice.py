@@ -238,14 +238,14 @@ def documents_of(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
 # What each word does.
 
 
-def chosen(nodes: Nodes, choice: Choice) -> dict[str, Node]:
+def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     """Return what ``choice`` takes of ``nodes``, which it changes, by the paths under which that is shown.
 
     ManifestError, with the names that exist, for a name that the source does not have.
     """
     kept = set(nodes)
     if choice.keep is not None:
-        kept = _kept(nodes, {path for name in choice.keep for path in nodes.matching(name, "keep")})
+        kept = _paths_to_keep(nodes, {path for name in choice.keep for path in nodes.matching(name, "keep")})
     dropped = {path for name in choice.drop for path in nodes.matching(name, "drop")}
     kept = {path for path in kept if not _is_in(path, dropped)}
     shown = {path: node for path, node in nodes.items() if path in kept}
@@ -255,11 +255,11 @@ def chosen(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     for name, values in choice.attrs.items():
         for path in nodes.matching(name, "attrs") if name.strip("/") else [""]:
             if path in shown:
-                shown[path].edit_attributes(partial(_changed, values))
-    return _renamed(shown, nodes, choice.rename) if choice.rename else shown
+                shown[path].edit_attributes(partial(_update_attributes, values))
+    return _rename_nodes(shown, nodes, choice.rename) if choice.rename else shown
 
 
-def _changed(values: Attributes, before: Attributes) -> Attributes:
+def _update_attributes(values: Attributes, before: Attributes) -> Attributes:
     """Return the attributes ``before`` with others; those that are None are gone."""
     return {name: value for name, value in {**before, **values}.items() if value is not None}
 
@@ -269,7 +269,7 @@ def _is_in(path: str, paths: Container[str]) -> bool:
     return path in paths or nearest(path, paths) is not None
 
 
-def _kept(nodes: Nodes, paths: set[str]) -> set[str]:
+def _paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
     """Return ``paths``, all below them, the groups above them, and the coordinates of arrays."""
     kept = {"", *(path for path in nodes if _is_in(path, paths))}
     arrays: dict[str, list[Node]] = {}
@@ -281,7 +281,9 @@ def _kept(nodes: Nodes, paths: set[str]) -> set[str]:
         words = {word for node in some for word in _words(node)}
         for above in ["", *_steps(group)]:
             members = nodes.by_group.get(above, {})
-            names = {name for name, node in members.items() if node.dims == [name]} | _named(nodes, above, members)
+            names = {name for name, node in members.items() if node.dims == [name]} | _coordinate_names(
+                nodes, above, members
+            )
             kept |= {join(above, name) for name in names if name in words or dims.issuperset(members[name].dims)}
     return kept.union(*(map(_steps, kept)))
 
@@ -292,7 +294,7 @@ def _words(node: Node) -> list[str]:
     return value.split() if isinstance(value, str) else []
 
 
-def _named(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
+def _coordinate_names(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
     """Return the names of those ``arrays`` of a group that the attribute ``coordinates`` of any, or its own, names."""
     return {word for node in [*arrays.values(), nodes[group]] for word in _words(node) if word in arrays}
 
@@ -303,16 +305,16 @@ def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
         after = {name: node for name, node in before.items() if join(group, name) in shown}
         if group not in shown or len(after) == len(before):
             continue
-        named = _named(nodes, group, before) & after.keys()
+        named = _coordinate_names(nodes, group, before) & after.keys()
         for node in [*after.values(), shown[group]]:
             words = _words(node)
             left = [word for word in words if word in after or word not in before]
             if left != words:
-                node.edit_attributes(partial(_changed, {COORDINATES: " ".join(left) or None}))
-        lost = named - _named(shown, group, after)
+                node.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(left) or None}))
+        lost = named - _coordinate_names(shown, group, after)
         if lost:  # their names were in attributes of variables that are gone: in those of the group, they tell the same
             words = [*_words(shown[group]), *sorted(lost)]
-            shown[group].edit_attributes(partial(_changed, {COORDINATES: " ".join(words)}))
+            shown[group].edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words)}))
 
 
 def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[int | None, int | None]]) -> None:
@@ -341,7 +343,7 @@ def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[i
 # Other names.
 
 
-def _renamed(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, str]) -> dict[str, Node]:
+def _rename_nodes(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, str]) -> dict[str, Node]:
     """Return the nodes by their new paths, with the new names of dimensions, and of variables that attributes name."""
     names: dict[str, str] = {}  # new names, by path
     dims: list[tuple[str, str, str]] = []  # the group in which a dimension has a new name, the old name and the new one
@@ -370,7 +372,7 @@ def _renamed(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, str]) 
             node.rename_dimensions(own_dims)
         if names:
             group = parent(path)[0] if node.is_array else path
-            node.edit_attributes(partial(_reworded, partial(_new_name, names, nodes, group)))
+            node.edit_attributes(partial(_rename_in_attributes, partial(_new_name, names, nodes, group)))
         new_path = "/".join(names.get(above, parent(above)[1]) for above in _steps(path))
         if new_path in shown:
             raise ManifestError(f"rename= gives {shown[new_path].source!r} and {path!r} one name, {new_path!r}")
@@ -392,7 +394,7 @@ def _new_name(names: Mapping[str, str], nodes: Nodes, group: str, word: str) -> 
     return word
 
 
-def _reworded(renamed: Callable[[str], str], attributes: Attributes) -> Attributes:
+def _rename_in_attributes(renamed: Callable[[str], str], attributes: Attributes) -> Attributes:
     """Return attributes in which variables are called what ``renamed`` returns for their names."""
     found = dict(attributes)
     for name in (*_NAMES, *_ROLES):

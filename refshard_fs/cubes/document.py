@@ -186,7 +186,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
-    def _decoded(self, respell: Callable[[str], str]) -> dict[str, Any]:
+    def _to_json(self, respell: Callable[[str], str]) -> dict[str, Any]:
         return {**self._head(respell), "sets": [self._line(part, respell) for part in self.parts]}
 
     def _head(self, respell: Callable[[str], str]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         members |= {"join": "outer" if self.join == "outer" else None}
         members["held"] = {path: _base64(data) for path, data in self.held.items()}
         members["select"] = [choice.spelled() for choice in self.select]
-        members["beside"] = [document._decoded(respell) for document in self.beside]
+        members["beside"] = [document._to_json(respell) for document in self.beside]
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}
 
@@ -210,7 +210,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     def _line(self, part: Part, respell: Callable[[str], str]) -> list[Any]:
         line: list[Any] = [respell(part.url) if part.url else None, part.length]
         if part.document is not None:
-            line[0] = part.document._decoded(respell)
+            line[0] = part.document._to_json(respell)
         if self.coordinate is not None and part.values is not None:
             line.append(_base64(part.values))
         if part.places or part.take is not None:
@@ -224,7 +224,7 @@ def _base64(data: bytes) -> str:
     return "base64:" + base64.b64encode(data).decode()
 
 
-def with_marker_first(document: Mapping[str, Any]) -> bytes:
+def dump_with_marker(document: Mapping[str, Any]) -> bytes:
     """Return a decoded document as JSON that is recognised: the member that tells the format comes first."""
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
@@ -352,14 +352,14 @@ class Overlaid(View):
         if found is not None:
             return found
         if key == zarrmeta.CONSOLIDATED or key == "zarr.json":
-            return (yield from self._consolidated(key))
+            return (yield from self._consolidated_document(key))
         return None if self._is_hidden(key) else (yield from self.base.lookup(key))
 
     def _is_hidden(self, key: str) -> bool:
         """Whether a key of the part is a chunk of an array that is held, or a directory of such."""
         return any(key.startswith(path + "/") for path in self._held) and not zarrmeta.is_metadata(key)
 
-    def _consolidated(self, key: str) -> Steps[Entry | None]:
+    def _consolidated_document(self, key: str) -> Steps[Entry | None]:
         """Return the root's document, in which consolidated metadata are those that are shown."""
         data = yield from self.base.read(key)
         doc: Any = {}
@@ -410,7 +410,7 @@ class Overlaid(View):
         return (yield from self.base.chunks(array, numbers, grid))
 
 
-def stacked(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str, Any]:
+def stack_metadata(doc: Mapping[str, Any], chunks: Sequence[int], dim: str) -> dict[str, Any]:
     """Return the metadata of an array of chunks of that shape with ``dim``, of length 1, as its first dimension."""
     found = {**doc, "shape": [1, *doc["shape"]]}
     if doc.get("zarr_format") == 2:

@@ -13,7 +13,7 @@ from refshard_fs.core.keys import ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
 from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
-from refshard_fs.cubes.recutting import Placement, Recut, Source, check_recut
+from refshard_fs.cubes.recutting import PartArray, Placement, Recut, check_recut
 from refshard_fs.errors import ManifestError
 
 # Attributes that say what the values mean. All others may differ.
@@ -24,7 +24,7 @@ STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_
 KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
 
 
-class Described(NamedTuple):
+class ArrayFacts(NamedTuple):
     """An array as it is compared with others; ``name`` is what its set is called in errors."""
 
     name: str
@@ -38,17 +38,17 @@ class Fit(NamedTuple):
     recoding: Recoding | None = None
     # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
     places: Mapping[int, Placement] = {}
-    source: Source | None = None  # of an array that is recut
+    source: PartArray | None = None  # of an array that is recut
     encoding: ChunkKeyEncoding | None = None  # of the part's keys, where it spells them otherwise
     is_absent: bool = False  # the part lacks the array
 
-    def stored(self, leading: Sequence[int]) -> list[int] | None:
+    def stored_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
-        return _known([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
+        return _if_complete([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
 
-    def placed(self, leading: Sequence[int]) -> list[int] | None:
+    def shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates at which a part's chunk is shown; None if the part has no such chunk."""
-        return _known([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
+        return _if_complete([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
 
     @property
     def is_same(self) -> bool:
@@ -58,8 +58,8 @@ class Fit(NamedTuple):
 
 def fit(
     path: str,
-    shown: Described,
-    part: Described,
+    shown: ArrayFacts,
+    part: ArrayFacts,
     recut: Recut | None = None,
     places: Mapping[int, Placement] = {},
 ) -> Fit:
@@ -71,14 +71,14 @@ def fit(
     if recut is not None:
         check_recut(path, part.meta, part.name)
         recoded = recoding_of(path, shown._replace(meta=recut.meta), part, is_recut=True)
-        return Fit(recoded, places, Source.of(part.meta, recut, recoded, f"{path!r} of {part.name}"))
+        return Fit(recoded, places, PartArray.of(part.meta, recut, recoded, f"{path!r} of {part.name}"))
     grid = part.meta.grid
     spells_alike = grid is None or shown.meta.grid is None or grid.encoding == shown.meta.grid.encoding
     encoding = None if grid is None or spells_alike else grid.encoding
     return Fit(recoding_of(path, shown, part), places, encoding=encoding)
 
 
-def check_metadata(path: str, one: Described, other: Described, ignored: Container[str] = ()) -> None:
+def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Container[str] = ()) -> None:
     """Raise ManifestError, which names the field, where two arrays ``path`` differ in one that is not ``ignored``.
 
     An attribute's field is ``attribute NAME``.
@@ -93,7 +93,7 @@ def check_metadata(path: str, one: Described, other: Described, ignored: Contain
             raise difference(path, field, one.name, first, other.name, second)
 
 
-def recoding_of(path: str, one: Described, other: Described, *, is_recut: bool = False) -> Recoding | None:
+def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool = False) -> Recoding | None:
     """Return how chunks of the array ``path`` of ``other`` become chunks of ``one``; None where they are such already.
 
     How keys are spelled makes no difference; if the array ``is_recut``, nor does how its chunks are cut and compressed.
@@ -118,7 +118,7 @@ def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: A
     return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
 
 
-def _fields(array: Described) -> dict[str, Any]:
+def _fields(array: ArrayFacts) -> dict[str, Any]:
     meta = array.meta
     fields = {name: value for name, value in meta.raw.items() if name != "attributes"}
     if meta.zarr_format == 2:
@@ -133,6 +133,6 @@ def _fields(array: Described) -> dict[str, Any]:
     return fields
 
 
-def _known(coords: Sequence[int | None]) -> list[int] | None:
+def _if_complete(coords: Sequence[int | None]) -> list[int] | None:
     known = [at for at in coords if at is not None]
     return known if len(known) == len(coords) else None

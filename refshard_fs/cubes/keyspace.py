@@ -37,18 +37,18 @@ from refshard_fs.cubes.document import (
     Overlaid,
     PartView,
     of_part,
-    stacked,
+    stack_metadata,
 )
-from refshard_fs.cubes.fit import Described, Fit, fit
+from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
 from refshard_fs.cubes.merging import MergedKeySpace
-from refshard_fs.cubes.moving import Move, consecutive, moved, shifted
+from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
 from refshard_fs.cubes.recutting import (
     PIECES,
     Placement,
     Recut,
     check_pieces,
-    joined,
-    wanted,
+    cut_pieces,
+    join_pieces,
 )
 from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
@@ -77,7 +77,7 @@ class ConcatArray(msgspec.Struct, frozen=True):
     recut: Recut | None = None
     is_stacked: bool = False
 
-    def stored(self, coords: Sequence[int]) -> Sequence[int]:
+    def stored_coords(self, coords: Sequence[int]) -> Sequence[int]:
         """Return coordinates as a part has them, given with all dimensions."""
         return coords[1:] if self.is_stacked else coords
 
@@ -85,13 +85,13 @@ class ConcatArray(msgspec.Struct, frozen=True):
     def stored_grid(self) -> ChunkGrid:
         """The grid of a part, but for the number of chunks."""
         assert self.grid is not None, "an array that is joined has a grid"
-        return msgspec.structs.replace(self.grid, counts=tuple(self.stored(self.grid.counts)))
+        return msgspec.structs.replace(self.grid, counts=tuple(self.stored_coords(self.grid.counts)))
 
     def grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
         """Return the grid of the part of a number, which has only the chunks at ``places`` along these axes."""
         assert self.grid is not None, "an array that is joined has a grid"
         shown = self.shown_grid_of_part(number, places)
-        return msgspec.structs.replace(shown, counts=tuple(self.stored(shown.counts)))
+        return msgspec.structs.replace(shown, counts=tuple(self.stored_coords(shown.counts)))
 
     def shown_grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
         """Return the same grid with all dimensions; chunks have the same numbers in both."""
@@ -104,9 +104,9 @@ class ConcatArray(msgspec.Struct, frozen=True):
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
         """Return the part that has a chunk, or all that begin with ``coords``, and their coordinates there."""
         number = bisect_right(self.starts, coords[self.axis]) - 1
-        return number, self.moved(coords, -self.starts[number])
+        return number, self.move(coords, -self.starts[number])
 
-    def moved(self, coords: Sequence[int], by: int) -> list[int]:
+    def move(self, coords: Sequence[int], by: int) -> list[int]:
         return [*coords[: self.axis], coords[self.axis] + by, *coords[self.axis + 1 :]]
 
 
@@ -125,7 +125,7 @@ class FullLength:
             return doc, None
         is_stacked = path in self.document.stacked
         if is_stacked and not any(join(path, name) in self.document.metadata for name in METADATA):
-            doc = _with_dimension(doc, self.document.dim, f"{path!r} of the first set of {self.where}")
+            doc = _add_dimension(doc, self.document.dim, f"{path!r} of the first set of {self.where}")
         meta = zarrmeta.array_meta(doc, f"{path!r} of the first set of {self.where}")
         if meta is None or path not in self.document.axes:
             return doc, ConcatArray(None if meta is None else meta.grid)
@@ -153,7 +153,7 @@ class FullLength:
         return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts), None, is_stacked)
 
 
-class _Part:
+class _OpenPart:
     """A part that is open, and how those of its arrays that were read fit the first part's."""
 
     def __init__(self, space: KeySpace) -> None:
@@ -161,17 +161,17 @@ class _Part:
         self.fits: dict[str, Fit] = {}
 
 
-def _unread(part: _Part, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
+def _unread(part: _OpenPart, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield coordinates in ``part`` of a chunk of each block of its index that was not read yet."""
     fit = part.fits.get(path)
-    stored = None if fit is None else fit.stored(coords)
+    stored = None if fit is None else fit.stored_chunk(coords)
     if fit is None or stored is None or array.grid is None:
         return
     encoding = fit.encoding or array.grid.encoding
-    for key in part.space.keys_of_other_parts(join(path, encoding.encode(array.stored(stored)))):
+    for key in part.space.keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
         grid = part.space.grids[path]
         found = grid.encoding.decode(relative(key, path), len(grid.counts))
-        placed = None if found is None else fit.placed((0, *found) if array.is_stacked else found)
+        placed = None if found is None else fit.shown_chunk((0, *found) if array.is_stacked else found)
         if placed is not None:
             yield placed
 
@@ -214,8 +214,8 @@ class ConcatKeySpace(KeySpace):
         self._open_part = open_part
         self._keep = max(keep, 1)
         self._first = document.first
-        self._first_part = _Part(first)
-        self._parts: LRU[int, _Part] = LRU(self._keep)  # the last ones that were read, but for the first part
+        self._first_part = _OpenPart(first)
+        self._parts: LRU[int, _OpenPart] = LRU(self._keep)  # the last ones that were read, but for the first part
         self._sharing = Sharing()  # of what is being opened and compared
         # By array: length, metadata and units of the last part that needed no recoding, and how it fits. Parts with the
         # same fit alike.
@@ -272,7 +272,7 @@ class ConcatKeySpace(KeySpace):
         if path == self.document.coordinate:
             return Inline(self._values)
         if array.recut is not None:
-            return (yield from self._joined(path, array, array.recut, coords))
+            return (yield from self._join_chunk(path, array, array.recut, coords))
         number, placed = array.locate(coords)
         (entry,) = yield from self._entries(number, path, array, [placed])
         return entry
@@ -309,7 +309,7 @@ class ConcatKeySpace(KeySpace):
             first = local if number == here else [*coords[: array.axis], 0, *coords[array.axis + 1 :]]
             unread = [first] if part is None else _unread(part, at.array, array, first)
             for placed in unread:
-                yield join(at.array, array.grid.encoding.encode(array.moved(placed, array.starts[number])))
+                yield join(at.array, array.grid.encoding.encode(array.move(placed, array.starts[number])))
 
     def _entries(
         self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]
@@ -317,9 +317,9 @@ class ConcatKeySpace(KeySpace):
         """Return the entries of ``chunks`` of a part, given by coordinates along which the part begins at 0."""
         assert array.grid is not None, "an array that is joined has a grid"
         part, fit = yield from self._part(number, path, array)
-        stored = [fit.stored(placed) for placed in chunks]
+        stored = [fit.stored_chunk(placed) for placed in chunks]
         encode = (fit.encoding or array.grid.encoding).encode
-        keys = [join(path, encode(array.stored(coords))) for coords in stored if coords is not None]
+        keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
         look_ups = part.lookups(keys)
         in_part: list[Entry | None] = [None] * len(keys)
         for look_up, some in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
@@ -330,7 +330,7 @@ class ConcatKeySpace(KeySpace):
         left = iter(in_part)
         return [None if coords is None else next(left) for coords in stored]
 
-    def _joined(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
+    def _join_chunk(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
         """Return the entry of a chunk of an array that is recut, joined from those of parts."""
         starts, size = self._starts, recut.chunks[array.axis]
         begin = coords[array.axis] * size
@@ -343,14 +343,14 @@ class ConcatKeySpace(KeySpace):
             for number, (part, fit) in zip(numbers, parts, strict=True):
                 if fit.source is not None:  # else the part lacks the array
                     last, meta = number == len(starts) - 2, fit.source.meta
-                    pieces = wanted(recut, coords, starts[number], array.axis, meta, fit.places, is_last=last)
+                    pieces = cut_pieces(recut, coords, starts[number], array.axis, meta, fit.places, is_last=last)
                     flat += [(part, fit.source, w) for w in pieces]
             check_pieces([source.meta for _, source, _ in flat])
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
-        keys = [join(path, source.tail(array.stored(w.coords))) for _, source, w in flat]
+        keys = [join(path, source.tail(array.stored_coords(w.coords))) for _, source, w in flat]
         found = yield from together([part.lookup(key) for (part, _, _), key in zip(flat, keys, strict=True)])
-        return joined(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
+        return join_pieces(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
     # ------------------------------------------------------------------ parts
 
@@ -367,29 +367,31 @@ class ConcatKeySpace(KeySpace):
 
         Whatever asks at the same time, a part is opened once, and each of its arrays compared once.
         """
-        part = self._known(number)
+        part = self._find_open_part(number)
         if part is None:
-            part = yield from self._sharing.once(number, partial(self._known, number), partial(self._opened, number))
+            part = yield from self._sharing.once(
+                number, partial(self._find_open_part, number), partial(self._open_and_keep, number)
+            )
         fit = part.fits.get(path)
         if fit is None:
-            compare = partial(self._compared, number, part, path, array)
+            compare = partial(self._fit_of, number, part, path, array)
             fit = yield from self._sharing.once((part, path), partial(part.fits.get, path), compare)
         return part.space, fit
 
-    def _known(self, number: int) -> _Part | None:
+    def _find_open_part(self, number: int) -> _OpenPart | None:
         """Return a part if it is open, and count it as the last one that was read."""
         return self._first_part if number == self._first else self._parts.get(number)
 
-    def _opened(self, number: int) -> Steps[_Part]:
-        part = _Part((yield from self._open_part(number)))
+    def _open_and_keep(self, number: int) -> Steps[_OpenPart]:
+        part = _OpenPart((yield from self._open_part(number)))
         self._parts.put(number, part)
         return part
 
-    def _compared(self, number: int, part: _Part, path: str, array: ConcatArray) -> Steps[Fit]:
-        fit = part.fits[path] = yield from self._fitted(number, part.space, path, array)
+    def _fit_of(self, number: int, part: _OpenPart, path: str, array: ConcatArray) -> Steps[Fit]:
+        fit = part.fits[path] = yield from self._compare(number, part.space, path, array)
         return fit
 
-    def _fitted(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Fit]:
+    def _compare(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Fit]:
         """Compare the array of a part, which is open, with the first part's."""
         line = self.document.parts[number]
         where = f"the set {line.name!r} of {self.where}"
@@ -406,9 +408,9 @@ class ConcatKeySpace(KeySpace):
         plain = self._plain.get(path)
         if data is not None and plain is not None and plain[0] == compared:
             return plain[1]
-        doc = _parsed(data, join(path, name), where)
+        doc = _parse(data, join(path, name), where)
         if doc is not None and array.is_stacked:
-            doc = _with_dimension(doc, self.document.dim, f"{path!r} of {where}")
+            doc = _add_dimension(doc, self.document.dim, f"{path!r} of {where}")
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
         other = next(each for each in METADATA if each != name)
         if doc is None and (yield from part.read(join(path, other))) is not None:
@@ -429,8 +431,8 @@ class ConcatKeySpace(KeySpace):
         shown: dict[str, Any] = {}
         if coordinate is not None:
             shown = yield from self._units(self.first, coordinate, first.zarr_format, "the first set")
-        theirs = _described(attributes, units, path, meta, where)
-        mine = _described(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
+        theirs = _array_facts(attributes, units, path, meta, where)
+        mine = _array_facts(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
         found = fit(path, mine, theirs, recut, places)
         if found.is_same:
             self._plain[path] = compared, found
@@ -458,7 +460,7 @@ class ConcatKeySpace(KeySpace):
     def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
         """Return the attributes of a coordinate that give its units and those of its bounds."""
         key = join(path, "zarr.json" if zarr_format == 3 else ".zattrs")
-        doc = _parsed((yield from part.read(key)), key, where) or {}
+        doc = _parse((yield from part.read(key)), key, where) or {}
         found = doc.get("attributes") if zarr_format == 3 else doc
         return {name: found[name] for name in UNITS if name in found} if isinstance(found, dict) else {}
 
@@ -557,15 +559,15 @@ class ConcatKeySpace(KeySpace):
         if fit.encoding is not None and not (fit.recoding is not None and fit.recoding.shows_absent):
             own = msgspec.structs.replace(stored, encoding=fit.encoding)
             directory = "" if leading is None else grid.directory_of(leading)
-            return (yield from _respelled(part, path, own, array, fit, grid.encoding, start, directory))
+            return (yield from _list_respelled(part, path, own, array, fit, grid.encoding, start, directory))
         if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # a directory for each part
             return [] if self.document.parts[number].is_gap else [Listed(str(start), None, True)]
         directory = path
         if leading is not None:
-            local = fit.stored(array.moved(leading, -start) if len(leading) > array.axis else leading)
+            local = fit.stored_chunk(array.move(leading, -start) if len(leading) > array.axis else leading)
             if local is None:
                 return []
-            directory = join(path, stored.directory_of(array.stored(local)))
+            directory = join(path, stored.directory_of(array.stored_coords(local)))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks are made
             own = array.grid_of_part(number, fit.places)
             names: Sequence[Listed] = _children(own.directory(relative(directory, path)), None)
@@ -575,9 +577,9 @@ class ConcatKeySpace(KeySpace):
         for listed in names:
             tail = relative(join(directory, listed.name), path)
             coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
-            placed = None if coords is None else fit.placed((0, *coords) if array.is_stacked else coords)
+            placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)
             if placed is not None:
-                here = array.moved(placed, start) if len(placed) > array.axis else placed
+                here = array.move(placed, start) if len(placed) > array.axis else placed
                 name = (str(here[-1]) if here else "c") if grid.is_nested else grid.encoding.encode(here)
                 # The sizes of chunks that are recoded are not known before.
                 size = listed.size if fit.recoding is None or listed.is_directory else None
@@ -654,7 +656,7 @@ class ConcatKeySpace(KeySpace):
         self._check_count(path, chunks.count)
         along: dict[int, Move] = {axis: placement.places for axis, placement in fit.places.items()}
         along[array.axis] = shown_from(array.starts[number], fit.places.get(array.axis))
-        numbers, is_inside = moved(chunks.column, own, array.grid, along)
+        numbers, is_inside = move_numbers(chunks.column, own, array.grid, along)
         sizes = chunks.sizes
         if sizes is not None and fit.recoding is not None:  # sizes of chunks that are recoded are not known before
             sizes = np.full(len(numbers), WHOLE, np.uint64)
@@ -688,7 +690,7 @@ class ConcatKeySpace(KeySpace):
         along: dict[int, Move] = {axis: placement.elements for axis, placement in fit.places.items()}
         along[array.axis] = stored_from(array.starts[number], fit.places.get(array.axis))
         own = array.shown_grid_of_part(number, fit.places)
-        stored, is_inside = moved(numbers, array.grid, own, along)
+        stored, is_inside = move_numbers(numbers, array.grid, own, along)
         stored, places = stored[is_inside], np.flatnonzero(is_inside)
         own = array.grid_of_part(number, fit.places)
         own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
@@ -703,7 +705,7 @@ class ConcatKeySpace(KeySpace):
 def shown_from(start: int, placement: Placement | None) -> Move:
     """Return where a part's chunks are shown that begins at ``start``; -1 for those that are not."""
     if placement is None:
-        return shifted(start)
+        return shift_by(start)
     places = placement.places
 
     def move(coords: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -716,7 +718,7 @@ def shown_from(start: int, placement: Placement | None) -> Move:
 def stored_from(start: int, placement: Placement | None) -> Move:
     """Return where chunks that are shown lie in a part that begins at ``start``."""
     elements = None if placement is None else placement.elements
-    return shifted(-start) if elements is None else lambda coords: elements(coords - start)
+    return shift_by(-start) if elements is None else lambda coords: elements(coords - start)
 
 
 def _note(errors: dict[str, Exception] | None, key: str, error: Exception) -> None:
@@ -725,7 +727,7 @@ def _note(errors: dict[str, Exception] | None, key: str, error: Exception) -> No
     errors[key] = error
 
 
-def _respelled(
+def _list_respelled(
     part: KeySpace,
     path: str,
     stored: ChunkGrid,
@@ -746,10 +748,10 @@ def _respelled(
                 folders += [tail] if stored.is_nested and (tail == "c" or stored.leading(tail) is not None) else []
                 continue
             coords = stored.decode(tail)
-            placed = None if coords is None else fit.placed((0, *coords) if array.is_stacked else coords)
+            placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)
             if placed is None:
                 continue
-            shown = encoding.encode(array.moved(placed, start))
+            shown = encoding.encode(array.move(placed, start))
             if not directory or shown.startswith(directory + "/"):
                 name, slash, _ = relative(shown, directory).partition("/")
                 size = None if slash or fit.recoding is not None else listed.size
@@ -768,24 +770,24 @@ def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta
     return found
 
 
-def _with_dimension(doc: Mapping[str, Any], dim: str, where: str) -> dict[str, Any]:
+def _add_dimension(doc: Mapping[str, Any], dim: str, where: str) -> dict[str, Any]:
     """Return the metadata of an array of a part with the dimension that the part lacks."""
     meta = zarrmeta.array_meta(doc, where)
     if meta is None:
         return dict(doc)
     if meta.grid is None or meta.chunks is None:
         raise ManifestError(f"{where} cannot get the dimension {dim!r}: its chunks are not of one size")
-    return stacked(doc, meta.chunks, dim)
+    return stack_metadata(doc, meta.chunks, dim)
 
 
-def _described(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> Described:
+def _array_facts(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> ArrayFacts:
     attributes = meta.raw.get("attributes")
     if meta.zarr_format == 2:
-        attributes = _parsed(aside, join(path, ".zattrs"), where)
-    return Described(where, meta, {**units, **(attributes or {})})
+        attributes = _parse(aside, join(path, ".zattrs"), where)
+    return ArrayFacts(where, meta, {**units, **(attributes or {})})
 
 
-def _parsed(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
+def _parse(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
     try:
         doc = None if data is None else zarrmeta.loads(data)
     except ValueError as e:
@@ -799,10 +801,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         probe.document(options.max_manifest_bytes), Parsed(ConcatDocument.read, (probe.url,))
     )
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
-    return (yield from _opened(document, probe.url, options, resolve))
+    return (yield from _open_document(document, probe.url, options, resolve))
 
 
-def _opened(
+def _open_document(
     document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str | None], str]
 ) -> Steps[KeySpace]:
     """Return the key space of a document, whose first part is opened."""
@@ -819,7 +821,7 @@ def _opened(
     def open_part(number: int) -> Steps[KeySpace]:
         part = document.parts[number]
         if part.document is not None:
-            return (yield from _opened(part.document, where, theirs, resolve))
+            return (yield from _open_document(part.document, where, theirs, resolve))
         if part.is_gap:
             return Nothing()
         url = resolve(part.url)
@@ -837,5 +839,5 @@ def _opened(
     theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all others like the first
     if not document.beside:
         return space
-    beside = yield from together([_opened(other, where, theirs, resolve) for other in document.beside])
+    beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])
     return (yield from MergedKeySpace.of(space, beside))

@@ -151,7 +151,7 @@ class MergedKeySpace(View):
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         known = self._tree.get(prefix)
-        own = None if known is None else sorted(map(self._listed, itertools.repeat(prefix), known.items()), key=by_name)
+        own = None if known is None else sorted(map(self._to_row, itertools.repeat(prefix), known.items()), key=by_name)
         owner = self._arrays.get(prefix) or self._owner(prefix)
         if owner is None:
             return own
@@ -159,7 +159,7 @@ class MergedKeySpace(View):
         chunks = names if own is None else [one for one in names or () if not zarrmeta.is_metadata(one.name)]
         return merged(chunks or (), own or ()) if own is not None or chunks else None
 
-    def _listed(self, prefix: str, name: tuple[str, bool]) -> Listed:
+    def _to_row(self, prefix: str, name: tuple[str, bool]) -> Listed:
         data = self._documents.get(join(prefix, name[0]))
         return Listed(name[0], None if data is None else len(data), name[1])
 

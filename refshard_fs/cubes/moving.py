@@ -16,7 +16,7 @@ from refshard_fs.core.keys import ChunkGrid
 Move = Callable[[Any], Any]  # returns the new coordinates of chunks along an axis, given the old ones
 
 
-def moved(
+def move_numbers(
     numbers: UInt64s, old: ChunkGrid, new: ChunkGrid, along: Mapping[int, Move]
 ) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
     """Return the numbers in a ``new`` grid of chunks of the ``old`` one, and which of them lie inside.
@@ -36,7 +36,7 @@ def moved(
     return found.astype(np.uint64), is_inside
 
 
-def shifted(offset: int, factor: int = 1) -> Move:
+def shift_by(offset: int, factor: int = 1) -> Move:
     """Return how chunks move that are ``factor`` times as far apart, the first one at ``offset``."""
     return lambda coords: coords * factor + offset
 

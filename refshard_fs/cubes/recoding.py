@@ -59,7 +59,7 @@ class ChunkDecoder:
         chunks = meta.chunks or ()
         decoded: Any = data
         try:
-            first = _inflated(meta, codecs, data, self._dtype.itemsize)
+            first = _inflate(meta, codecs, data, self._dtype.itemsize)
             if first is None:
                 check_chunk(meta, data)
             else:
@@ -85,7 +85,7 @@ def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
     return None if decoder is None else decoder.decode(data)
 
 
-def _inflated(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
+def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
     """Return what the first codec makes of a chunk, if it is zlib or gzip and makes no more than a chunk may have.
 
     Other chunks have to be checked before they are decoded.
@@ -195,7 +195,7 @@ class _Encoding(NamedTuple):
     def is_packed(self) -> bool:
         return self.scale is not None or self.offset is not None
 
-    def unpacked(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    def unpack(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         out = self.numbers(values).astype(np.float64)
         if self.scale is not None:
             out *= self.scale
@@ -239,14 +239,14 @@ class Recoding(msgspec.Struct, frozen=True):
 
     def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values of the one array as the other one has them."""
-        return self._converted(values, _encoding(self.theirs), _encoding(self.mine))
+        return self._convert(values, _encoding(self.theirs), _encoding(self.mine))
 
     def absent(self) -> bytes | None:
         """Return the chunk that stands for one that does not exist; None where readers see the same without it."""
         theirs, mine = _encoding(self.theirs), _encoding(self.mine)
         fill = np.full(theirs.meta.chunks or (), fill_of(theirs.meta, theirs.dtype), theirs.dtype)
         shown = np.full(mine.meta.chunks or (), fill_of(mine.meta, mine.dtype), mine.dtype)
-        wanted = self._converted(fill, theirs, mine)
+        wanted = self._convert(fill, theirs, mine)
         same = np.array_equal(wanted, shown, equal_nan=shown.dtype.kind in "fc")
         return None if same and mine.meta.raw.get("fill_value") is not None else encode_chunk(mine.meta, wanted)
 
@@ -269,13 +269,13 @@ class Recoding(msgspec.Struct, frozen=True):
             case Span():
                 return Packed(found, self)
             case Packed(start=None, stop=None):
-                return msgspec.structs.replace(found, recipe=_Chained(found.recipe, self), made=None)
+                return msgspec.structs.replace(found, recipe=_Chain(found.recipe, self), made=None)
         raise ManifestError(f"{self.where}: its chunks are parts of others, which cannot be recoded")
 
-    def _converted(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
+    def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         missing = theirs.is_missing(values)
         if theirs.times is not None and mine.times is not None and theirs.times != mine.times:
-            out = self._in_units(values, missing, theirs.times, mine)
+            out = self._convert_times(values, missing, theirs.times, mine)
         elif (theirs.scale, theirs.offset) == (mine.scale, mine.offset):
             numbers = theirs.numbers(values)
             out = numbers.astype(mine.meant).view(mine.dtype)
@@ -283,7 +283,7 @@ class Recoding(msgspec.Struct, frozen=True):
             if is_rounded and not (missing | (np.abs(numbers.astype(np.float64)) < EXACT)).all():
                 raise ValueError(f"{self.where}: a value of {numbers.dtype} cannot be stored exactly as {mine.dtype}")
         else:
-            out = self._repacked(values, missing, theirs, mine)
+            out = self._repack(values, missing, theirs, mine)
         if missing.any():
             if len(mine.fills):
                 out[missing] = mine.fills[0]
@@ -300,7 +300,7 @@ class Recoding(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, which stands for missing ones")
         return out
 
-    def _in_units(
+    def _convert_times(
         self, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_], theirs: TimeUnits, mine: _Encoding
     ) -> npt.NDArray[Any]:
         assert mine.times is not None, "both are times"
@@ -315,10 +315,10 @@ class Recoding(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.where}: a time cannot be stored exactly as {mine.dtype}")
         return out
 
-    def _repacked(
+    def _repack(
         self, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_], theirs: _Encoding, mine: _Encoding
     ) -> npt.NDArray[Any]:
-        real = theirs.unpacked(values)
+        real = theirs.unpack(values)
         if not mine.is_packed and mine.dtype == real.dtype:
             return real
         if not mine.is_packed:
@@ -330,13 +330,13 @@ class Recoding(msgspec.Struct, frozen=True):
             limits = np.iinfo(mine.meant) if mine.dtype.kind in "iu" else np.finfo(mine.dtype)
             fits = (wanted >= float(limits.min)) & (wanted <= float(limits.max))
             out = np.where(fits & ~missing, wanted, 0).astype(mine.meant).view(mine.dtype)
-            same = fits & (mine.unpacked(out) == real)
+            same = fits & (mine.unpack(out) == real)
         if not (same | missing | np.isnan(real)).all():
             raise ValueError(f"{self.where}: a value cannot be stored exactly in the first set's encoding")
         return out
 
 
-class _Chained(msgspec.Struct, frozen=True):
+class _Chain(msgspec.Struct, frozen=True):
     """One recipe after another."""
 
     first: Recipe
@@ -370,7 +370,7 @@ def recoding(
     """
     are_times = is_time(mine[1]) and is_time(theirs[1])
     units = UNITS if are_times and not are_alike(mine[1], theirs[1]) else ()
-    made = Recoding(_spelled(*theirs, units), _spelled(*mine, units), f"{path!r} of {name}")
+    made = Recoding(_dump(*theirs, units), _dump(*mine, units), f"{path!r} of {name}")
     try:
         one, other = _encoding(made.mine), _encoding(made.theirs)
         if one.times != other.times and (one.is_packed or other.is_packed):
@@ -386,24 +386,24 @@ def recoding(
             raise ValueError("its chunks cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
-            f"{made.where} is {_described(*theirs, units)}, and that of {one_name} {_described(*mine, units)}: {e}"
+            f"{made.where} is {_describe(*theirs, units)}, and that of {one_name} {_describe(*mine, units)}: {e}"
         ) from e
     return made
 
 
-def _spelled(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> bytes:
+def _dump(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> bytes:
     kept = {name: attributes[name] for name in (*STORED, *units) if name in attributes}
     return zarrmeta.dumps({"meta": {**meta.raw, "shape": meta.shape, "attributes": {}}, "attributes": kept})
 
 
-def _described(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> str:
+def _describe(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> str:
     packing = [f"{name} {attributes[name]}" for name in (*STORED, *units) if name in attributes]
     return ", ".join([str(meta.dtype), *packing])
 
 
 @lru_cache(256)
 def _encoding(document: bytes) -> _Encoding:
-    """Return what a document of `_spelled` says; ValueError where it is none of numbers."""
+    """Return what a document of `_dump` says; ValueError where it is none of numbers."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
     dtype = None if meta is None else dtype_of(meta)

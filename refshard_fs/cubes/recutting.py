@@ -193,7 +193,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
             raise ValueError(f"{list(self.runs)!r:.100} are no places, in pieces, of {total:,}")
 
 
-class Wanted(NamedTuple):
+class ChunkPiece(NamedTuple):
     """A piece of a part's chunk: the chunk's coordinates, the elements that are taken, and where they go."""
 
     coords: tuple[int, ...]
@@ -201,7 +201,7 @@ class Wanted(NamedTuple):
     place: Box
 
 
-def wanted(
+def cut_pieces(
     recut: Recut,
     coords: Sequence[int],
     start: int,
@@ -210,7 +210,7 @@ def wanted(
     placements: Mapping[int, Placement] = {},
     *,
     is_last: bool,
-) -> list[Wanted]:
+) -> list[ChunkPiece]:
     """Return the pieces of a part, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
 
     ``placements`` are, by axis, the places of a part's elements where it has only some. Where the array ends with the
@@ -240,14 +240,14 @@ def wanted(
                 shift = place - low
                 found.append((number, (begin - number * theirs, stop - number * theirs), (begin + shift, stop + shift)))
         along.append(found)
-    return [Wanted(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
+    return [ChunkPiece(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
 
 
 # ----------------------------------------------------------------------------------------------------
 # Pieces, and the chunks that are joined from them.
 
 
-class Source(msgspec.Struct, frozen=True):
+class PartArray(msgspec.Struct, frozen=True):
     """A part's array: its metadata as JSON, and how its values become those of the array that is shown."""
 
     document: bytes
@@ -256,7 +256,7 @@ class Source(msgspec.Struct, frozen=True):
     recoding: Recoding | None = None
 
     @classmethod
-    def of(cls, meta: ArrayMeta, recut: Recut, recoding: Recoding | None, where: str) -> Source:
+    def of(cls, meta: ArrayMeta, recut: Recut, recoding: Recoding | None, where: str) -> PartArray:
         return cls(zarrmeta.dumps({**meta.raw, "attributes": {}}), recut.dtype.str, where, recoding)
 
     @property
@@ -336,7 +336,7 @@ def contiguous(chunks: Sequence[int], box: Box, itemsize: int) -> tuple[int, int
 class Cut(msgspec.Struct, frozen=True):
     """Makes the elements ``box`` of a chunk."""
 
-    source: Source
+    source: PartArray
     box: Box
 
     @property
@@ -367,7 +367,7 @@ class Taken(Cut, frozen=True):
         return raw
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PieceJoiner(msgspec.Struct, frozen=True):
     """Makes a chunk from its pieces, one for each of ``places``, and ``fill`` elsewhere."""
 
     shape: tuple[int, ...]
@@ -387,7 +387,7 @@ class Placed(msgspec.Struct, frozen=True):
         return out.tobytes()
 
 
-def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) -> Entry:
+def join_pieces(recut: Recut, pieces: Sequence[tuple[PartArray, ChunkPiece, Entry | None]]) -> Entry:
     """Return the entry of a chunk, given its pieces and the entries of their chunks (None: no such chunk)."""
     fill = recut.fill
     whole = tuple((0, size) for size in recut.chunks)
@@ -405,7 +405,7 @@ def joined(recut: Recut, pieces: Sequence[tuple[Source, Wanted, Entry | None]]) 
             return part
         parts.append(part)
         places.append(piece.place)
-    recipe: Recipe = Placed(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
+    recipe: Recipe = PieceJoiner(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
     spans = [span for part in parts for span in part.spans]
     if not spans:
         return Inline(recipe.make(b"".join(part.data for part in parts if isinstance(part, Inline))))

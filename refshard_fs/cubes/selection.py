@@ -16,8 +16,8 @@ from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, neare
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merged
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS, ArrayMeta
-from refshard_fs.cubes.choice import Choice, Node, chosen, documents_of, nodes_of
-from refshard_fs.cubes.recutting import Recut, Source, Wanted, check_pieces, check_recut, joined
+from refshard_fs.cubes.choice import Choice, Node, choose, documents_of, nodes_of
+from refshard_fs.cubes.recutting import ChunkPiece, PartArray, Recut, check_pieces, check_recut, join_pieces
 from refshard_fs.errors import ManifestError, NotListable
 
 LISTED = 10_000_000  # names in a directory of chunks that are made on reading
@@ -43,7 +43,7 @@ class _Array(msgspec.Struct, frozen=True):
         """Whether all chunks are shown, under the keys that they have below the array."""
         return self.stored == self.grid and self.recut is None and not any(self.before)
 
-    def moved(self, numbers: Numbers) -> Numbers:
+    def source_numbers(self, numbers: Numbers) -> Numbers:
         """Return the numbers in the source of chunks, given those here."""
         if self.is_whole or self.grid is None or self.stored is None or not self.grid.counts:
             return numbers
@@ -60,11 +60,11 @@ class _Array(msgspec.Struct, frozen=True):
         else:
             numbers = np.concatenate([column_of(some) for some in chunks.numbers] or [np.zeros(0, np.uint64)])
         coords = np.unravel_index(numbers.astype(np.int64), chunks.grid.counts)
-        here = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
+        shown_key = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
         counts = np.array(self.grid.counts)[:, None]
-        is_shown = ((here >= 0) & (here < counts)).all(axis=0)
+        is_shown = ((shown_key >= 0) & (shown_key < counts)).all(axis=0)
         if self.grid.size:
-            placed = np.asarray(np.ravel_multi_index(tuple(here[:, is_shown]), self.grid.counts), np.uint64)
+            placed = np.asarray(np.ravel_multi_index(tuple(shown_key[:, is_shown]), self.grid.counts), np.uint64)
         else:
             placed = np.zeros(0, np.uint64)
         sizes = None if chunks.sizes is None else chunks.sizes[is_shown]
@@ -107,7 +107,7 @@ class Selection(View):
         """
         for choice in choices:
             nodes = nodes_of((yield from all_documents(base)))
-            base = cls(base, chosen(nodes, choice))
+            base = cls(base, choose(nodes, choice))
         return base
 
     @property
@@ -153,20 +153,20 @@ class Selection(View):
         array, there = at
         if isinstance(there, str):
             return (yield from self.base.lookup(there))
-        return (yield from self._joined(array, there))
+        return (yield from self._join_chunk(array, there))
 
-    def _joined(self, array: _Array, coords: Sequence[int]) -> Steps[Entry]:
+    def _join_chunk(self, array: _Array, coords: Sequence[int]) -> Steps[Entry]:
         """Return the entry of a chunk that is joined of pieces of the source's chunks."""
         assert array.recut is not None, "the array is recut"
         assert array.meta is not None, "the array is recut"
-        pieces = _wanted(array, coords)
+        pieces = _cut_pieces(array, coords)
         check_pieces([array.meta] * len(pieces))
-        source = Source.of(array.meta, array.recut, None, repr(array.source))
+        source = PartArray.of(array.meta, array.recut, None, repr(array.source))
         found = yield from self.base.entries([join(array.source, source.tail(piece.coords)) for piece in pieces])
-        return joined(array.recut, [(source, piece, entry) for piece, entry in zip(pieces, found, strict=True)])
+        return join_pieces(array.recut, [(source, piece, entry) for piece, entry in zip(pieces, found, strict=True)])
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        places, theirs = self._theirs(keys)
+        places, theirs = self._source_keys(keys)
         others = sorted(set(range(len(keys))).difference(places))
         return [
             *(LookUp([places[n] for n in numbers], steps) for numbers, steps in self.base.lookups(theirs)),
@@ -174,24 +174,24 @@ class Selection(View):
         ]
 
     def reads(self, keys: Sequence[str]) -> list[LookUp]:
-        places, theirs = self._theirs(keys)
+        places, theirs = self._source_keys(keys)
         others = sorted(set(range(len(keys))).difference(places))
         return [
             *(LookUp([places[n] for n in numbers], steps) for numbers, steps in self.base.reads(theirs)),
             *lookups_of(self, keys, others),
         ]
 
-    def _theirs(self, keys: Sequence[str]) -> tuple[list[int], list[str]]:
+    def _source_keys(self, keys: Sequence[str]) -> tuple[list[int], list[str]]:
         """Return the places of those ``keys`` that are keys of the source, and what they are there."""
         found = [(place, there) for place, key in enumerate(keys) if (there := self._base_key(key)) is not None]
         return [place for place, _ in found], [there for _, there in found]
 
     def likely(self, keys: Sequence[str]) -> dict[int, Span]:
-        places, theirs = self._theirs(keys)
+        places, theirs = self._source_keys(keys)
         return {places[number]: span for number, span in self.base.likely(theirs).items()}
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        return (yield from self.base.full_shards(self._theirs([*keys])[1]))
+        return (yield from self.base.full_shards(self._source_keys([*keys])[1]))
 
     def is_inner(self, key: str) -> bool:
         there = self._base_key(key)
@@ -233,13 +233,13 @@ class Selection(View):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         path = prefix if prefix in self._arrays else nearest(prefix, self._arrays)
         known = self._tree.get(prefix)
-        own = None if known is None else sorted(map(self._listed, itertools.repeat(prefix), known.items()), key=by_name)
+        own = None if known is None else sorted(map(self._to_row, itertools.repeat(prefix), known.items()), key=by_name)
         if path is None:
             return own
         chunks = yield from self._chunks_in(path, self._arrays[path], "" if prefix == path else relative(prefix, path))
         return merged(chunks or (), own or ()) if own is not None or chunks else None
 
-    def _listed(self, prefix: str, name: tuple[str, bool]) -> Listed:
+    def _to_row(self, prefix: str, name: tuple[str, bool]) -> Listed:
         data = self._documents.get(join(prefix, name[0]))
         return Listed(name[0], None if data is None else len(data), name[1])
 
@@ -271,9 +271,9 @@ class Selection(View):
             coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
             if coords is None:
                 continue
-            here = [at - first for at, first in zip(coords, array.before)]  # noqa: B905  # of a directory, the first
-            if all(0 <= at < count for at, count in zip(here, grid.counts)):  # noqa: B905  # of a directory, the first
-                name = (str(here[-1]) if here else "c") if grid.is_nested else grid.encoding.encode(here)
+            shown_key = [at - first for at, first in zip(coords, array.before)]  # noqa: B905  # of a directory, the first
+            if all(0 <= at < count for at, count in zip(shown_key, grid.counts)):  # noqa: B905  # of a directory, the first
+                name = (str(shown_key[-1]) if shown_key else "c") if grid.is_nested else grid.encoding.encode(shown_key)
                 shown.append(msgspec.structs.replace(listed, name=name))
         return sorted(shown, key=by_name)
 
@@ -303,21 +303,21 @@ class Selection(View):
                 arrays[path] = array.shown(chunks[array.source])
         whole = {array.source: path for path, array in shown.items() if array.is_whole}
 
-        def here(key: str) -> str | None:
+        def shown_key(key: str) -> str | None:
             path = None if zarrmeta.is_metadata(key) else nearest(key, whole)
             return None if path is None else join(whole[path], relative(key, path))
 
         for part in parts:
-            members |= {new: value for key, value in part.members.items() if (new := here(key)) is not None}
-            others |= {new: size for key, size in part.others.items() if (new := here(key)) is not None}
-            indexes |= {new for key in part.indexes if (new := here(key)) is not None}
+            members |= {new: value for key, value in part.members.items() if (new := shown_key(key)) is not None}
+            others |= {new: size for key, size in part.others.items() if (new := shown_key(key)) is not None}
+            indexes |= {new for key in part.indexes if (new := shown_key(key)) is not None}
         return Contents(members, arrays, others, frozenset(indexes))
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         known = self._arrays.get(array)
         if known is None or known.recut is not None or known.stored is None:
             return (yield from super().chunks(array, numbers, grid))
-        return (yield from self.base.chunks(known.source, known.moved(numbers), known.stored))
+        return (yield from self.base.chunks(known.source, known.source_numbers(numbers), known.stored))
 
     def snapshot(self, threshold: int, tell: Any) -> Steps[Any]:
         yield from ()
@@ -378,7 +378,7 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
     return recut
 
 
-def _wanted(array: _Array, coords: Sequence[int]) -> list[Wanted]:
+def _cut_pieces(array: _Array, coords: Sequence[int]) -> list[ChunkPiece]:
     """Return the pieces of the source's chunks that the chunk at ``coords`` takes."""
     recut, meta = array.recut, array.meta
     assert recut is not None, "the array is recut"
@@ -396,7 +396,7 @@ def _wanted(array: _Array, coords: Sequence[int]) -> list[Wanted]:
             begin, end = max(first, corner), min(stop, corner + theirs)
             pieces.append((number, (begin - corner, end - corner), (begin - first, end - first)))
         along.append(pieces)
-    return [Wanted(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
+    return [ChunkPiece(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -406,13 +406,13 @@ def _wanted(array: _Array, coords: Sequence[int]) -> list[Wanted]:
 def all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return all metadata documents of ``base``, by key: consolidated ones, or else those that are found."""
     if not (base.holds_all_metadata or base.is_reference_set):
-        found = yield from _consolidated(base)
-        return found or (yield from _walked(base))
+        found = yield from _read_consolidated(base)
+        return found or (yield from _walk(base))
     documents = yield from base.documents()
     return {key: zarrmeta.object_in(data, repr(key)) for key, data in documents.items()}
 
 
-def _consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return the documents that the root's consolidated metadata repeat, and these; nothing if there are none."""
     found: dict[str, dict[str, Any]] = {}
     for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
@@ -436,7 +436,7 @@ def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict
             yield from _members(join(path, name), member)
 
 
-def _walked(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
     found: dict[str, dict[str, Any]] = {}
     level = [""]

@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.cubes.moving import Move, moved, shifted
+from refshard_fs.cubes.moving import Move, move_numbers, shift_by
 from refshard_fs.cubes.recutting import contiguous, is_plain
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
@@ -114,7 +114,7 @@ def placed_chunks(
     """
     table = part.refs.tables[path]
     numbers, ranges = table.part()
-    places, is_inside = moved(numbers, table.grid, grid, along)
+    places, is_inside = move_numbers(numbers, table.grid, grid, along)
     rows = Part(places, ranges) if is_inside.all() else Part(places[is_inside], ranges.take(is_inside))
     if piece is not None:
         offset, length = piece
@@ -124,7 +124,7 @@ def placed_chunks(
     chunks = part.inline.get(path)
     if not chunks:
         return rows, {}
-    places, is_inside = moved(np.array(list(chunks), np.uint64), table.grid, grid, along)
+    places, is_inside = move_numbers(np.array(list(chunks), np.uint64), table.grid, grid, along)
     cut = slice(None) if piece is None else slice(piece[0], sum(piece))
     placed = zip(places.tolist(), is_inside.tolist(), chunks.values(), strict=True)
     return rows, {join(path, grid.tail(number)): data[cut] for number, stays, data in placed if stays}
@@ -205,7 +205,7 @@ def trimmed(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = Fal
                 f"{size}: a chunk cannot be taken in part"
             )
         shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
-        changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: shifted(-(start // size))}, None)])
+        changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: shift_by(-(start // size))}, None)])
     return changed.result() if is_changed else part
 
 
@@ -290,7 +290,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     moves: list[Moved] = []
     for at in itertools.product(*map(range, counts)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
-        along = {axis: shifted(k, factor=n) for axis, (n, k) in enumerate(zip(counts, at, strict=True))}
+        along = {axis: shift_by(k, factor=n) for axis, (n, k) in enumerate(zip(counts, at, strict=True))}
         moves.append((along, contiguous(chunks, box, dtype.itemsize)))
     grid = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
     changed_grid = {"chunks": list(shape)} if meta.zarr_format == 2 else {"chunk_grid": grid}

@@ -144,7 +144,7 @@ def comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]
     if not is_time(variable.attributes) or values.dtype.kind not in "iuf":
         return values
     with suppress(ValueError):  # of other units: months
-        values = TimeUnits.of(variable.attributes).snapped(values)
+        values = TimeUnits.of(variable.attributes).snap(values)
     missing = _is_missing(variable, values)
     return np.where(missing, np.nan, values) if missing.any() else values
 

@@ -26,7 +26,7 @@ from refshard_fs.cubes.cf_times import TimeUnits, is_time
 from refshard_fs.cubes.fit import (
     KEYS,
     STORAGE,
-    Described,
+    ArrayFacts,
     check_metadata,
     difference,
     fit,
@@ -127,7 +127,7 @@ def _instants(values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mappi
     """Return times as they are compared, in the units of others; as they are where the units are not known."""
     try:
         own, wanted = TimeUnits.of(attributes), TimeUnits.of(to)
-        return wanted.snapped(values if own == wanted else own.converted(values, wanted, rounded=True))
+        return wanted.snap(values if own == wanted else own.converted(values, wanted, rounded=True))
     except ValueError:
         return values
 
@@ -180,10 +180,10 @@ def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
-def described(path: str, part: NamedSet) -> Described:
+def described(path: str, part: NamedSet) -> ArrayFacts:
     """Return an array of a set as it is compared with those of others."""
     variable = part.variables[path]
-    return Described(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})
+    return ArrayFacts(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})
 
 
 def _has_references(path: str, *parts: NamedSet) -> bool:

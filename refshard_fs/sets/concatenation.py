@@ -19,7 +19,7 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import place
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.fit import difference
-from refshard_fs.cubes.moving import Move, shifted
+from refshard_fs.cubes.moving import Move, shift_by
 from refshard_fs.cubes.recoding import exactly
 from refshard_fs.cubes.recutting import Placement, Recut, check_recut, commonest
 from refshard_fs.errors import ManifestError
@@ -245,7 +245,7 @@ class _Concatenation:
         start, parts = 0, []
         for number, (part, length, size) in enumerate(zip(self.sets, lengths, sizes, strict=True)):
             if path in part.refs.tables:
-                parts.append(self._placed(path, number, grid, {axis: shifted(start)}))
+                parts.append(self._placed(path, number, grid, {axis: shift_by(start)}))
             start += -(-length // size) if size else 0
         self.tables[path] = ChunkTable.from_parts(grid, parts)
         if all(path in part.digests for part in self.sets):

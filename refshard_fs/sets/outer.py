@@ -442,5 +442,5 @@ class _Steps(msgspec.Struct, frozen=True):
             values = int(self.first) + places * int(self.step)
         else:
             values = float(self.first) + places * float(self.step)
-            values = values if self.units is None else self.units.snapped(values)
+            values = values if self.units is None else self.units.snap(values)
         return np.asarray(values, self.dtype)

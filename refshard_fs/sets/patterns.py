@@ -17,7 +17,7 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.keys import join
-from refshard_fs.cubes.document import stacked
+from refshard_fs.cubes.document import stack_metadata
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
@@ -392,7 +392,7 @@ def _with_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
         stored = changed.tables.get(path)  # None of an array that is recut
-        grid = changed.put(variable, stacked(meta.raw, meta.chunks, dim), attributes, part.inline.get(path, {}))
+        grid = changed.put(variable, stack_metadata(meta.raw, meta.chunks, dim), attributes, part.inline.get(path, {}))
         if stored is not None:  # a chunk keeps its number
             changed.tables[path] = ChunkTable(grid, stored.ranges, stored.numbers)
     # Consolidated metadata describe the arrays as they were.

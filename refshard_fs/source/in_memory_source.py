@@ -14,7 +14,7 @@ import msgspec
 from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.core.stats import bytes_text, count_text
-from refshard_fs.cubes.document import with_marker_first
+from refshard_fs.cubes.document import dump_with_marker
 from refshard_fs.errors import ManifestError
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references import binary as pickled
@@ -127,7 +127,7 @@ def source_of(
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case {"refshard": str()}:
-            return source_of(with_marker_first(fo), target_protocol, overrides, simple)
+            return source_of(dump_with_marker(fo), target_protocol, overrides, simple)
         case Mapping():
             from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs.cubes.choice import Choice, chosen, documents_of, nodes_of
+from refshard_fs.cubes.choice import Choice, choose, documents_of, nodes_of
 
 
 def test_words_are_spelled_as_json_and_read_again() -> None:
@@ -42,9 +42,9 @@ def group(**members: Any) -> dict[str, Any]:
 def test_consolidated_metadata_repeat_what_is_shown() -> None:
     array = {"zarr_format": 3, "node_type": "array", "shape": [4], "attributes": {"coordinates": "b"}}
     documents = {"zarr.json": group(a=array, b=array), "a/zarr.json": array, "b/zarr.json": array}
-    shown = documents_of(chosen(nodes_of(documents), Choice.of(drop="b", rename={"a": "c"})))
+    shown = documents_of(choose(nodes_of(documents), Choice.of(drop="b", rename={"a": "c"})))
     assert shown["zarr.json"]["consolidated_metadata"]["metadata"] == {"c": shown["c/zarr.json"]}
     assert shown["c/zarr.json"]["attributes"] == {}  # no coordinates that are gone
-    empty = documents_of(chosen(nodes_of(documents), Choice.of(drop=["a", "b"])))
+    empty = documents_of(choose(nodes_of(documents), Choice.of(drop=["a", "b"])))
     assert empty["zarr.json"]["consolidated_metadata"]["metadata"] == {}
     assert documents["a/zarr.json"]["attributes"] == {"coordinates": "b"}  # the source's own are not changed

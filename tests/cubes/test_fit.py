@@ -8,17 +8,17 @@ import pytest
 
 from refshard_fs import ManifestError
 from refshard_fs.core.zarrmeta import array_meta
-from refshard_fs.cubes.fit import Described, fit
+from refshard_fs.cubes.fit import ArrayFacts, fit
 from refshard_fs.cubes.recutting import Recut
 
 BASE = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "order": "C", "fill_value": 0}
 BASE |= {"filters": None, "compressor": None}
 
 
-def described(name: str, attributes: dict[str, Any] | None = None, **changed: Any) -> Described:
+def described(name: str, attributes: dict[str, Any] | None = None, **changed: Any) -> ArrayFacts:
     meta = array_meta(BASE | changed, name)
     assert meta is not None
-    return Described(name, meta, attributes or {})
+    return ArrayFacts(name, meta, attributes or {})
 
 
 @pytest.mark.parametrize(

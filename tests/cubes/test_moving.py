@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.cubes.moving import consecutive, moved, shifted
+from refshard_fs.cubes.moving import consecutive, move_numbers, shift_by
 
 ENCODING = ChunkKeyEncoding("v2", ".")
 
@@ -17,7 +17,7 @@ def test_moved_numbers_are_those_of_the_moved_coordinates(axis: int, offset: int
     old = ChunkGrid((2, 3, 4), ENCODING)
     new = ChunkGrid(tuple(count + (k == axis) for k, count in enumerate(old.counts)), ENCODING)
     numbers = np.arange(old.size, dtype=np.uint64)
-    found, is_inside = moved(numbers, old, new, {axis: shifted(offset)})
+    found, is_inside = move_numbers(numbers, old, new, {axis: shift_by(offset)})
     for number in range(old.size):
         coords = [at + offset * (k == axis) for k, at in enumerate(old.coords(number))]
         assert is_inside[number] == all(0 <= at < count for at, count in zip(coords, new.counts, strict=True))
