@@ -192,14 +192,14 @@ class DocumentParser:
         if isinstance(document, MadeSet):
             return document.columns if _is_plain(document.columns) else None
         try:
-            refs = self._parsed(document, fo if isinstance(fo, str) else "the given references")
+            refs = self._parse_document(document, fo if isinstance(fo, str) else "the given references")
         except RefShardError:
             return None  # who opens it tells why
         if refs is None:
             return None
         return respelled(refs, respelling(OpenOptions(), fo))
 
-    def _parsed(self, document: Any, where: str) -> ReferenceSet | None:
+    def _parse_document(self, document: Any, where: str) -> ReferenceSet | None:
         is_large = isinstance(document, bytes) and len(document) > SMALL
         members = None if is_large else members_of(document)
         if members is not None and self._template is not None:
@@ -278,16 +278,16 @@ class FirstBytes:
 
     def run(self, steps: Steps[T]) -> Steps[T]:
         """Return what ``steps`` return."""
-        return (yield from driven(steps, self._answered))
+        return (yield from driven(steps, self._answer))
 
-    def _answered(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
+    def _answer(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
         if isinstance(need, Head) and need in self._answers:
             found = self._answers[need]
             if isinstance(found, Exception):
                 raise found
             return found
         needs = need if isinstance(need, tuple) else (need,)
-        known = [self._known(one) for one in needs]
+        known = [self._find_known(one) for one in needs]
         asked = tuple(one for one, data in zip(needs, known, strict=True) if data is None)
         if asked:
             self.are_all = False
@@ -295,7 +295,7 @@ class FirstBytes:
         all_of_them = tuple(next(answers) if data is None else data for data in known)
         return all_of_them if isinstance(need, tuple) else all_of_them[0]
 
-    def _known(self, need: Need) -> bytes | None:
+    def _find_known(self, need: Need) -> bytes | None:
         match need:
             case Load(Inline(data), Raw()):
                 return data
@@ -331,7 +331,7 @@ class FileTemplate(NamedTuple):
                 is_outside[start : start + length] = False
         return cls(np.frombuffer(first.data, np.uint8), is_outside, refs)
 
-    def compared_with(self, other: FileTemplate) -> FileTemplate:
+    def compare(self, other: FileTemplate) -> FileTemplate:
         """Return the template that knows where inline values lie which differ from those of another file."""
         if len(self.data) != len(other.data):
             return self
@@ -368,7 +368,7 @@ class FileTemplate(NamedTuple):
         data = np.frombuffer(first.data, np.uint8)
         return len(data) == len(self.data) and not ((data ^ self.data) * self.is_outside).any()
 
-    def flipped(self, first: FirstBytes, bits: int) -> FirstBytes:
+    def flip(self, first: FirstBytes, bits: int) -> FirstBytes:
         """Return the first bytes of a file, with ``bits`` flipped in those of chunks."""
         data = np.frombuffer(first.data, np.uint8) ^ (~self.is_outside * np.uint8(bits))
         return first.with_data(data.tobytes())
@@ -399,7 +399,7 @@ class FileTemplates:
             return None
         if template.is_safe is None:
             template = template._replace(
-                is_safe=all(self._finds(template, template.flipped(first, bits)) for bits in FLIPPED)
+                is_safe=all(self._finds(template, template.flip(first, bits)) for bits in FLIPPED)
             )
             if template.is_safe and self._inlined is not None:
                 template = template.with_inline(first, self._inlined(first.url, template.at(first)))
@@ -413,7 +413,7 @@ class FileTemplates:
             return
         last = self._by_size.pop(first.facts.size, None)
         if last is not None:  # of a size that was not safe once none will ever do
-            template = last if last.is_safe is False else template.compared_with(last)
+            template = last if last.is_safe is False else template.compare(last)
         self._by_size[first.facts.size] = template
         while len(self._by_size) > SIZES:
             del self._by_size[next(iter(self._by_size))]

@@ -27,7 +27,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
-from refshard_fs.sets.changed_set import gap, only_coordinate, trimmed, with_metadata
+from refshard_fs.sets.changed_set import coordinate_set, gap, trim, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concat import Rules, SetRow, url_of_set
@@ -41,9 +41,9 @@ from refshard_fs.sets.concatenation import (
     shown_value,
 )
 from refshard_fs.sets.lazy_set import relative_urls
-from refshard_fs.sets.patterns import stacked_along, stacked_as
+from refshard_fs.sets.patterns import stack_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
-from refshard_fs.sets.sources import expanded, read_sets
+from refshard_fs.sets.sources import expand, read_sets
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -145,7 +145,7 @@ def append(
 def _append_all(target: str | os.PathLike[str], fo: Any, dim: str, options: Mapping[str, Any], **how: Any) -> int:
     """Append each of several sets that the target does not name yet; return by how much it is longer."""
     urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
-    found = expanded(fo, for_sources(options, urls, append))
+    found = expand(fo, for_sources(options, urls, append))
     fs = RefShardFileSystem(os.fspath(target), **options)
     joined = fs.source.open().source
     known = set()
@@ -178,7 +178,7 @@ class _Kept(NamedTuple):
     stop: int
 
 
-def _kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
+def _find_kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
     """Return the elements that are joined; None where nothing is new. ManifestError where that is not allowed."""
     dim = rules.dim
     values = coordinate_values([old, new], dim)
@@ -239,12 +239,12 @@ class _Grown(NamedTuple):
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
         old, new = with_common_units([old, new], dim).parts
-        kept = _kept(old, new, rules)
+        kept = _find_kept(old, new, rules)
         if kept is None:
             return None
         if not kept.old:
             raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
-        pieces = [trimmed(old, dim, 0, kept.old), trimmed(new, dim, kept.start, kept.stop)]
+        pieces = [trim(old, dim, 0, kept.old), trim(new, dim, kept.start, kept.stop)]
         whole = concatenate(with_digests(pieces, [dim], rules.same), dim, rules.same)
         added = whole.length(dim) - old.length(dim)
         return cls(before, whole.refs, frozenset(old.along(dim)), added, holds_pins, new.refs.origins.remark)
@@ -255,7 +255,7 @@ class _Grown(NamedTuple):
         for path, table in whole.tables.items():
             known = before.tables.get(path)
             if known is not None and path in self.along:
-                yield from _removed(path, known, whole, before)
+                yield from _find_removed(path, known, whole, before)
             part = table.part()
             is_new = part.ranges.targets >= (0 if known is None else first_new)
             for number in part.numbers[is_new].tolist():
@@ -273,7 +273,9 @@ class _Grown(NamedTuple):
                 yield key, Inline(decode(value))
 
 
-def _removed(path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet) -> Iterator[tuple[str, Edit]]:
+def _find_removed(
+    path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet
+) -> Iterator[tuple[str, Edit]]:
     """Yield the chunks of an array that are no longer there: those of a coordinate that is now in one."""
     if len(whole.tables[path]) and whole.tables[path].grid.size >= known.grid.size:
         return  # references go on where they are
@@ -326,7 +328,7 @@ def _append_line(
     lead = document.parts[document.first]
     urls = [joined.resolve(lead.url), url]
     first, new = [
-        stacked_along(part, dim, document.stacked)
+        stack_along(part, dim, document.stacked)
         for part in read_sets(urls, options, _ignore, unread=Unread(frozenset([dim]), rules.same))
     ]
     shown = with_metadata(first, document.metadata)
@@ -343,7 +345,7 @@ def _append_line(
     values, coming = _values_of(document, shown), coordinate_values([new], dim)
     extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
     if values is not None and document.coordinate is not None:
-        extent = only_coordinate(shown.variables[document.coordinate], values, shown, base.url)
+        extent = coordinate_set(shown.variables[document.coordinate], values, shown, base.url)
     if values is not None and extent is not None and coming is not None:
         known = comparable(shown.variables[str(document.coordinate)], values)
         place = _gap_for(document, known, coming[0])
@@ -355,14 +357,14 @@ def _append_line(
                     f"{url} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: "
                     "append one set for each gap"
                 )
-            kept = _kept(extent, new, rules)
+            kept = _find_kept(extent, new, rules)
             if kept is None:
                 return 0
             if not kept.old:
                 raise ManifestError(f"{new.name} replaces the beginning of {base.url}: make the document anew")
-            document = _cut(document, kept.old)
-            new = trimmed(new, dim, kept.start, kept.stop, lazy=True)
-            extent = only_coordinate(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
+            document = _cut_off(document, kept.old)
+            new = trim(new, dim, kept.start, kept.stop, lazy=True)
+            extent = coordinate_set(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
     first, new = with_digests([first, new], [dim], rules.same)
     # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
     # documents of metadata, which have the first one's length, get its own.
@@ -399,7 +401,7 @@ def _append_line(
         bounds=found.bounds,
     )
     if place is not None:
-        document = _filled(document, place)
+        document = _fill_gap(document, place)
     Document(base.url, fs.source.stores, base.facts).put(document.dumps())
     return line.length - replaced
 
@@ -435,7 +437,7 @@ def _check_chunks(document: ConcatDocument, new: NamedSet, start: int, name: str
             )
 
 
-def _filled(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
+def _fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
     """Return a document with its last part moved into a gap, by the number of that and an offset in it."""
     number, start = place
     *parts, new = document.parts
@@ -445,7 +447,7 @@ def _filled(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
     return msgspec.structs.replace(document, parts=tuple(parts))
 
 
-def _cut(document: ConcatDocument, stop: int) -> ConcatDocument:
+def _cut_off(document: ConcatDocument, stop: int) -> ConcatDocument:
     """Return a document that ends before the element ``stop``."""
     parts = [
         part.cut(0, min(part.length, stop - start))

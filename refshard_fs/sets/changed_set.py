@@ -143,7 +143,7 @@ def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) ->
 # Gaps: sets without chunks.
 
 
-def only_coordinate(variable: Variable, values: npt.NDArray[Any], like: NamedSet, name: str) -> NamedSet:
+def coordinate_set(variable: Variable, values: npt.NDArray[Any], like: NamedSet, name: str) -> NamedSet:
     """Return a set of nothing but a coordinate with ``values``, stored as in another set."""
     changed = ChangedSet(NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}))
     changed.put_values(variable, values, like.refs.side.get(join(variable.path, ".zattrs")))
@@ -179,7 +179,7 @@ def gap(
 # A part of a set along a dimension.
 
 
-def trimmed(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
+def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
     """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks.
 
     If ``lazy``, only the metadata and the coordinate change: any elements can be taken when chunks are read.
@@ -228,7 +228,7 @@ def _slice(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
 # Smaller chunks, which are ranges of those that are stored.
 
 
-def subchunked(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> NamedSet:
+def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> NamedSet:
     """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension.
 
     If ``lazy``, chunks are cut when they are read: the set is returned unchanged, once it is clear that they can be.

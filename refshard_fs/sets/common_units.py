@@ -183,7 +183,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
             if packed is not None:
                 raise ValueError(f"it has the attribute {packed}")
         except ValueError as e:
-            raise _refused(times, parts, number, e) from e
+            raise _refusal(times, parts, number, e) from e
         mine, theirs = calendar_of(coordinate.attributes), calendar_of(attributes)
         if family_of(mine) != family_of(theirs):
             raise difference(path, "attribute calendar", first.name, mine, parts[number].name, theirs)
@@ -202,18 +202,16 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
         try:
             for at in units:
                 like = first.variables.get(at[1], parts[at[0]].variables[at[1]])
-                converted[at] = _converted(
-                    parts[at[0]], at[1], like, units[at], to, rounded=rounded, lazy=at not in kept
-                )
+                converted[at] = _convert(parts[at[0]], at[1], like, units[at], to, rounded=rounded, lazy=at not in kept)
         except ValueError as e:
-            errors.append(_refused(times, parts, at[0], e))
+            errors.append(_refusal(times, parts, at[0], e))
             continue
         stored = {(number, path): times.attributes(parts[number], path) for number, path in units}
         for (number, path), numbers in converted.items():
             if numbers is not None:
                 part = parts[number]
                 marked = first.variables.get(path) if _missing(part, path).any() else None
-                changed = ChangedSet(with_metadata(part, _in_units(part.variables[path], text, marked)))
+                changed = ChangedSet(with_metadata(part, _change_units(part.variables[path], text, marked)))
                 changed.put_values(changed.part.variables[path], numbers)
                 parts[number] = changed.result()
         if lazy:
@@ -222,7 +220,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
     raise errors[0]
 
 
-def _converted(
+def _convert(
     part: NamedSet, path: str, like: Variable, units: TimeUnits, to: TimeUnits, *, rounded: bool, lazy: bool
 ) -> npt.NDArray[Any] | None:
     """Return the values of an array in other units, in its own type if that holds them; None where it is ``lazy``.
@@ -253,7 +251,7 @@ def _converted(
     return numbers if stored is None else stored
 
 
-def _refused(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:
+def _refusal(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:
     """Return the error of a set whose times cannot be those of the first one, or the reverse."""
     units = {n: parts[n].variables[times.path].attributes.get("units") for n in times.owners}
     first = times.owners[0]
@@ -291,7 +289,7 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
         common.parts[number] = part
 
 
-def _in_units(variable: Variable, units: str, like: Variable | None = None) -> dict[str, dict[str, Any]]:
+def _change_units(variable: Variable, units: str, like: Variable | None = None) -> dict[str, dict[str, Any]]:
     """Return the documents, by key, of an array with other units, if it has units itself.
 
     It has what means "missing" from the array ``like``, if that is given.
@@ -316,11 +314,11 @@ def _show_units(
     for (number, path), units in stored.items():
         part = common.parts[number]
         if number == first and units["units"] != text:
-            documents = _in_units(part.variables[path], text)
+            documents = _change_units(part.variables[path], text)
             part = with_metadata(part, documents)
             common.metadata.update(documents)
         if number == first and path in times.bounds:  # whose values are not known: they may need more room
-            documents = _widened(part.variables[path])
+            documents = _widen(part.variables[path])
             part = with_metadata(part, documents)
             common.metadata.update(documents)
         if path in times.bounds:
@@ -330,7 +328,7 @@ def _show_units(
         common.parts[number] = part
 
 
-def _widened(variable: Variable) -> dict[str, dict[str, Any]]:
+def _widen(variable: Variable) -> dict[str, dict[str, Any]]:
     """Return the document, by key, of an array of numbers as one of 64-bit numbers, its chunks without codecs."""
     meta, dtype = variable.meta, dtype_of(variable.meta)
     if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:

@@ -38,7 +38,7 @@ from refshard_fs.errors import ManifestError, RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.changed_set import with_metadata
-from refshard_fs.sets.rebase import opened
+from refshard_fs.sets.rebase import open_read
 from refshard_fs.sets.scanning import can_scan, reading_options
 from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
 
@@ -67,7 +67,7 @@ def check_joinable(
         if k != axis and length != theirs:
             raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
     if how == "made when they are read":
-        fit(path, described(path, one), described(path, other), recut)
+        fit(path, array_facts(path, one), array_facts(path, other), recut)
         return
     ignored = {"shape", *KEYS} | ({"chunk_grid"} if how == "of other lengths" else set())
     if how == "stored anew":
@@ -75,16 +75,16 @@ def check_joinable(
         if is_time(a.attributes) or is_time(b.attributes):  # bounds may inherit the units, in which all values are
             ignored |= {"attribute units"}
     try:
-        check_metadata(path, described(path, one), described(path, other), ignored)
+        check_metadata(path, array_facts(path, one), array_facts(path, other), ignored)
     except ManifestError as e:
-        raise _advised(path, one, other, e) from None
+        raise _add_advice(path, one, other, e) from None
 
 
-def _advised(path: str, one: NamedSet, other: NamedSet, error: ManifestError) -> ManifestError:
+def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError) -> ManifestError:
     """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
     shown = with_metadata(one, encoding_with_room(one.variables[path], [other.variables[path]]))
     try:
-        recoding_of(path, described(path, shown), described(path, other), is_recut=True)
+        recoding_of(path, array_facts(path, shown), array_facts(path, other), is_recut=True)
     except ManifestError:
         return error
     return ManifestError(f"{error}: references alone cannot say it; lazy=True recodes chunks when they are read")
@@ -99,19 +99,19 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     if mine is not None and theirs is not None:
         if not is_same_array:
             ignored = KEYS | STORAGE | _ignored_of_values(path, one, other)
-            units = [described(path, part).attributes for part in (one, other)]
+            units = [array_facts(path, part).attributes for part in (one, other)]
             if all(map(is_time, units)):
                 ignored |= {"attribute units"}
                 mine, theirs = _instants(mine, units[0], units[0]), _instants(theirs, units[1], units[0])
-            check_metadata(path, described(path, one), described(path, other), ignored)
+            check_metadata(path, array_facts(path, one), array_facts(path, other), ignored)
         what, is_equal = "values", same_values(mine, theirs)
     elif isinstance(first := one.digests.get(path), _Values) and isinstance(second := other.digests.get(path), _Values):
         # What means "missing" makes no difference unless it is among the values.
         ignored = KEYS | STORAGE | (frozenset() if first.is_mistaken(second) else TYPES)
-        check_metadata(path, described(path, one), described(path, other), ignored)
+        check_metadata(path, array_facts(path, one), array_facts(path, other), ignored)
         what, is_equal = "values", first == second
     else:
-        check_metadata(path, described(path, one), described(path, other), KEYS)
+        check_metadata(path, array_facts(path, one), array_facts(path, other), KEYS)
         what, is_equal = "references", _references(path, one) == _references(path, other)
         is_equal &= one.inline.get(path) == other.inline.get(path)
         if not is_equal and path in one.digests and path in other.digests:
@@ -180,7 +180,7 @@ def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
-def described(path: str, part: NamedSet) -> ArrayFacts:
+def array_facts(path: str, part: NamedSet) -> ArrayFacts:
     """Return an array of a set as it is compared with those of others."""
     variable = part.variables[path]
     return ArrayFacts(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})
@@ -265,7 +265,7 @@ def chunks_read(
             yield n, _with_inline(parts[n], small[n], keys[n], own)
 
     def read(number: int) -> dict[str, dict[int, bytes]]:
-        data = _read(opened(parts[number].fo, parts[number].options), list(keys[number]))
+        data = _read(open_read(parts[number].fo, parts[number].options), list(keys[number]))
         return _with_inline(parts[number], small[number], keys[number], data)
 
     alone = sorted(keys.keys() - set(at_urls))
@@ -385,7 +385,7 @@ def _digest(chunks: Mapping[int, bytes]) -> bytes:
 _UNPACKED: Final = np.dtype("<f8")
 
 
-def roomier(parts: Sequence[NamedSet], dim: str) -> dict[str, dict[str, Any]]:
+def roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dict[str, Any]]:
     """Return the metadata documents, by key, of arrays along ``dim`` for which the first set's encoding has no room."""
     found: dict[str, dict[str, Any]] = {}
     for path, first in parts[0].variables.items():

@@ -30,17 +30,17 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.values import object_in
-from refshard_fs.sets.changed_set import gap, subchunked, trimmed, with_metadata
+from refshard_fs.sets.changed_set import cut_chunks, gap, trim, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
-from refshard_fs.sets.compatibility import check_merged, described, roomier, with_digests
+from refshard_fs.sets.compatibility import array_facts, check_merged, roomier_encodings, with_digests
 from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.lazy_set import LazySet
-from refshard_fs.sets.outer import Aligned, completed, fills_of, with_fills, with_gaps
-from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, in_grid, some_of
+from refshard_fs.sets.outer import Aligned, complete, fills_of, with_fills, with_gaps
+from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, sets_of_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.scanning import REMEMBERED, opening_options
-from refshard_fs.sets.sources import OnError, expanded, read_sets, skipped
+from refshard_fs.sets.sources import OnError, expand, read_sets, report_skipped
 from refshard_fs.sets.tables import placed_sources
 from refshard_fs.sets.variables import NamedSet, with_type
 from refshard_fs.source.collect import Unread
@@ -97,7 +97,7 @@ class SetRow(msgspec.Struct, frozen=True):
 
     def references(self) -> NamedSet:
         """Return all as one set of references; ManifestError if they do not fit."""
-        parts = self._completed(self.parts).parts
+        parts = self._complete(self.parts).parts
         return concatenate(parts, self.dim, self.rules.same, is_rectilinear=self.rules.is_rectilinear)
 
     def document(self) -> tuple[ConcatDocument, NamedSet]:
@@ -108,7 +108,7 @@ class SetRow(msgspec.Struct, frozen=True):
         own = stored.coordinate(dim)  # the document holds its values as they are stored
         shown = {key: doc for key, doc in self.metadata.items() if own is None or key != own.key}
         with_lead = [*self.parts[:first], with_metadata(stored, shown), *self.parts[first + 1 :]]
-        parts, places, unions = self._completed(with_lead)
+        parts, places, unions = self._complete(with_lead)
         lead = parts[first]
         axes, variables = lead.along(dim), lead.variables
         metadata = {**self.metadata, **_changed_documents(lead, stored)}
@@ -155,18 +155,16 @@ class SetRow(msgspec.Struct, frozen=True):
         )
         return document, whole
 
-    def _completed(self, given: Sequence[NamedSet]) -> Aligned:
+    def _complete(self, given: Sequence[NamedSet]) -> Aligned:
         """Return the parts ready to be concatenated, gaps among them."""
         dim, rules = self.dim, self.rules
         sets = [part for source, part in zip(self.sources, given, strict=True) if source]
         has_gaps = len(sets) < len(given)
-        aligned, fills = completed(
-            sets, dim, rules.regular, lazy=rules.lazy, has_gaps=has_gaps, is_outer=rules.is_outer
-        )
+        aligned, fills = complete(sets, dim, rules.regular, lazy=rules.lazy, has_gaps=has_gaps, is_outer=rules.is_outer)
         parts = aligned.parts
         if rules.lazy:  # chunks of all others are recoded to the first one's
             parts[0] = with_fills(parts[0], fills)
-            parts[0] = with_metadata(parts[0], roomier(parts, str(dim)))
+            parts[0] = with_metadata(parts[0], roomier_encodings(parts, str(dim)))
         else:
             parts = [with_fills(part, fills) for part in parts]
         row, places = list(parts), list(aligned.places)
@@ -195,13 +193,13 @@ def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
     for document, read in made:
         shown = with_metadata(read[0], document.metadata)
         for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
-            one = described(path, next(part for part in (shown, *read) if path in part.variables))
+            one = array_facts(path, next(part for part in (shown, *read) if path in part.variables))
             known: dict[Any, bool] = {}  # sets that are alike share their variables
             for part in read:
                 if path in part.variables:
                     like = id(part.variables[path]), str(part.units.get(path))
                     if like not in known:
-                        known[like] = not fit(path, one, described(path, part)).is_same
+                        known[like] = not fit(path, one, array_facts(path, part)).is_same
                     recoded[path] += known[like]
     total = count_text(sum(len(read) for _, read in made), "set")
     made_here += [f"{path!r} is recoded in {count} of {total}" for path, count in sorted(recoded.items()) if count]
@@ -363,7 +361,7 @@ def concat(
         order = tuple(file_grid.dims)
         leaves = sorted(file_grid.files.items())
     else:
-        leaves = list(_leaves(expanded(sets, options) if len(order) == 1 else sets, len(order)))
+        leaves = list(_leaves(expand(sets, options) if len(order) == 1 else sets, len(order)))
     if not leaves:
         raise ValueError("there are no sets to concatenate")
     places, sources = zip(*leaves, strict=True)
@@ -409,7 +407,7 @@ def concat(
             file_grid.check_whole()
         file_grid = file_grid.without_empty()
         places = tuple(sorted(file_grid.files))
-    skipped(failed, any_left=bool(sources))
+    report_skipped(failed, any_left=bool(sources))
 
     request = _Request(
         same=same,
@@ -430,7 +428,7 @@ def concat(
         made_of = request.join(tuple(file_grid.dims), places, sources, read, file_grid)
     else:
         groups = [request.find(sources_of, parts) for sources_of, parts in _by_variables(sources, read)]
-        made_of = groups[0] if len(groups) == 1 else _beside(groups)
+        made_of = groups[0] if len(groups) == 1 else _merge_documents(groups)
     opened_with = opening_options(sources, options)
     document = made_of.document
     if not isinstance(document, ConcatDocument):
@@ -440,7 +438,7 @@ def concat(
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), title, opened_with, heads)
 
 
-class _Made(NamedTuple):
+class _Join(NamedTuple):
     """Sets as one: references, or the document that joins them; and what was read of the sets of each document."""
 
     document: Any
@@ -463,7 +461,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     lazy: bool
     select: tuple[Choice, ...]
 
-    def find(self, sources: Sequence[Any], read: Sequence[NamedSet]) -> _Made:
+    def find(self, sources: Sequence[Any], read: Sequence[NamedSet]) -> _Join:
         """Join sets along the dimensions in which they differ, in the order of their values."""
         found = find_dimensions(read)
         logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
@@ -482,7 +480,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         sources: Sequence[Any],
         read: Sequence[NamedSet],
         file_grid: FileGrid | None,
-    ) -> _Made:
+    ) -> _Join:
         """Join sets at ``places`` along the dimensions ``order``; ``file_grid`` if names of files give the places."""
         lazy, dim = self.lazy, order[0] if len(order) == 1 else None
         stored = read
@@ -498,9 +496,9 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
                 filled = [each for each in every if each.stop]
                 kept = filled if 0 < len(filled) < len(every) else None
             if kept is not None:
-                read = [trimmed(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
+                read = [trim(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
                 if lazy:
-                    stored = [trimmed(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
+                    stored = [trim(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
                 sources = tuple(sources[number] for number, _, _ in kept)
                 places, file_grid = tuple((place,) for place in range(len(kept))), None
         rules = Rules(
@@ -515,14 +513,14 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         )
         units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
         if file_grid is not None:
-            read = in_grid(file_grid, dict(zip(places, read, strict=True)))
+            read = sets_of_grid(file_grid, dict(zip(places, read, strict=True)))
         read = with_digests(read, order, rules.same, places)
         if lazy:  # documents say which dimensions are made
             pairs = zip(stored, read, strict=True)
             read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
         cube = _Cube(order, file_grid, units, rules)
-        document, whole = cube.joined(dict(zip(places, zip(sources, read, strict=True), strict=True)))
-        return _Made(document, whole, [str(along) for along in order], cube.made)
+        document, whole = cube.join(dict(zip(places, zip(sources, read, strict=True), strict=True)))
+        return _Join(document, whole, [str(along) for along in order], cube.made)
 
 
 def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tuple[list[Any], list[NamedSet]]]:
@@ -545,7 +543,7 @@ def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tupl
     return [(theirs, parts) for _, theirs, parts in groups]
 
 
-def _beside(groups: Sequence[_Made]) -> _Made:
+def _merge_documents(groups: Sequence[_Join]) -> _Join:
     """Return documents of different variables as one; ManifestError where they differ in what they have in common."""
     first, *others = groups
     for number, group in enumerate(others, 1):
@@ -574,13 +572,13 @@ class _Cube(msgspec.Struct, frozen=True):
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []
     examples: dict[tuple[str | None, int], NamedSet] = {}  # a set at each number along dimensions that sets have
 
-    def joined(self, leaves: Mapping[Place, Leaf]) -> Leaf:
+    def join(self, leaves: Mapping[Place, Leaf]) -> Leaf:
         """Return all ``leaves``, sets by their places, as one set, with the document that joins them if it is lazy."""
         rules = self.rules
         parts = {place: part for place, (_, part) in leaves.items()}
         if rules.subchunks:
             for place, part in parts.items():
-                parts[place] = subchunked(part, rules.subchunks, lazy=rules.lazy)
+                parts[place] = cut_chunks(part, rules.subchunks, lazy=rules.lazy)
         if self.grid is not None:
             known = _dims(parts.values())
             for place, part in parts.items():
@@ -593,15 +591,15 @@ class _Cube(msgspec.Struct, frozen=True):
                 fills = fills_of(list(parts.values()), spread)
                 parts = {place: with_fills(part, fills) for place, part in parts.items()}
         sources = {place: source if rules.lazy else parts[place].name for place, (source, _) in leaves.items()}
-        return self._below((), {place: (sources[place], parts[place]) for place in sorted(leaves)})
+        return self._join_below((), {place: (sources[place], parts[place]) for place in sorted(leaves)})
 
-    def _below(self, start: Place, leaves: Mapping[Place, Leaf]) -> Leaf:
+    def _join_below(self, start: Place, leaves: Mapping[Place, Leaf]) -> Leaf:
         """Return ``leaves``, whose places begin with ``start``, as one set."""
         axis, dim = len(start), self.dims[len(start)]
         groups: dict[int, dict[Place, Leaf]] = {}
         for place, leaf in leaves.items():
             groups.setdefault(place[axis], {})[place] = leaf
-        below = [leaves.get((*start, n)) or self._below((*start, n), group) for n, group in groups.items()]
+        below = [leaves.get((*start, n)) or self._join_below((*start, n), group) for n, group in groups.items()]
         sources: list[Any] = [source for source, _ in below]
         parts = [part for _, part in below]
         stacking = self._stacking(dim, parts, list(groups))
@@ -617,7 +615,7 @@ class _Cube(msgspec.Struct, frozen=True):
             sources.insert(number, "")
             row.insert(number, hole)
         if dim in self.rules.regular:
-            sources, row = self._with_gaps(sources, row, str(dim))
+            sources, row = self._insert_gaps(sources, row, str(dim))
         if not self.rules.lazy:
             whole = SetRow(dim, sources, row, self.rules).references() if len(row) > 1 else row[0]
             return whole.name, whole
@@ -644,7 +642,7 @@ class _Cube(msgspec.Struct, frozen=True):
         for number in range(self.grid.shape[axis]):
             if number in numbers:
                 continue
-            name = f"what is missing at {self.grid.described((*start, number))}"
+            name = f"what is missing at {self.grid.describe((*start, number))}"
             example = self.examples.get((dim, number))
             if example is None:
                 holes[number] = self.grid.coordinate(dim, number, like, name)
@@ -654,7 +652,7 @@ class _Cube(msgspec.Struct, frozen=True):
             holes[number] = NamedSet(name, example.refs, coordinates or dict(list(along.items())[:1]))
         return holes
 
-    def _with_gaps(
+    def _insert_gaps(
         self, sources: Sequence[Any], parts: Sequence[NamedSet], dim: str
     ) -> tuple[list[Any], list[NamedSet]]:
         """Return sources and sets with gaps between them, where values of a regular coordinate are missing."""
@@ -701,7 +699,7 @@ def _grid_of(
     if pattern is None:
         return None
     dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
-    grid, others = FileGrid.by_names(pattern, expanded(pattern.glob, options), dims)
+    grid, others = FileGrid.by_names(pattern, expand(pattern.glob, options), dims)
     if others:
         misnamed = f"{some_of(others)} are not named as {pattern.text!r} says"
         if on_error == "raise" or not grid.files:

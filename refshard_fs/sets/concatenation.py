@@ -138,7 +138,7 @@ class _Concatenation:
         recut = self._recut(variable, axis) if values is None else None
         if values is not None:
             how = "stored anew"
-        for part in _unlike(self.sets, path) if values is None else self.sets:
+        for part in _distinct_sets(self.sets, path) if values is None else self.sets:
             check_joinable(path, first, part, axis, how, recut)
         if recut is not None:
             self._add_metadata(variable, recut.meta.raw)
@@ -198,7 +198,7 @@ class _Concatenation:
         self._take_metadata(path, part)
         if path in refs.tables:
             grid = refs.tables[path].grid
-            self.tables[path] = ChunkTable.from_parts(grid, [self._placed(path, number, grid, {})])
+            self.tables[path] = ChunkTable.from_parts(grid, [self._place_chunks(path, number, grid, {})])
         if path in part.digests:
             self.digests[path] = part.digests[path]
 
@@ -219,7 +219,7 @@ class _Concatenation:
             self.side |= with_attributes(variable.key, doc, others)
         return grid
 
-    def _placed(self, path: str, number: int, grid: ChunkGrid, along: Mapping[int, Move]) -> Part:
+    def _place_chunks(self, path: str, number: int, grid: ChunkGrid, along: Mapping[int, Move]) -> Part:
         """Add a set's inline chunks of an array; return its references, by the targets of all sets."""
         rows, inline = placed_chunks(self.sets[number], path, grid, along)
         self.side |= inline
@@ -245,7 +245,7 @@ class _Concatenation:
         start, parts = 0, []
         for number, (part, length, size) in enumerate(zip(self.sets, lengths, sizes, strict=True)):
             if path in part.refs.tables:
-                parts.append(self._placed(path, number, grid, {axis: shift_by(start)}))
+                parts.append(self._place_chunks(path, number, grid, {axis: shift_by(start)}))
             start += -(-length // size) if size else 0
         self.tables[path] = ChunkTable.from_parts(grid, parts)
         if all(path in part.digests for part in self.sets):
@@ -280,7 +280,7 @@ class _Concatenation:
         return joined
 
 
-def _unlike(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
+def _distinct_sets(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
     """Return one set for each way to describe an array: sets that are alike share their `Variable`."""
     kinds: dict[Any, NamedSet] = {}
     for part in sets:
@@ -327,11 +327,11 @@ def recut_shapes(
         if len(shapes) < len(sets):
             continue  # `check_joinable` says why
 
-        def wanted(shape: Sequence[int], dims: Sequence[str | None] = first.dims) -> tuple[int, ...]:
+        def chunks_of(shape: Sequence[int], dims: Sequence[str | None] = first.dims) -> tuple[int, ...]:
             most = [chunks.get(name or "", size) for name, size in zip(dims, shape, strict=True)]
             return tuple(min(size, subchunks.get(name or "", size)) for name, size in zip(dims, most, strict=True))
 
-        whole = wanted(shapes[0][0])
+        whole = chunks_of(shapes[0][0])
         begins = [part.take[0] for part in sets if part.take is not None and path in part.variables]
         meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
         meet = meet and all(begin % whole[axis] == 0 for begin in begins)
@@ -340,7 +340,7 @@ def recut_shapes(
                 k = first.dims.index(name)
                 meet = meet and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
         if not meet or any(theirs != whole for theirs, _ in shapes):
-            recut[path] = wanted(commonest(shapes, axis))
+            recut[path] = chunks_of(commonest(shapes, axis))
     return recut
 
 
@@ -371,7 +371,7 @@ def arrange(
     values = coordinate_values(parts, dim)
     if values is None:
         if sort or overlap != "error":
-            without = without_coordinate(parts, dim)
+            without = name_without(parts, dim)
             raise ManifestError(f"there is no coordinate {dim!r} of numbers in {without} to put the sets in order by")
         return None
     order = [number for number, own in enumerate(values) if len(own)]
@@ -449,7 +449,7 @@ def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> Non
             )
 
 
-def without_coordinate(parts: Sequence[NamedSet], dim: str) -> str:
+def name_without(parts: Sequence[NamedSet], dim: str) -> str:
     """Return the name of the first set of which the values of a dimension's coordinate are not known."""
     return next((part.name for part in parts if coordinate_values([part], dim) is None), parts[0].name)
 

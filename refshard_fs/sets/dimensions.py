@@ -28,7 +28,7 @@ ADVICE: Final = (
 )
 
 
-class Found(NamedTuple):
+class Arrangement(NamedTuple):
     """The dimensions of a join, the place of each set along them, and a remark that says why."""
 
     dims: tuple[str, ...]
@@ -36,13 +36,13 @@ class Found(NamedTuple):
     reason: str
 
 
-def find_dimensions(parts: Sequence[NamedSet]) -> Found:
+def find_dimensions(parts: Sequence[NamedSet]) -> Arrangement:
     """Return along which dimensions ``parts`` differ; ManifestError, with the choices, where nothing tells."""
     in_a_row = [(number,) for number in range(len(parts))]
     coordinates = _identities(parts, _coordinates(parts))
     scalars = _identities(parts, _scalars(parts))
     if len(parts) == 1:
-        return Found((_only_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
+        return Arrangement((_only_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
     for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
@@ -52,7 +52,7 @@ def find_dimensions(parts: Sequence[NamedSet]) -> Found:
             return found
     dim = _dimension_of_records(parts)
     if dim is not None:
-        return Found((dim,), in_a_row, f"{dim!r} has no coordinate")
+        return Arrangement((dim,), in_a_row, f"{dim!r} has no coordinate")
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
     raise ManifestError(
         f"{parts[0].name} and the others have the same values of all coordinates ({', '.join(coordinates) or 'none'}), "
@@ -70,7 +70,7 @@ def named_by_files(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) ->
     dims = list(grid.dims)
     for axis, field in enumerate(grid.dims):
         first = next(iter(parts))
-        row = [part for at, part in parts.items() if _but(at, axis) == _but(first, axis)]
+        row = [part for at, part in parts.items() if _without_axis(at, axis) == _without_axis(first, axis)]
         if field in known or len(row) < 2:
             continue
         identities = _identities(row, [dim for dim in _coordinates(row) if dim not in dims])
@@ -81,7 +81,7 @@ def named_by_files(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) ->
     return FileGrid(dims, places, grid.files)
 
 
-def _but(at: Sequence[int], axis: int) -> tuple[int, ...]:
+def _without_axis(at: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*at[:axis], *at[axis + 1 :])
 
 
@@ -121,19 +121,21 @@ def _identity(part: NamedSet, variable: Variable | None) -> Hashable:
     return values.tobytes(), values.dtype.str, str(variable.attributes.get("units"))
 
 
-def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str) -> Found | None:
+def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str) -> Arrangement | None:
     """Return the dimensions whose values place each set; None where none differ."""
     if not differing:
         return None
     numbers = range(len(parts))
     if len(differing) == 1:
         (dim,) = differing
-        return Found((dim,), [(number,) for number in numbers], f"the {kind} {dim!r} differs")
+        return Arrangement((dim,), [(number,) for number in numbers], f"the {kind} {dim!r} differs")
     dims = sorted(differing, key=lambda dim: not _is_of_times(parts[0], dim))
     tuples = list(zip(*(differing[dim] for dim in dims), strict=True))
     if len(set(tuples)) == len(parts) == math.prod(len(set(differing[dim])) for dim in dims):
         along = [_places(parts, dim, differing[dim]) for dim in dims]
-        return Found(tuple(dims), list(zip(*along, strict=True)), f"the {kind}s {', '.join(map(repr, dims))} differ")
+        return Arrangement(
+            tuple(dims), list(zip(*along, strict=True)), f"the {kind}s {', '.join(map(repr, dims))} differ"
+        )
     telling = [dim for dim in dims if _is_of_times(parts[0], dim) and len(set(differing[dim])) == len(parts)]
     telling = [dim for dim in telling if dim == "time"] or telling
     if not telling:
@@ -141,7 +143,7 @@ def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]
             f"sets differ in {', '.join(map(repr, dims))} ({parts[0].name} and others), and do not form a grid along "
             f"these: {ADVICE}; join='outer' takes what a set lacks for missing"
         )
-    return Found((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
+    return Arrangement((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
 
 
 def _is_of_times(part: NamedSet, dim: str) -> bool:

@@ -15,7 +15,7 @@ from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_named
 from refshard_fs.stores.objects import Objects
-from refshard_fs.tools.views import folded, table, view
+from refshard_fs.tools.views import fold, table, view
 
 
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
@@ -88,7 +88,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
             self.joined,
             f"{dim} {starts[-1]:,}",
             table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
-            folded(
+            fold(
                 count_text(len(document.axes), "joined array"),
                 table(("array", "axis"), arrays, right=["axis"], total=len(document.axes)),
             ),

@@ -1,6 +1,6 @@
 """Sets that lack arrays or coordinate values of others: what one lacks are chunks that do not exist. No I/O here.
 
-`completed` gives every set all arrays and the union of the coordinates along other dimensions. `with_gaps` puts sets
+`complete` gives every set all arrays and the union of the coordinates along other dimensions. `with_gaps` puts sets
 without chunks where values of a regular coordinate are missing. Readers show the fill value there, so an array needs
 one that means "missing": zeros would be taken for data.
 """
@@ -34,14 +34,14 @@ from refshard_fs.cubes.moving import Move
 from refshard_fs.cubes.recoding import missing_values
 from refshard_fs.cubes.recutting import Placement
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import ChangedSet, only_coordinate, trimmed, with_metadata
+from refshard_fs.sets.changed_set import ChangedSet, coordinate_set, trim, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.concatenation import (
     check_one_coordinate,
     check_same_coordinate,
     coordinate_values,
+    name_without,
     shown_value,
-    without_coordinate,
 )
 from refshard_fs.sets.variables import MOST, NamedSet, Variable
 
@@ -63,7 +63,7 @@ class Aligned(NamedTuple):
 Regular = Mapping[str, str | float]  # the step between values of a coordinate, by dimension
 
 
-def completed(
+def complete(
     parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
 ) -> tuple[Aligned, dict[str, Any]]:
     """Return ``parts`` ready to be concatenated, and the fill values (by path) that arrays need for it.
@@ -73,22 +73,22 @@ def completed(
     found when they are read. ManifestError where references alone cannot say it, or where an array has no value that
     means "missing".
     """
-    aligned = _aligned(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{} for _ in parts])
-    lacking = _lacking(parts, dim) if is_outer else []
+    aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{} for _ in parts])
+    lacking = _find_lacking(parts, dim) if is_outer else []
     incomplete = {*lacking, *_incomplete(parts, aligned.unions)}
     if has_gaps:
         incomplete |= {path for part in parts for path in part.along(dim) if not part.variables[path].is_coordinate}
     fills = fills_of(parts, incomplete, lazy=lazy)
-    return aligned._replace(parts=_with_all(aligned.parts, dim, lacking)), fills
+    return aligned._replace(parts=_add_lacking(aligned.parts, dim, lacking)), fills
 
 
-def _lacking(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
+def _find_lacking(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
     """Return the arrays along ``dim`` that not all sets have."""
     along = {path for part in parts for path in part.along(dim)}
     return sorted(path for path in along if any(path not in part.variables for part in parts))
 
 
-def _with_all(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]) -> list[NamedSet]:
+def _add_lacking(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]) -> list[NamedSet]:
     """Return ``parts`` with the arrays that are ``lacking`` in some: these get them without chunks."""
     owners = {path: next(part for part in parts if path in part.variables) for path in lacking}
     complete = []
@@ -101,7 +101,7 @@ def _with_all(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]
     return complete
 
 
-def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> Aligned:
+def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool) -> Aligned:
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
     for other in dict.fromkeys(v.dims[0] for part in parts for v in part.variables.values() if v.is_coordinate):
         if other is not None and other != dim:
@@ -114,7 +114,7 @@ def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, la
         name = first.variables[path].dims[0]
         if name is None or name == dim or name in own:
             continue
-        values = [_compared(part, path) for part in parts]
+        values = [_values_to_compare(part, path) for part in parts]
         known = [some for some in values if some is not None]
         if len(known) < 2 or all(np.array_equal(some, known[0]) for some in known):
             continue
@@ -142,12 +142,12 @@ def _aligned(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, la
             if values_here is not None:
                 order = np.argsort(union)
                 placements[name] = Placement.of(order[np.searchsorted(union, values_here, sorter=order)])
-        moved.append(_placed(part, dim, placements, unions, lazy=lazy))
+        moved.append(_place_elements(part, dim, placements, unions, lazy=lazy))
         places.append({d: p for d, p in placements.items() if p.runs != ((0, len(unions[d])),)})
     return Aligned(moved, places, unions)
 
 
-def _compared(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
+def _values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
     """Return the values of a coordinate as they are compared, if the set has it and they are known."""
     values = part.values(path) if path in part.variables else None
     return None if values is None else comparable(part.variables[path], values)
@@ -178,7 +178,7 @@ def _incomplete(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]
     }
 
 
-def _placed(
+def _place_elements(
     part: NamedSet,
     dim: str | None,
     placements: Mapping[str, Placement],
@@ -324,7 +324,7 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
     values = coordinate_values(parts, dim)
     if values is None:
         raise ManifestError(
-            f"there is no coordinate {dim!r} of numbers in {without_coordinate(parts, dim)}, of which freq= could tell "
+            f"there is no coordinate {dim!r} of numbers in {name_without(parts, dim)}, of which freq= could tell "
             "what is missing"
         )
     whole = [Piece(number, part) for number, part in enumerate(parts)]
@@ -356,8 +356,8 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
                 )
             if place > expected:
                 missing = steps.values(np.arange(expected, place))
-                pieces.append(Piece(None, only_coordinate(first, missing, parts[0], f"the gap before {part.name}")))
-            pieces.append(Piece(number, trimmed(part, dim, start, stop, lazy=lazy)))
+                pieces.append(Piece(None, coordinate_set(first, missing, parts[0], f"the gap before {part.name}")))
+            pieces.append(Piece(number, trim(part, dim, start, stop, lazy=lazy)))
             expected = place + stop - start
     return pieces
 

@@ -61,7 +61,9 @@ class Pattern(NamedTuple):
             kind = "time" if "%" in form else "number" if form == "d" else "text"
             if (form and kind == "text") or fields.setdefault(name, kind) != kind:
                 raise ValueError(f"{match[0]!r} in {text!r} is none of {{name}}, {{name:d}} and {{name:%Y%m%d}}")
-            regex += _times(form, name, seen) if kind == "time" else _once(name, r"\d+" if form else r"[^/]+", seen)
+            regex += (
+                _times(form, name, seen) if kind == "time" else _group_once(name, r"\d+" if form else r"[^/]+", seen)
+            )
             at = match.end()
         if dims is not None and set(fields) != set(dims):
             raise ValueError(f"{text!r} has the fields {', '.join(fields)}, and the dimensions are {list(dims)}")
@@ -84,7 +86,7 @@ def _literal(text: str) -> str:
     return re.escape(text).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
 
 
-def _once(name: str, regex: str, seen: set[str]) -> str:
+def _group_once(name: str, regex: str, seen: set[str]) -> str:
     if name in seen:
         return f"(?P={name})"
     seen.add(name)
@@ -96,7 +98,7 @@ def _times(form: str, name: str, seen: set[str]) -> str:
     for match in _DIRECTIVE.finditer(form):
         if match[1] not in _DIGITS:
             raise ValueError(f"{match[0]!r} in {form!r} is none of %{', %'.join(_DIGITS)}")
-        regex += re.escape(form[at : match.start()]) + _once(f"{name}__{match[1]}", _DIGITS[match[1]], seen)
+        regex += re.escape(form[at : match.start()]) + _group_once(f"{name}__{match[1]}", _DIGITS[match[1]], seen)
         at = match.end()
     return regex + re.escape(form[at:])
 
@@ -161,10 +163,10 @@ class FileGrid(NamedTuple):
     def check_whole(self) -> None:
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
-            shown = some_of(list(map(self.described, self.holes)), "; ")
+            shown = some_of(list(map(self.describe, self.holes)), "; ")
             raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
 
-    def described(self, at: Sequence[int]) -> str:
+    def describe(self, at: Sequence[int]) -> str:
         """Return a place, or the first numbers of several places, as an error says it."""
         dims = self.dims[: len(at)]
         return _place_text(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
@@ -225,7 +227,7 @@ def _coordinate(places: Sequence[Place]) -> _Coordinate:
     return _Coordinate(np.array(places, f"<U{max(map(len, map(str, places)))}"), {})
 
 
-def in_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> list[NamedSet]:
+def sets_of_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> list[NamedSet]:
     """Return the sets of a grid, by place, with all of its dimensions."""
     found = dict(parts)
     known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
@@ -289,7 +291,7 @@ class Stacking(NamedTuple):
         is_data = {path: path not in named and bool(variable.dims) for path, variable in every.items()}
         parts, varying = _varying(parts, [path for path in every if not is_data[path]])
         paths = [dim, *(path for path in every if is_data[path] or path in varying)]
-        placed = [stacked_along(part, dim, paths) for part in parts]
+        placed = [stack_along(part, dim, paths) for part in parts]
         metadata = _attributes(placed[0].variables, paths)
         coordinate = placed[0].variables[dim]
         if coordinate.meta.zarr_format == 3:  # by which readers know the document's version
@@ -303,7 +305,7 @@ def stacked_as(part: NamedSet, dim: str, other: NamedSet) -> NamedSet:
         return part
     theirs = other.variables
     paths = [p for p, v in part.variables.items() if p in theirs and theirs[p].dims == (dim, *v.dims)]
-    return stacked_along(part, dim, paths)
+    return stack_along(part, dim, paths)
 
 
 def _is_scalar(part: NamedSet, dim: str) -> bool:
@@ -359,7 +361,7 @@ def _at_place(
         along = any(other in variable.dims for other in others) if others else bool(variable.dims)
         return (along and not variable.is_coordinate) or variable.path in varying
 
-    changed = _with_axis(part, dim, [path for path, variable in part.variables.items() if gets_dim(variable)])
+    changed = _add_axis(part, dim, [path for path, variable in part.variables.items() if gets_dim(variable)])
     version = next((variable.meta.zarr_format for variable in part.variables.values()), 2)
     _put_coordinate(changed, dim, coordinate, number, version)
     return changed.result(keeps_digests=True)
@@ -373,13 +375,13 @@ def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, numb
     changed.members[join(dim, grid.tail(0))] = coordinate.values[number : number + 1].tobytes()
 
 
-def stacked_along(part: NamedSet, dim: str, paths: Sequence[str]) -> NamedSet:
+def stack_along(part: NamedSet, dim: str, paths: Sequence[str]) -> NamedSet:
     """Return a set with ``dim``, of length 1, as the first dimension of those of its arrays that are in ``paths``."""
     own = [path for path in paths if path in part.variables]
-    return _with_axis(part, dim, own).result(keeps_digests=True) if own else part
+    return _add_axis(part, dim, own).result(keeps_digests=True) if own else part
 
 
-def _with_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
+def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
     changed = ChangedSet(part)
     for path in paths:
         variable = part.variables[path]

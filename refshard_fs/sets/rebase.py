@@ -110,7 +110,7 @@ def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, 
     return MadeSet(held.content, held.digest, opened_with)
 
 
-def opened(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
+def open_read(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
     """Return the filesystem of ``fo``, of which metadata and coordinates are read, or ``fo`` itself where it is one."""
     if isinstance(fo, RefShardFileSystem):
         return fo
@@ -157,7 +157,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         base = new if new.endswith("://") else new.rstrip("/") + "/"
         return base + rest if rest else new.rstrip("/")
 
-    fs = opened(fo, options)
+    fs = open_read(fo, options)
     try:
         refs = fs._collect()
     except SourceNotReachable:
@@ -287,7 +287,7 @@ names all objects that were replaced
         raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
     flatten = shards == "inner"
     try:
-        fs = opened(fo, {**options, "shards": "whole"})
+        fs = open_read(fo, {**options, "shards": "whole"})
         return _snapshot(fs, inline_threshold, callback, flatten=flatten)
     except UnknownSource:
         if not isinstance(fo, str) or "format" in options:

@@ -149,7 +149,7 @@ class _Scanner(Engines):
         self._variables = VariableReader()
         self._parser = DocumentParser()
         self._alike = FileTemplates(
-            self._opened, lambda url, refs: coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url)))
+            self._collect, lambda url, refs: coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url)))
         )
 
     async def all(self, urls: Sequence[str], found: Found) -> None:
@@ -164,7 +164,7 @@ class _Scanner(Engines):
 
     async def _some(self, pieces: Iterator[Sequence[int]], urls: Sequence[str], found: Found) -> None:
         for piece in pieces:
-            results = await self.engine().run_all([self._scanned(urls[number]) for number in piece])
+            results = await self.engine().run_all([self._scan_source(urls[number]) for number in piece])
             for number, result in zip(piece, results, strict=True):
                 found(number, result)
 
@@ -173,7 +173,7 @@ class _Scanner(Engines):
         await self.engine().close()
         self._drop_engines()
 
-    def _scanned(self, url: str) -> Steps[Scanned | Unchanged | None]:
+    def _scan_source(self, url: str) -> Steps[Scanned | Unchanged | None]:
         origin = None if is_trusted(url) else server_of(url)
         steps = self._read(url)
         found = yield from steps if origin is None else of_part(steps, (origin,))
@@ -194,7 +194,7 @@ class _Scanner(Engines):
                 return Scanned(alike[0], first.facts)
             refs = (yield from self._document(first)) if is_set else alike and alike[0]
             if refs is None:
-                refs = yield from self._opened(first)
+                refs = yield from self._collect(first)
                 if refs is None:
                     return None
                 self._alike.add(first, refs)
@@ -220,7 +220,7 @@ class _Scanner(Engines):
             data = yield Load(Probe(first.url, facts, data).document(self.options.open.max_manifest_bytes), Raw())
         return self._parser.parse(data, first.url)
 
-    def _opened(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
+    def _collect(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a source."""
         opened = yield from first.run(open_source(first.url, self.options.open))
         space = yield from first.run(Selection.of(opened, self.options.select))
@@ -336,7 +336,7 @@ class ScansFile:
     def _place(self, url: str, kind: str) -> tuple[Facts, int, int] | None:
         return self._places.get(url + kind + self._selection) or self._places.get(url + self._selection)
 
-    def scanned(self, url: str, kind: str = "") -> Scanned | Exception:
+    def find(self, url: str, kind: str = "") -> Scanned | Exception:
         """Return the kept scan of ``url``."""
         place = self._place(url, kind)
         if place is None:

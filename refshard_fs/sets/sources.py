@@ -22,7 +22,7 @@ from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.alike import DocumentParser
-from refshard_fs.sets.rebase import MadeSet, opened
+from refshard_fs.sets.rebase import MadeSet, open_read
 from refshard_fs.sets.scanning import (
     Known,
     Scanned,
@@ -70,7 +70,7 @@ def read_sets(
     variables = VariableReader()
     found: dict[int, NamedSet] = {}
 
-    def named(number: int, refs: ReferenceSet) -> NamedSet:
+    def name_set(number: int, refs: ReferenceSet) -> NamedSet:
         fo = sets[number]
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
         return NamedSet(name, refs, variables.read(refs, name), fo=fo, options=options)
@@ -80,7 +80,7 @@ def read_sets(
             case None:  # to be opened by itself
                 return
             case Scanned(refs, _):
-                found[number] = named(number, refs)
+                found[number] = name_set(number, refs)
             case error:
                 if failed is None or isinstance(error, TargetNotAllowed) or not isinstance(error, RefShardError):
                     raise error
@@ -102,16 +102,16 @@ def read_sets(
             refs = parser.parse(fo, None) if isinstance(fo, dict | MadeSet) else None
             if refs is None:
                 continue
-            part = named(number, refs)
+            part = name_set(number, refs)
             if not any(coordinates_to_read(part)):
                 found[number] = part
                 count(1)
 
     def read(number: int) -> NamedSet | None:
         try:
-            fs = opened(sets[number], options)
+            fs = open_read(sets[number], options)
             refs = adopt(fs._collect(unread), fs.source.admission)
-            part = named(number, refs)
+            part = name_set(number, refs)
             part = fs.source.run("", lambda: with_coordinates(part))
         except TargetNotAllowed:
             raise
@@ -150,7 +150,7 @@ def _scan(
 
     def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
         if kept is not None and isinstance(result, Unchanged):
-            result = kept.scanned(urls[place], kind)
+            result = kept.find(urls[place], kind)
         elif kept is not None and isinstance(result, Scanned):
             kept.keep(urls[place] + kind, result)
         assert not isinstance(result, Unchanged), "only what is kept is known"
@@ -166,7 +166,7 @@ def _scan(
             kept.close()
 
 
-def skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:
+def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:
     """Warn of each set that was left out; raise the first error where no other set is left."""
     for number, error in sorted(failed.items()):
         if not any_left:
@@ -189,7 +189,7 @@ _DIGITS: Final = re.compile(r"(\d+)")
 _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
 
 
-def expanded(sets: Any, options: Mapping[str, Any]) -> list[Any]:
+def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     """Return ``sets``, a source or a list of them, with all that patterns (``*``, ``?`` and ``[...]``) match.
 
     ManifestError where one matches nothing, or lies where nothing can be listed.

@@ -51,7 +51,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import folded, paragraph, progress, table, view
+from refshard_fs.tools.views import fold, paragraph, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
 # What a check finds, as values: each finding, how many there are of each kind, and what was looked at.
@@ -107,7 +107,7 @@ class Report(msgspec.Struct, frozen=True):
             f"mode {self.mode}",
             table(("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())),
             *map(paragraph, self.notes),
-            folded("What was looked at", table(("what", "count"), looked, right=["count"])),
+            fold("What was looked at", table(("what", "count"), looked, right=["count"])),
         )
 
 
@@ -256,7 +256,7 @@ class Ranges:
         over = np.where(self.stops == WHOLE, self.starts > size, self.stops > size)
         return np.flatnonzero(over & (size != WHOLE))
 
-    def shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
+    def find_shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
         """Return the rows that repeat another row's range, and those that begin within one; each with the other row.
 
         A row that begins within several others comes with the nearest one before it.
@@ -337,7 +337,7 @@ class _Check:
         refused, notes = refusals(source)
         self._add_refusals(refused)
         self._check_names()
-        wanted = _wanted(arrays, mode, sample)
+        wanted = _choose_chunks(arrays, mode, sample)
         self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
         self._session.wait(self._check_targets)
         decodes = mode == "full" and is_installed("zarr")
@@ -431,7 +431,7 @@ class _Check:
 
     def _check_ranges(self, ranges: Ranges, sizes: UInt64s) -> None:
         """Find ranges that reach beyond their target, and those that share bytes."""
-        beyond, (again, before, within, outer) = ranges.beyond(sizes), ranges.shared(sizes)
+        beyond, (again, before, within, outer) = ranges.beyond(sizes), ranges.find_shared(sizes)
         ends = [f"reaches beyond the {size:,} bytes there are" for size in sizes[ranges.targets[beyond[:SHOWN]]]]
         same = [f"are also those of {ranges.key(row)!r}" for row in before[:SHOWN]]
         inside = [f"begin within those of {ranges.key(row)!r}" for row in outer[:SHOWN]]
@@ -492,7 +492,7 @@ class _Check:
         return True
 
 
-def _wanted(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tuple[Extents, Sequence[int]]]:
+def _choose_chunks(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tuple[Extents, Sequence[int]]]:
     """Return each array with the positions of its chunks that are to be read."""
     if mode == "head":
         return []

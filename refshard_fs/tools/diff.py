@@ -87,19 +87,19 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
     ours, theirs, implied = _comparable(_plain(a.documents, first), _plain(b.documents, second))
     documents = ((key, _fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
-        groups_added=_without(b.groups, {*a.groups, *implied}),
-        groups_removed=_without(a.groups, {*b.groups, *implied}),
-        arrays_added=_without(b.arrays, a.arrays),
-        arrays_removed=_without(a.arrays, b.arrays),
-        metadata_added=_without(theirs, ours),
-        metadata_removed=_without(ours, theirs),
+        groups_added=_difference(b.groups, {*a.groups, *implied}),
+        groups_removed=_difference(a.groups, {*b.groups, *implied}),
+        arrays_added=_difference(b.arrays, a.arrays),
+        arrays_removed=_difference(a.arrays, b.arrays),
+        metadata_added=_difference(theirs, ours),
+        metadata_removed=_difference(ours, theirs),
         metadata_changed=tuple(DocumentChange(key, fields) for key, fields in documents if fields),
         keys=tuple(change for change in changes if change.added or change.removed or change.changed),
         not_compared=tuple(sorted(unlisted & a.arrays.keys() & b.arrays.keys())),
     )
 
 
-def _without(some: Iterable[str], others: Iterable[str]) -> Keys:
+def _difference(some: Iterable[str], others: Iterable[str]) -> Keys:
     return tuple(sorted(set(some).difference(others)))
 
 
@@ -146,31 +146,33 @@ def _plain(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
 
     They have the types of packing that sets of references have in them; what repeats them has none.
     """
-    documents = {key: _parsed(text) for key, text in texts.items()}
-    said = {key: _said(key, document) for key, document in documents.items()}
+    documents = {key: _parse(text) for key, text in texts.items()}
+    said = {key: _shorten(key, document) for key, document in documents.items()}
     dtypes = source.attribute_dtypes
     for key in documents.keys() if dtypes else ():
-        documents[key] = _parsed(with_packing_type(texts[key], key, dtypes))
+        documents[key] = _parse(with_packing_type(texts[key], key, dtypes))
     out: dict[str, Document] = {}
     for key, document in documents.items():
         path, name = parent(key)
         if isinstance(document, bytes):
             out[key] = document
         elif name == CONSOLIDATED:
-            if _repeated(document.get("metadata"), path, False) != {k: said[k] for k in said if _is_old(k, path)}:
+            if _consolidated_documents(document.get("metadata"), path, False) != {
+                k: said[k] for k in said if _is_old(k, path)
+            }:
                 out[key] = document
         elif name != ".zattrs" or document:
-            shown = _said(key, document)
+            shown = _shorten(key, document)
             inline = document.get("consolidated_metadata")
             if inline is not None and name == "zarr.json" and isinstance(shown, dict):
                 below = {k: said[k] for k in said if k != key and k.endswith("zarr.json") and is_within(k, path)}
-                if not isinstance(inline, dict) or _repeated(inline.get("metadata"), path, True) != below:
+                if not isinstance(inline, dict) or _consolidated_documents(inline.get("metadata"), path, True) != below:
                     shown = {**shown, "consolidated_metadata": inline}
             out[key] = shown
     return out
 
 
-def _parsed(text: bytes) -> Document:
+def _parse(text: bytes) -> Document:
     try:
         found = zarrmeta.loads(text)
     except ValueError:
@@ -178,7 +180,7 @@ def _parsed(text: bytes) -> Document:
     return found if isinstance(found, dict) else text
 
 
-def _said(key: str, document: Document) -> Document:
+def _shorten(key: str, document: Document) -> Document:
     """Return a document of zarr version 3 in its shortest form; others as they are."""
     if isinstance(document, bytes) or parent(key)[1] != "zarr.json":
         return document
@@ -194,7 +196,7 @@ def _is_old(key: str, path: str) -> bool:
     return parent(key)[1] in (".zarray", ".zgroup", ".zattrs") and is_within(key, path)
 
 
-def _repeated(members: object, path: str, is_version_3: bool) -> dict[str, Document] | None:
+def _consolidated_documents(members: object, path: str, is_version_3: bool) -> dict[str, Document] | None:
     """Return the documents that the consolidated metadata of the group ``path`` repeat; None if they are damaged."""
     found: dict[str, Document] = {}
     if not isinstance(members, dict):
@@ -203,10 +205,10 @@ def _repeated(members: object, path: str, is_version_3: bool) -> dict[str, Docum
         key = join(join(path, name), "zarr.json") if is_version_3 else join(path, name)
         if not isinstance(member, dict):
             return None
-        found[key] = _said(key, member)
+        found[key] = _shorten(key, member)
         inline = member.get("consolidated_metadata")
         if is_version_3 and isinstance(inline, dict) and inline.get("metadata"):
-            found |= _repeated(inline["metadata"], join(path, name), True) or {}
+            found |= _consolidated_documents(inline["metadata"], join(path, name), True) or {}
     return found
 
 
@@ -223,7 +225,7 @@ def _convert(documents: dict[str, Document], path: str) -> None:
     for name in old:
         documents.pop(join(path, name), None)
     key = join(path, "zarr.json")
-    documents[key] = _said(key, found)
+    documents[key] = _shorten(key, found)
 
 
 def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
@@ -262,7 +264,7 @@ class _Side(NamedTuple):
         blocks = self.survey.blocks.get(self.extents.path) if self.is_there else None
         if blocks is None or self.extents.meta.grid is None:
             return own
-        return PlacedChunks.joined([blocks.chunks(numbers, urls), own])
+        return PlacedChunks.join([blocks.chunks(numbers, urls), own])
 
 
 def _side(source: Survey, path: str, other: Survey) -> _Side:
@@ -270,7 +272,7 @@ def _side(source: Survey, path: str, other: Survey) -> _Side:
     return _Side(source, other.arrays[path], is_there=False) if extents is None else _Side(source, extents)
 
 
-class _Changed:
+class _ChangedKeys:
     """Counts the keys of one kind, and names the first of them."""
 
     def __init__(self) -> None:
@@ -292,7 +294,7 @@ class _Comparison:
 
     def changes(self, path: str | None, a: _Side, b: _Side) -> Changes:
         """Return how the chunks of an array differ, or, without a ``path``, the keys that are no chunks."""
-        added, removed, changed = _Changed(), _Changed(), _Changed()
+        added, removed, changed = _ChangedKeys(), _ChangedKeys(), _ChangedKeys()
         one, other = a.extents.meta.grid, b.extents.meta.grid
         size = _block_size(one, other)
         for place in sorted(a.places(size) | b.places(size)):
@@ -305,13 +307,13 @@ class _Comparison:
                 removed.add(a, ours.numbers)
                 continue
             _, at_a, at_b = np.intersect1d(*common, assume_unique=True, return_indices=True)
-            changed.add(a, np.sort(self._changed(a, ours.at(at_a), theirs.at(at_b))))
+            changed.add(a, np.sort(self._find_changed(a, ours.at(at_a), theirs.at(at_b))))
             added.add(b, np.delete(theirs.numbers, at_b))
             removed.add(a, np.delete(ours.numbers, at_a))
         some = tuple(added.some), tuple(removed.some), tuple(changed.some)
         return Changes(path, added.count, removed.count, changed.count, *some)
 
-    def _changed(self, side: _Side, ours: PlacedChunks, theirs: PlacedChunks) -> UInt64s:
+    def _find_changed(self, side: _Side, ours: PlacedChunks, theirs: PlacedChunks) -> UInt64s:
         """Return the numbers of the chunks that differ; both have the same chunks, in the same order."""
         is_same_end = (ours.stops == theirs.stops) | (ours.is_open & theirs.is_open)
         moved = (ours.targets != theirs.targets) | (ours.starts != theirs.starts) | ~is_same_end

@@ -25,7 +25,7 @@ from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, NotListable, printable, redacted
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mixed, ramp, width_of
+from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mix, ramp, width_of
 from refshard_fs.tools.survey import INLINE, Extents, PlacedChunks, Positions, Surveyed, survey
 
 Floats = npt.NDArray[np.float64]
@@ -219,13 +219,13 @@ def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requ
         )
 
     read = np.unique(requests.files)
-    chosen = _spaced(read, SHOWN)
-    chosen += _spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(chosen))
+    chosen = _choose_spaced(read, SHOWN)
+    chosen += _choose_spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(chosen))
     all_files = [None] if len(names) > SHOWN else []  # each chunk has its place there, whatever its file
     return [strip(file) for file in (*all_files, *sorted(chosen))]
 
 
-def _spaced(places: Positions, most: int) -> list[int]:
+def _choose_spaced(places: Positions, most: int) -> list[int]:
     """Return up to ``most`` of ``places``, evenly spaced, the first and the last among them."""
     chosen: list[int] = places[np.linspace(0, len(places) - 1, min(most, len(places))).round().astype(int)].tolist()
     return chosen
@@ -290,7 +290,7 @@ def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Pi
         if named and normalise(array or "") != normalise(named):
             raise ValueError(f"the selection {text!r} is of {named!r}, and the picture of {array!r}")
     elif select is not None:
-        text = f"{array or ''}[{spelled(select)}]"
+        text = f"{array or ''}[{spell_selection(select)}]"
     source = "references in memory"
     if isinstance(fs.fo, str):
         source = PurePath(fs.fo).name if protocol_of(fs.fo) is None else fs.fo
@@ -368,7 +368,7 @@ def _has_few(files: Files) -> bool:
 
 def _lighter(colour: str, rank: float) -> str:
     """Return the colour of a file's chunk, whose ``rank`` is 0 for its first and 1 for its last."""
-    return mixed(colour, "#ffffff", 0.6 * (1 - rank))
+    return mix(colour, "#ffffff", 0.6 * (1 - rank))
 
 
 def _selection_of(fs: Surveyed, extents: Extents, select: Any, text: str) -> Selection:
@@ -418,12 +418,12 @@ def _part(part: str, text: str) -> Part:
     return slice(*bounds) if ":" in part else int(part)
 
 
-def spelled(select: Any) -> str:
+def spell_selection(select: Any) -> str:
     """Return a selection as it is written between brackets."""
-    return ", ".join(map(_spelled, select if isinstance(select, tuple) else (select,)))
+    return ", ".join(map(_spell_part, select if isinstance(select, tuple) else (select,)))
 
 
-def _spelled(part: Any) -> str:
+def _spell_part(part: Any) -> str:
     match part:
         case slice(start=start, stop=stop, step=step):
             bounds = ":".join("" if bound is None else str(bound) for bound in (start, stop))

@@ -162,7 +162,7 @@ class _Trial:
             # What it refuses of fill values alone, it may accept of chunks.
             if error is not None and self._error(self._open_dataset, self._of_zeros, group, consolidated) is not None:
                 which = "with" if consolidated is None else "without"
-                text = f"xarray {version} does not open its group {which} consolidated metadata: {_named(error)}"
+                text = f"xarray {version} does not open its group {which} consolidated metadata: {_error_text(error)}"
                 yield Refusal("xarray", document, text)
                 return
 
@@ -174,7 +174,7 @@ class _Trial:
         ).close()
 
     def _open_group(self, path: str) -> Any:
-        return self._zarr.open_group(self._store, mode="r", path=path, **self._with_consolidated(use=False))
+        return self._zarr.open_group(self._store, mode="r", path=path, **self._consolidated_option(use=False))
 
     def _walk_consolidated(self, path: str) -> None:
         if self._is_zarr_2:
@@ -184,7 +184,7 @@ class _Trial:
         for _ in self._zarr.open_group(self._store, mode="r", path=path, use_consolidated=True).members(max_depth=None):
             pass
 
-    def _with_consolidated(self, *, use: bool) -> dict[str, Any]:
+    def _consolidated_option(self, *, use: bool) -> dict[str, Any]:
         return {} if self._is_zarr_2 else {"use_consolidated": use}
 
     def _group_document(self, path: str) -> str:
@@ -197,7 +197,7 @@ class _Trial:
 
     @cached_property
     def _of_zeros(self) -> Any:
-        return self._store_of({key: _with_zeros(key, data) for key, data in self._documents.items()})
+        return self._store_of({key: _zero_fills(key, data) for key, data in self._documents.items()})
 
     def _store_of(self, documents: Mapping[str, bytes]) -> Any:
         if self._is_zarr_2:
@@ -206,7 +206,7 @@ class _Trial:
         return self._zarr.storage.MemoryStore({key: make(data) for key, data in documents.items()})
 
     def _text(self, error: Exception) -> str:
-        return f"zarr {self._zarr.__version__} does not open it: {_named(error)}"
+        return f"zarr {self._zarr.__version__} does not open it: {_error_text(error)}"
 
     @staticmethod
     def _error(do: Callable[..., object], *arguments: Any, **options: Any) -> Exception | None:
@@ -220,7 +220,7 @@ class _Trial:
         return None
 
 
-def _named(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -242,19 +242,19 @@ def _is_long_coordinate(extents: Extents) -> bool:
     return extents.dimensions == (name,) and (extents.meta.shape[0] > LONGEST or (extents.possible or 0) > MANY)
 
 
-def _with_zeros(key: str, data: bytes) -> bytes:
+def _zero_fills(key: str, data: bytes) -> bytes:
     """Return a metadata document with 0 as the fill value of numbers."""
     if parent(key)[1] == ".zattrs":
         return data
     with contextlib.suppress(ValueError):
-        return zarrmeta.dumps(_zeroed(zarrmeta.loads(data)))
+        return zarrmeta.dumps(_zero(zarrmeta.loads(data)))
     return data
 
 
-def _zeroed(document: Any) -> Any:
+def _zero(document: Any) -> Any:
     match document:
         case {**members}:
-            shown = {name: value if name == "attributes" else _zeroed(value) for name, value in members.items()}
+            shown = {name: value if name == "attributes" else _zero(value) for name, value in members.items()}
             match shown.get("fill_value", ""):
                 case bool():
                     pass

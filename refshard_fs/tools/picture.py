@@ -48,7 +48,7 @@ def _width(char: str) -> float:
     return 1.8 if is_wide else 1.0
 
 
-def _shortened(text: str, room: float, *, keep_end: bool) -> str:
+def _shorten(text: str, room: float, *, keep_end: bool) -> str:
     """Return ``text``, or what fits of its start (``keep_end``: of its end) with an ellipsis; "" if nothing does.
 
     ``room`` is in font sizes.
@@ -77,10 +77,10 @@ def ramp(position: float) -> str:
     """Return the colour at ``position``, 0 to 1, of the ramp."""
     at = position * (len(_RAMP) - 1)
     first = min(int(at), len(_RAMP) - 2)
-    return mixed(_RAMP[first], _RAMP[first + 1], at - first)
+    return mix(_RAMP[first], _RAMP[first + 1], at - first)
 
 
-def mixed(one: str, other: str, share: float) -> str:
+def mix(one: str, other: str, share: float) -> str:
     """Return ``one`` with a ``share`` of ``other``, both as #rrggbb."""
     pairs = ((int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5))
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
@@ -184,7 +184,7 @@ class Page:
         text = printable(text)
         label = Label(x, y, text, **look)
         size = label.size * (_BOLD if label.bold else 1)
-        cut = _shortened(text, room / size, keep_end=keep_end)
+        cut = _shorten(text, room / size, keep_end=keep_end)
         if cut != text:
             label = msgspec.structs.replace(label, text=cut, title=text)
         if cut:
@@ -273,17 +273,17 @@ class Picture:
 
     def save(self, path: str | Path) -> None:
         """Write the picture to ``path``, in the format that its name ends in: .svg, .html or .png (with matplotlib)."""
-        data = self.encoded(Path(path).suffix)
+        data = self.encode(Path(path).suffix)
         with replacing(path_to_write(os.fspath(path))) as file:
             file.write(data)
 
-    def encoded(self, suffix: str) -> bytes:
+    def encode(self, suffix: str) -> bytes:
         """Return the picture as a file of a name that ends in ``suffix``."""
         match suffix.lower():
             case ".svg":
                 return _svg(self.scene).encode()
             case ".html" | ".htm":
-                return _PAGE.format(title=_titled(self.scene.title), svg=_svg(self.scene)).encode()
+                return _PAGE.format(title=_title_element(self.scene.title), svg=_svg(self.scene)).encode()
             case ".png":
                 return _png(self.scene)
         what = suffix or "a file without a suffix"
@@ -325,7 +325,7 @@ def _svg(scene: Scene) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {size}" role="img" '
         f'font-family="{escape(_FONT)}">\n'
-        f"{_titled(scene.title)}\n<desc>{_text(scene.text)}</desc>\n<style>{colours()}{fills}</style>\n{body}\n</svg>\n"
+        f"{_title_element(scene.title)}\n<desc>{_text(scene.text)}</desc>\n<style>{colours()}{fills}</style>\n{body}\n</svg>\n"
     )
 
 
@@ -342,7 +342,7 @@ def _boxes(shape: Boxes) -> str:
     if shape.stroke:
         paint += f' stroke-width="{_number(shape.line)}"'
     return "\n".join(
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}"{paint}>{_titled(shape.title)}</rect>'
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}"{paint}>{_title_element(shape.title)}</rect>'
         for x, y, width, height in boxes
     )
 
@@ -351,10 +351,10 @@ def _label(label: Label) -> str:
     attributes = f'x="{_number(label.x)}" y="{_number(label.y)}" font-size="{_number(label.size)}"'
     attributes += _paint(label.fill) + (' text-anchor="end"' if label.ends_there else "")
     attributes += ' font-weight="600"' if label.bold else ""
-    return f'<text {attributes} xml:space="preserve">{_titled(label.title)}{_text(label.text)}</text>'
+    return f'<text {attributes} xml:space="preserve">{_title_element(label.title)}{_text(label.text)}</text>'
 
 
-def _titled(title: str) -> str:
+def _title_element(title: str) -> str:
     return f"<title>{_text(title)}</title>" if title else ""
 
 

@@ -85,7 +85,7 @@ class PlacedChunks(NamedTuple):
         return cls(*map(np.array, columns, (np.uint64, np.int64, np.uint64, np.uint64, np.bool_, np.bool_)))
 
     @classmethod
-    def joined(cls, parts: Sequence[PlacedChunks]) -> PlacedChunks:
+    def join(cls, parts: Sequence[PlacedChunks]) -> PlacedChunks:
         """Return the chunks of all ``parts``, ascending by number; of one number, that of the last part counts."""
         parts = [part for part in parts if len(part.numbers)] or parts[:1]
         found = cls(*map(np.concatenate, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
@@ -185,8 +185,8 @@ class _Blocks:
         grid = self._array.grid
         numbers = range(numbers.start, min(numbers.stop, grid.size))
         found = self._session.run(self._path, partial(self._keyspace.chunks, self._path, numbers, grid))
-        resolve = partial(_resolved, self._keyspace)
-        return _placed(found, numbers, None, lambda url, *_: urls.setdefault(resolve(url), len(urls)))
+        resolve = partial(_resolve, self._keyspace)
+        return _place_chunks(found, numbers, None, lambda url, *_: urls.setdefault(resolve(url), len(urls)))
 
 
 Fault = tuple[str, Exception]  # a key or a directory, and why it could not be surveyed
@@ -346,9 +346,9 @@ class _Surveying:
                     self._fail(join(path, grid.tail(int(numbers[row]))), FileNotFoundError(LISTED))
 
         def target(url: str | None, pin: Pin | None, origin: Origin) -> int:
-            return self._target(_resolved(self._keyspace, url), pin, origin)
+            return self._target(_resolve(self._keyspace, url), pin, origin)
 
-        placed = _placed(found, numbers, sizes, target)
+        placed = _place_chunks(found, numbers, sizes, target)
         packed = [
             (int(numbers[row]), self._place(entry, None if sizes is None or sizes[row] == WHOLE else int(sizes[row])))
             for row, entry in found.packed.items()
@@ -468,7 +468,7 @@ class _Surveying:
             path: Extents(
                 path,
                 metas[path],
-                PlacedChunks.joined([*self._chunks.get(path, ()), PlacedChunks.of_places(placed[path])]),
+                PlacedChunks.join([*self._chunks.get(path, ()), PlacedChunks.of_places(placed[path])]),
                 grids[path].shards if path in grids else (),
                 stray[path],
                 tuple(names[path]),
@@ -481,14 +481,14 @@ class _Surveying:
         return arrays, Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=tuple(sorted(rest)))
 
 
-def _resolved(keyspace: KeySpace, url: str | None) -> str:
+def _resolve(keyspace: KeySpace, url: str | None) -> str:
     try:
         return keyspace.resolve(url)
     except ManifestError:  # no URL, and no target= that it would stand for
         return ""
 
 
-def _placed(
+def _place_chunks(
     found: Chunks,
     numbers: Numbers,
     sizes: UInt64s | None,
@@ -508,4 +508,4 @@ def _placed(
     derived = np.zeros(len(rows), bool)
     placed = PlacedChunks(column[rows], codes[targets], starts, stops, derived, is_open)
     inline = [(int(column[row]), Place(INLINE, 0, len(data))) for row, data in found.inline.items()]
-    return PlacedChunks.joined([placed, PlacedChunks.of_places(inline)]) if inline else placed
+    return PlacedChunks.join([placed, PlacedChunks.of_places(inline)]) if inline else placed

@@ -58,7 +58,7 @@ class Trial:
         zarr = importlib.import_module("zarr")
         self._is_zarr_2 = zarr.__version__.startswith("2.")
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
-        self._store: MutableMapping[str, Any] = {name: self._stored(zarrmeta.dumps(dict(meta.raw)))}
+        self._store: MutableMapping[str, Any] = {name: self._to_buffer(zarrmeta.dumps(dict(meta.raw)))}
         try:
             store = self._store if self._is_zarr_2 else zarr.storage.MemoryStore(self._store)
             self._array = zarr.open_array(store, mode="r")
@@ -76,7 +76,7 @@ class Trial:
             check_chunk(self._meta, data)
         except ValueError as e:
             return e
-        self._store[tail] = self._stored(data)
+        self._store[tail] = self._to_buffer(data)
         try:
             self._array[tuple(map(slice, starts, ends))]
         except MemoryError:
@@ -99,7 +99,7 @@ class Trial:
             found += _problems_apart(self._meta, chunks[len(found) :])
         return found
 
-    def _stored(self, data: bytes) -> Any:
+    def _to_buffer(self, data: bytes) -> Any:
         if self._is_zarr_2:
             return data
         return importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes(data)

@@ -90,7 +90,7 @@ def paragraph(value: str) -> str:
     return f"<p>{text(value)}</p>" if value else ""
 
 
-def folded(summary: str, *parts: str) -> str:
+def fold(summary: str, *parts: str) -> str:
     """Return ``parts`` folded under a ``summary`` to click on; nothing where there are none."""
     body = "".join(parts)
     return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
@@ -234,13 +234,13 @@ def html_of(session: Source) -> str:
     if keyspace is None:
         return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
     counts = session.stats.snapshot()
-    read = folded("What was read", Counters(counts).table()) if any(counts.values()) else ""
+    read = fold("What was read", Counters(counts).table()) if any(counts.values()) else ""
     return view(title, f"refshard, {keyspace.format}", _arrays(keyspace), _targets(keyspace.urls), read)
 
 
 def _targets(urls: Sequence[str | None]) -> str:
     shown = ((url,) for url in islice(urls, TARGETS) if url is not None)
-    return folded(count_text(len(urls), "target"), table(("target",), shown, total=len(urls))) if urls else ""
+    return fold(count_text(len(urls), "target"), table(("target",), shown, total=len(urls))) if urls else ""
 
 
 def _arrays(keyspace: KeySpace) -> str:

@@ -366,7 +366,7 @@ def test_sorted_comparison_finds_what_one_by_one_would(make: Make, seed: int) ->
     }
     fs = RefShardFileSystem({"a/.zarray": array(30, 1)} | rows)
     ranges = Ranges(survey(fs))
-    again, before, within, outer = ranges.shared(np.full(2, 30, np.uint64))
+    again, before, within, outer = ranges.find_shared(np.full(2, 30, np.uint64))
     for i, j in zip(again, before, strict=True):
         assert rows[ranges.key(i)] == rows[ranges.key(j)]
     assert len(again) == len(rows) - len({tuple(row) for row in rows.values()})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.selection import chunk_numbers
-from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NO_CHUNK, parse_selection, plane_of, spelled
+from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NO_CHUNK, parse_selection, plane_of, spell_selection
 from refshard_fs.tools.picture import Picture
 from tests.servers.http import RangeServer
 
@@ -75,7 +75,7 @@ def test_what_is_none_is_said_to_be_none(text: str) -> None:
 
 
 def test_it_is_spelled_as_it_is_written() -> None:
-    assert spelled((slice(1, 2), ..., 3, slice(None, None, 2))) == "1:2, ..., 3, ::2"
+    assert spell_selection((slice(1, 2), ..., 3, slice(None, None, 2))) == "1:2, ..., 3, ::2"
 
 
 def test_a_selection_in_place_of_an_array_is_told_its_place() -> None:

@@ -33,7 +33,7 @@ def test_it_is_a_png_of_the_scenes_size() -> None:
     pytest.importorskip("matplotlib")
     fs, select = many()["few files"]
     made = fs.visualize(None, select)
-    data = made.encoded(".png")
+    data = made.encode(".png")
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == round(made.scene.width * picture.SCALE)
 
@@ -43,4 +43,4 @@ def test_without_matplotlib_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
     fs, _ = many()["one chunk"]
     with pytest.raises(ImportError, match=r"refshard_fs\[png\]"):
-        fs.visualize().encoded(".png")
+        fs.visualize().encode(".png")
