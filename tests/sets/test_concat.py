@@ -454,7 +454,7 @@ def test_pinned_sets_are_joined_without_parsing_each(way: str, tmp_path: Path, m
     paths = [str(tmp_path / f"{start}.json") for start in range(0, 12, 2)]
     sets = {"files": paths, "documents": [json.loads(Path(path).read_text()) for path in paths]}.get(way, made)
     opened = []
-    monkeypatch.setattr(sources, "opened", lambda fo, options: opened.append(fo) or rebasing.opened(fo, options))
+    monkeypatch.setattr(sources, "open_read", lambda fo, options: opened.append(fo) or rebasing.open_read(fo, options))
     counted = dict.fromkeys(("parse", "parse_document"), 0)
     for name in counted:
         monkeypatch.setattr(taking, name, _counting(counted, name, getattr(taking, name)))
