@@ -24,7 +24,7 @@ from refshard_fs.errors import ManifestError, printable
 
 
 class Argument(NamedTuple):
-    """An argument as argparse takes it. Those of one ``group`` exclude each other."""
+    """An argument as argparse takes it. Arguments of one ``group`` exclude each other."""
 
     names: list[str]
     keywords: dict[str, Any]
@@ -169,7 +169,7 @@ def pair(text: str) -> tuple[str, Any]:
 def positive(text: str) -> int:
     """Return a number that is at least 1."""
     if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no number of at least 1")
+        raise ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
     return int(text)
 
 

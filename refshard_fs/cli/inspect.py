@@ -149,7 +149,7 @@ def _label(node: refshard_fs.Node, name: str) -> str:
     json=True,
 )
 def _check(arguments: Namespace) -> int:
-    """Find what is wrong with metadata, ranges, targets and data."""
+    """Find faults in metadata, ranges, targets and data."""
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
     mode: Literal["full", "read", "head"] = "full" if arguments.full else "read" if arguments.read else "head"
     report = refshard_fs.check(fs, mode, sample=arguments.read or 1)
@@ -176,7 +176,7 @@ def _check(arguments: Namespace) -> int:
     for note in report.notes:
         print_line(f"note: {note}")
     if not report.findings:
-        print_line("nothing wrong was found")
+        print_line("no faults were found")
     return status
 
 
@@ -199,7 +199,7 @@ def _diff(arguments: Namespace) -> int:
     for document in found.metadata_changed:
         print_line(f"~ metadata {document.key}: {', '.join(document.fields)}", "yellow")
     for changes in found.keys:
-        what = "keys that are no chunks" if changes.path is None else f"chunks of {changes.path or '/'}"
+        what = "keys that are not chunks" if changes.path is None else f"chunks of {changes.path or '/'}"
         counts = ((changes.removed, "removed"), (changes.added, "added"), (changes.changed, "changed"))
         print_line(f"{what}: " + ", ".join(f"{count:,} {name}" for count, name in counts if count))
         _print_keys("  -", "red", changes.removed, changes.some_removed)
@@ -289,7 +289,7 @@ def _path_below(directory: str, name: str) -> str:
     root = os.path.realpath(directory)
     path = os.path.join(directory, *name.split("/"))
     if "\0" in name or os.path.isabs(name) or os.path.commonpath([root, os.path.realpath(path)]) != root:
-        raise ManifestError(f"{name!r} is no path below {directory!r}: nothing is written")
+        raise ManifestError(f"{name!r} is not a path below {directory!r}: nothing is written")
     return path
 
 

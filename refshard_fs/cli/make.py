@@ -29,7 +29,7 @@ _WHERE = (
 
 
 class _Formats(list[str]):
-    """The formats to write that are built in; those of other packages are known when one is named."""
+    """The formats to write that are built in; formats of other packages are looked up when one is named."""
 
     def __contains__(self, name: object) -> bool:
         from refshard_fs.sinks import known_sinks  # not imported for --help
@@ -102,7 +102,7 @@ def _part(arguments: Namespace) -> dict[str, Any]:
 def _save(
     arguments: Namespace, made: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
 ) -> None:
-    """Write a set, and print what was written."""
+    """Write a set, and print a summary of it."""
     from refshard_fs.source.settings import format_named  # not imported for --help
 
     is_lazy = isinstance(made, refshard_fs.LazySet)
@@ -134,7 +134,7 @@ def _save(
     argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
     argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
     argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", choices="raise skip"),
-    argument("--resume", "a file that keeps what was found of each SOURCE, for the next run", "FILE"),
+    argument("--resume", "a file that keeps the scan of each SOURCE, for the next run", "FILE"),
     _OVERWRITE,
     sources=("SOURCE...",),
 )
@@ -181,10 +181,10 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
     argument("--same", "a variable of TARGET", "PATH", **_MANY),
     argument(
         "--on-duplicate",
-        "what is done with values that TARGET has already (%(default)s)",
+        "how values are treated that TARGET has already (%(default)s)",
         choices="error skip replace",
     ),
-    argument("--any-order", "append also what is not behind the last value"),
+    argument("--any-order", "append also values that do not follow the last one"),
     sources=("TARGET", "SOURCE"),
 )
 def _append(arguments: Namespace) -> None:

@@ -63,7 +63,7 @@ class TimeUnits(NamedTuple):
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> TimeUnits:
-        """Return the units that attributes say; ValueError, saying why, if these are none of times."""
+        """Return the units that attributes say; ValueError, saying why, if these are not units of times."""
         length, since = parsed_units(attributes.get("units"))
         calendar = calendar_of(attributes)
         return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
@@ -91,7 +91,7 @@ class TimeUnits(NamedTuple):
         if isinstance(value, np.integer):
             wanted = Fraction(int(value) * self.length + shift, to.length)
             if wanted.denominator != 1 and not rounded:
-                raise ValueError(f"{value} is no whole number in the other units")
+                raise ValueError(f"{value} would not be a whole number in the other units")
             return float(wanted) if rounded else int(wanted)
         if not np.isfinite(value):
             return float(value)
@@ -177,22 +177,22 @@ def parsed_units(units: object) -> tuple[int, str]:
     name = "" if match is None else match[1].lower()
     length = _LENGTHS.get(name) or _LENGTHS.get(f"{name}s")  # "ms" and "s" end like a plural
     if match is None or length is None:
-        raise ValueError(f"{units!r} are no seconds, minutes, hours or days since a time")
+        raise ValueError(f"expected seconds, minutes, hours or days since a time, got {units!r}")
     return length, match[2]
 
 
 def instant(text: str) -> datetime:
-    """Return the time that the units of CF times count from; ValueError if it is none in UTC."""
+    """Return the time that the units of CF times count from; ValueError if it is not in UTC."""
     try:
         return datetime(*_fields(text))  # type: ignore[arg-type]  # six integers
     except ValueError as e:
-        raise ValueError(f"{text!r} is no date and time: {e}") from e
+        raise ValueError(f"expected a date and time, got {text!r}: {e}") from e
 
 
 def _fields(text: str) -> tuple[int, ...]:
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no date and time in UTC")
+        raise ValueError(f"expected a date and time in UTC, got {text!r}")
     return tuple(int(number or 0) for number in match.groups())
 
 
@@ -206,11 +206,11 @@ def _instant(text: str, calendar: str) -> int:
         # Its days are counted as Gregorian ones: the first day of the Julian calendar is two days earlier.
         shift, rule = (-2, "julian") if date < CHANGE else (0, "proleptic_gregorian")
     if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= _days(year, month, rule)):
-        raise ValueError(f"{text!r} is no date of the calendar {calendar!r}")
+        raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}")
     if hour > 23 or minute > 59 or second > 59:
-        raise ValueError(f"{text!r} is no date and time: its hours, minutes or seconds are too many")
+        raise ValueError(f"{text!r} is not a date and time: its hours, minutes or seconds are too many")
     if calendar == "standard" and (1582, 10, 4) < date < CHANGE:
-        raise ValueError(f"{text!r} is no date of the calendar {calendar!r}, which leaves out ten days there")
+        raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}, which leaves out ten days there")
     before = (360 if rule == "360_day" else 365) * (year - 1) + _leap_days(year - 1, rule)
     days = before + sum(_days(year, earlier, rule) for earlier in range(1, month)) + day + shift
     return days * 86400 + hour * 3600 + minute * 60 + second

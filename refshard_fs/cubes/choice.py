@@ -1,4 +1,4 @@
-"""What a selection takes of a source, and how the metadata of what it takes are shown. No I/O here."""
+"""Find the nodes that a selection takes from a source, and change their metadata. No I/O here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN: Final = 20  # names in an error
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The words of one selection; all names are those of the source.
+    """The arguments of one selection; all names are names in the source.
 
     A name without a slash means the variables, or groups, of that name in every group; one with a slash is the path of
     one ("/air" in the root). ``isel`` has the bounds of slices.
@@ -300,7 +300,7 @@ def _coordinate_names(nodes: Mapping[str, Node], group: str, arrays: Mapping[str
 
 
 def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
-    """Let arrays that are coordinates stay coordinates, and no attribute ``coordinates`` name what is gone."""
+    """Keep coordinates coordinates, and let the attribute ``coordinates`` name only variables that are left."""
     for group, before in nodes.by_group.items():
         after = {name: node for name, node in before.items() if join(group, name) in shown}
         if group not in shown or len(after) == len(before):
@@ -358,7 +358,7 @@ def _rename_nodes(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, s
         found = nodes.named(old)
         is_dim = any(bare in node.dims for path, node in nodes.items() if is_within(path, group))
         if not found and not is_dim:
-            raise nodes.unknown(f"rename= names {old!r}, which is no variable, group or dimension of the source")
+            raise nodes.unknown(f"rename= names {old!r}: expected a variable, group or dimension of the source")
         names |= dict.fromkeys(found, own)
         if is_dim:
             dims.append((group, bare, own))

@@ -125,7 +125,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
 
     @property
     def first(self) -> int:
-        """The number of the part that gives all that is not joined: the first one that is no gap."""
+        """The number of the part that gives everything that is not joined: the first that is not a gap."""
         return next(number for number, part in enumerate(self.parts) if not part.is_gap)
 
     @property
@@ -162,16 +162,16 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         given = msgspec.convert(decoded, _Json)
         parts = tuple(_part(entry, given, where, depth) for entry in given.sets)
         if all(part.is_gap for part in parts):
-            raise ManifestError(f'{where}: it is no "refshard": "{NAME}" with one set or more')
+            raise ManifestError(f'{where}: expected "refshard": "{NAME}" with one set or more')
         if given.coordinate is not None and given.axes.get(given.coordinate) != 0:
             raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
         if not given.axes.keys() >= given.chunks.keys() or any(min(c, default=0) < 1 for c in given.chunks.values()):
             raise ManifestError(f"{where}: its chunks are of an array that is not in axes, or of less than 1 element")
         for key in given.metadata:
             if not zarrmeta.is_metadata(key) or key.endswith(zarrmeta.CONSOLIDATED):
-                raise ManifestError(f"{where}: its metadata have {key!r}, which is no document of an array or a group")
+                raise ManifestError(f"{where}: expected documents of arrays and groups as metadata, got {key!r}")
         if any(given.axes.get(path) != 0 or any(part.length != 1 for part in parts) for path in given.stacked):
-            raise ManifestError(f"{where}: what is stacked is not in axes, with axis 0, or a set is longer than 1")
+            raise ManifestError(f"{where}: expected stacked arrays in axes, with axis 0, and sets of length 1")
         strange = {dim for part in parts for dim in part.places} - (given.unions.keys() - {given.dim})
         if strange:
             raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
@@ -233,9 +233,9 @@ def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
     try:
         line = msgspec.convert(entry if isinstance(entry, list) else [entry], _Line)
     except msgspec.ValidationError as e:
-        raise ValueError(f"{entry!r} is no URL, [URL, length] or [URL, length, coordinate]: {e}") from e
+        raise ValueError(f"expected a URL, [URL, length] or [URL, length, coordinate], got {entry!r}: {e}") from e
     if line.of is None and (line.length is None or line.places or line.take):
-        raise ValueError(f"{entry!r} is no gap, [null, length] or [null, length, coordinate]")
+        raise ValueError(f"expected a gap, [null, length] or [null, length, coordinate], got {entry!r}")
     document = ConcatDocument.of(line.of, where, depth + 1) if isinstance(line.of, dict) else None
     url = line.of if isinstance(line.of, str) else ""
     length = given.length if line.length is None else line.length
@@ -363,7 +363,7 @@ class Overlaid(View):
         """Return the root's document, in which consolidated metadata are those that are shown."""
         data = yield from self.base.read(key)
         doc: Any = {}
-        with suppress(ValueError):  # whoever reads it sees the bytes as they are
+        with suppress(ValueError):  # a reader of the key gets the bytes as they are
             doc = {} if data is None else zarrmeta.loads(data)
         if not isinstance(doc, dict):
             doc = {}

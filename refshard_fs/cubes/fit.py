@@ -25,7 +25,7 @@ KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
 
 
 class ArrayFacts(NamedTuple):
-    """An array as it is compared with others; ``name`` is what its set is called in errors."""
+    """The facts of an array by which it is compared with others; ``name`` names its set in errors."""
 
     name: str
     meta: ArrayMeta

@@ -185,7 +185,7 @@ def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed
 
 
 class ConcatKeySpace(KeySpace):
-    """The keys of ``document``'s parts as those of one set; ``open_part`` opens the one of a number."""
+    """Show the parts of ``document`` as one set; ``open_part`` opens a part by its number."""
 
     resolves_manifests = True  # in each part
 
@@ -216,7 +216,7 @@ class ConcatKeySpace(KeySpace):
         self._first = document.first
         self._first_part = _OpenPart(first)
         self._parts: LRU[int, _OpenPart] = LRU(self._keep)  # the last ones that were read, but for the first part
-        self._sharing = Sharing()  # of what is being opened and compared
+        self._sharing = Sharing()  # of opening and comparing parts
         # By array: length, metadata and units of the last part that needed no recoding, and how it fits. Parts with the
         # same fit alike.
         self._plain: dict[str, tuple[tuple[Any, ...], Fit]] = {}
@@ -331,7 +331,7 @@ class ConcatKeySpace(KeySpace):
         return [None if coords is None else next(left) for coords in stored]
 
     def _join_chunk(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
-        """Return the entry of a chunk of an array that is recut, joined from those of parts."""
+        """Return the entry of a chunk of an array that is recut, joined from entries of parts."""
         starts, size = self._starts, recut.chunks[array.axis]
         begin = coords[array.axis] * size
         first = bisect_right(starts, begin) - 1
@@ -415,7 +415,7 @@ class ConcatKeySpace(KeySpace):
         other = next(each for each in METADATA if each != name)
         if doc is None and (yield from part.read(join(path, other))) is not None:
             raise ManifestError(
-                f"{path!r} of {where} has metadata of another version than {first.zarr_format}, that of the first set"
+                f"{path!r} of {where} has metadata of another version than the first set, which has {first.zarr_format}"
             )
         if meta is None and (self.document.join == "outer" or line.is_gap):
             return Fit(is_absent=True)
@@ -447,7 +447,7 @@ class ConcatKeySpace(KeySpace):
                 continue
             try:
                 if axis >= len(first.shape) or axis == self.document.axes[path]:
-                    raise ValueError(f"{dim!r} is no other axis of it, {axis}")
+                    raise ValueError(f"expected another axis than {axis} for {dim!r}")
                 placement.check(first.shape[axis])
             except ValueError as e:
                 raise ManifestError(f"{path!r} of {where}: {e}") from e
@@ -470,7 +470,7 @@ class ConcatKeySpace(KeySpace):
         size_of_one = None if meta is None else itemsize_of(meta)
         if meta is None or size_of_one is None or len(meta.shape) != 1:
             raise ManifestError(
-                f"{self.where}: {path!r} is no array of numbers, or text of a length, with one dimension"
+                f"{self.where}: expected {path!r} to be an array of numbers or fixed-length text with one dimension"
             )
         for part in self.document.parts:
             size = len(part.values or b"")
@@ -528,7 +528,7 @@ class ConcatKeySpace(KeySpace):
         return None if array.recut is None else array.recut.nbytes
 
     def _all_chunks(self, path: str, grid: ChunkGrid, size: int, directory: str) -> list[Listed]:
-        """Return what is in a directory of an array all of whose chunks exist, with one size."""
+        """Return the members of a directory of an array all of whose chunks exist, with one size."""
         found = grid.directory(directory)
         if found is not None and len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has more than {LISTED} names: too many to list")
@@ -610,7 +610,7 @@ class ConcatKeySpace(KeySpace):
     def _chunks_of(
         self, path: str, array: ConcatArray, first: ArrayChunks, errors: dict[str, Exception] | None
     ) -> Steps[ArrayChunks]:
-        """Return which chunks an array that is joined may have; ``first`` are those of the first part."""
+        """Return which chunks an array that is joined may have; ``first`` are the chunks of the first part."""
         assert array.grid is not None, "an array that is joined has a grid"
         columns, sizes, count = [np.zeros(0, np.uint64)], list[UInt64s | None](), 0
         try:
@@ -760,7 +760,7 @@ def _list_respelled(
 
 
 def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
-    """Return the places of chunks, given those of their ``elements``; ManifestError where chunks would be divided."""
+    """Return the places of chunks, given their ``elements``; ManifestError where chunks would be divided."""
     found: dict[int, Placement] = {}
     for axis, placement in elements.items():
         chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])

@@ -62,7 +62,7 @@ class MergedKeySpace(View):
 
     @property
     def source(self) -> KeySpace:
-        return self  # it is no set that can be written as it is stored
+        return self  # it cannot be written as it is stored
 
     @property
     def committed_as(self) -> str | None:  # type: ignore[override]  # it takes no commits

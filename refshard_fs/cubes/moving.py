@@ -1,4 +1,4 @@
-"""Chunk numbers of one grid as those of another, as columns. No I/O here."""
+"""Convert chunk numbers of one grid to another, as columns. No I/O here."""
 
 from __future__ import annotations
 

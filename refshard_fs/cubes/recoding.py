@@ -259,7 +259,7 @@ class Recoding(msgspec.Struct, frozen=True):
             return True
 
     def entry(self, found: Entry | None) -> Entry | None:
-        """Return the entry of a chunk, given that of the other array's chunk."""
+        """Return the entry of a chunk, given the entry of the other array's chunk."""
         match found:
             case None:
                 data = self.absent()
@@ -386,7 +386,7 @@ def recoding(
             raise ValueError("its chunks cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
-            f"{made.where} is {_describe(*theirs, units)}, and that of {one_name} {_describe(*mine, units)}: {e}"
+            f"{made.where} is {_describe(*theirs, units)}, and {one_name} has {_describe(*mine, units)}: {e}"
         ) from e
     return made
 
@@ -403,7 +403,7 @@ def _describe(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[st
 
 @lru_cache(256)
 def _encoding(document: bytes) -> _Encoding:
-    """Return what a document of `_dump` says; ValueError where it is none of numbers."""
+    """Parse a document of `_dump`; ValueError unless its array is of numbers."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
     dtype = None if meta is None else dtype_of(meta)
@@ -412,7 +412,7 @@ def _encoding(document: bytes) -> _Encoding:
     attributes = found["attributes"]
     scale, offset = (attributes.get(name) for name in PACKING)
     if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):
-        raise ValueError("its scale_factor or add_offset is no number")
+        raise ValueError("expected numbers as scale_factor and add_offset")
     marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
     marks += missing_values(meta, attributes, dtype)
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]

@@ -56,13 +56,13 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     dtype = dtype_of(meta)
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
-            raise ValueError("they are no numbers in chunks of one size")
+            raise ValueError("expected numbers, in chunks of one size")
         promised(meta)  # before a chunk of that size is made
         if decode_chunk(meta, encode_chunk(meta, np.zeros(meta.chunks, dtype))) is None:
             raise ValueError("they cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
-            f"the chunks of {path!r} of {name} do not meet those of the other sets, and cannot be taken in pieces: {e}"
+            f"the chunks of {path!r} of {name} do not meet the other sets' chunks, and cannot be taken in pieces: {e}"
         ) from e
 
 
@@ -190,7 +190,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         begins = [*(at for at, _, _ in self._ascending), total]
         are_apart = all(end <= begin for end, begin in zip(ends, begins, strict=True))
         if not are_apart or min((length for _, length in self.runs), default=1) < 1:
-            raise ValueError(f"{list(self.runs)!r:.100} are no places, in pieces, of {total:,}")
+            raise ValueError(f"expected places below {total:,} as runs, got {list(self.runs)!r:.100}")
 
 
 class ChunkPiece(NamedTuple):

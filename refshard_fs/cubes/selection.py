@@ -52,7 +52,7 @@ class _Array(msgspec.Struct, frozen=True):
         return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
 
     def shown(self, chunks: ArrayChunks) -> ArrayChunks:
-        """Return those of the source's chunks that are shown, by their numbers here."""
+        """Return the source's chunks that are shown, by their numbers here."""
         if self.is_whole or self.grid is None or not self.grid.counts:
             return chunks
         if isinstance(chunks.numbers, np.ndarray):
@@ -112,7 +112,7 @@ class Selection(View):
 
     @property
     def source(self) -> KeySpace:
-        return self  # it is no set that can be written as it is stored
+        return self  # it cannot be written as it is stored
 
     @property
     def committed_as(self) -> str | None:  # type: ignore[override]  # it takes no commits
@@ -220,7 +220,7 @@ class Selection(View):
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
         yield from ()
-        return None  # those of the source have other names
+        return None  # the source's keys have other names
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if prefix in self._tree:
@@ -413,7 +413,7 @@ def all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
 
 
 def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return the documents that the root's consolidated metadata repeat, and these; nothing if there are none."""
+    """Return the documents that the root's consolidated metadata repeat, and these; empty if there are none."""
     found: dict[str, dict[str, Any]] = {}
     for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
         if any(True for _ in zarrmeta.consolidated_nodes(data, repr(name))):

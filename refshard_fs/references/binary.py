@@ -158,7 +158,7 @@ def _plain(value: Value) -> Any:
 
 
 def unpack(view: memoryview) -> ReferenceSet:
-    """Return the reference set that `pack` wrote, on the memory of ``view``; ValueError if it is none."""
+    """Return the reference set that `pack` wrote, on the memory of ``view``; ValueError if it is malformed."""
     if len(view) < _FIXED.size:
         raise ValueError("it is cut short")
     magic, length, header_length = _FIXED.unpack_from(view)

@@ -1,7 +1,7 @@
 """Builds a `ReferenceSet` of references as they come, whole blocks of JSON as columns where possible. No I/O here.
 
 Order counts as in a JSON object: the last value of a key wins. Metadata may come after the chunks that it is about;
-what was kept by key until then is looked through again in the end.
+members kept by key until then are searched again in the end.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ReferenceBuilder:
         try:
             found = scan(block)
         except UnicodeDecodeError:
-            return False  # a reader of JSON will say what is wrong
+            return False  # the JSON reader reports the error
         if found is None or any(map(found.keys.has, others)):
             return False
         self._add(found)
@@ -162,7 +162,7 @@ class ReferenceBuilder:
         self._keep(order, members, is_placed=not is_odd and not is_text.all())
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
-        """Take the references to chunks of large arrays; return what is to be kept by key, with all inline data.
+        """Take the references to chunks of large arrays; return the members to keep by key, with all inline data.
 
         A chunk that is inline hides a reference to it that came before: it is a row without a target.
         """
@@ -280,7 +280,7 @@ class ReferenceBuilder:
         documents = []
         for key, value in members.items():
             if not isinstance(key, str):
-                raise ManifestError(f"{self._where}: the key {key!r} is no string")
+                raise ManifestError(f"{self._where}: expected strings as keys, got {key!r}")
             name = self._checked_key(key)
             try:
                 found[name] = read = _value(value, urls)
@@ -339,7 +339,7 @@ def _scan_members(members: Mapping[str, Any]) -> Members | None:
     """Return members as columns, by way of their JSON; None where they are not that regular."""
     try:
         return scan(msgspec.json.encode(members)[1:-1])
-    except (TypeError, ValueError, OverflowError):  # reading them one by one will say what is wrong
+    except (TypeError, ValueError, OverflowError):  # reading them one by one reports the error
         return None
 
 

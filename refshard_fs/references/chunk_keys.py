@@ -70,7 +70,7 @@ class Keys(NamedTuple):
         return bool(begins_with(self.text, self.starts[rows], key).any())
 
     def may_be_chunks(self) -> Booleans:
-        """Return which keys end as those of chunks do."""
+        """Return which keys end like keys of chunks."""
         found: Booleans = _ENDS_A_CHUNK[np.frombuffer(self.text, np.uint8)[self.stops - 1]]
         return found
 
@@ -163,7 +163,7 @@ def _prefix(path: str) -> bytes:
 
 
 def chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
-    """Return the numbers of chunks, without the first ``skipped`` bytes of each key; None if one is no chunk."""
+    """Return the numbers of chunks, without the first ``skipped`` bytes of each key; None if one is not a chunk."""
     separator = grid.encoding.separator.encode()
     head = b"c" + separator if grid.encoding.name == "default" else b""
     begins = keys.starts + skipped

@@ -28,7 +28,7 @@ from refshard_fs.references.pieces import (
     runs,
 )
 
-# What a letter after a backslash means; 0 where that is no simple escape. The one for a backslash itself is replaced.
+# What a letter after a backslash means; 0 if that is not a simple escape. The one for a backslash itself is replaced.
 _MEANINGS: Final = np.zeros(256, np.uint8)
 _MEANINGS[list(b'\1"/ntrbf')] = list(b'\\"/\n\t\r\b\f')
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")

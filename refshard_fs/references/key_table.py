@@ -221,7 +221,7 @@ class KeyTable(Mapping[str, Value]):
             last[key] = row
         return out
 
-    # ------------------------------------------------------------------ what is asked of many rows
+    # ------------------------------------------------------------------ queries of many rows
 
     @property
     def nbytes(self) -> int:

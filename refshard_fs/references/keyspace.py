@@ -113,7 +113,7 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _members(self) -> tuple[dict[str, Any], dict[str, dict[int, Value]]]:
-        """The members that are no chunks, by key, and the inline chunks by array and number."""
+        """The members that are not chunks, by key, and the inline chunks by array and number."""
         refs = self.refs
         members: dict[str, Any] = {}
         inline: dict[str, dict[int, Value]] = {}
@@ -232,7 +232,7 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _rows(self) -> Mapping[str, Positions]:
-        """The rows of what is by key, by directory."""
+        """The rows of members that are kept by key, by directory."""
         return self.refs.keys.keys_in_rows.by_directory()
 
     @cached_property

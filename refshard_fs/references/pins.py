@@ -1,6 +1,6 @@
 """What targets were when references to them were made, as columns: size, ETag and time of the last change. No I/O here.
 
-A pin that is exact says what the object is: one of another size, ETag or time is another object.
+A pin that is exact says what the object is: an object of another size, ETag or time is another object.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         return self.etags.nbytes + self.times.nbytes + self.sizes.nbytes
 
     def pin(self, target: int) -> Pin | None:
-        """Return what is known of a target; None if that is nothing."""
+        """Return the pin of a target; None if it has none."""
         size = int(self.sizes[target])
         pin = Pin(self.etags[target], self.times[target], None if size == WHOLE else size, exact=True)
         return None if pin == _NOTHING else pin
 
     def by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
-        """Return the pins by URL, of those that have one; ``urls`` are those of the set."""
+        """Return the pins by URL, of those that have one; ``urls`` are the URLs of the set."""
         found = ((url, self.pin(target)) for target, url in enumerate(urls))
         return {url: pin for url, pin in found if pin is not None}
 
@@ -112,7 +112,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
                 raise ManifestError(f"the pins of {where} are malformed: {count} url, {len(column)} {name}")
             columns.append(column or [None] * count)
         if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
-            raise ManifestError(f"the pins of {where} are malformed: a size is no whole number ≥ 0")
+            raise ManifestError(f"the pins of {where} are malformed: expected sizes that are whole numbers ≥ 0")
         known = {spelled.base + url: Pin(*facts) for url, *facts in zip(spelled.url, *columns, strict=True)}
         return cls.match(known, urls)
 

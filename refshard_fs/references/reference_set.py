@@ -34,7 +34,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     ``urls[row.target]`` is a reference's URL; None stands for the default target. Each key lies in one place:
     references to chunks of large arrays in ``chunks``, all else among ``members``, also the chunks of small arrays.
     These are a `KeyTable`, or as they were made, with the chunks of all arrays in ``chunks``.
-    ``version`` is that of the document it was read from, if it was one. ``pins[row.target]`` says what a target was.
+    ``version`` is the version of the document that it was read from. ``pins[row.target]`` is the pin of a target.
     ``origins`` say which of its URLs, made absolute, sets of others named. ``where`` names the set in errors.
     """
 
@@ -206,7 +206,7 @@ class References(Mapping[str, Any]):
         return dict(self)
 
     def to_json(self) -> bytes:
-        """Return the set as a document; bytes that are no text become base64.
+        """Return the set as a document; bytes that are not text become base64.
 
         It is of version 0, or of 1 where something is said of targets: their pins, or their origins.
         """
@@ -229,7 +229,7 @@ class References(Mapping[str, Any]):
 
 
 def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
-    """Return what ``refs`` become with ``edits``; ManifestError, which names ``where``, for metadata that is none."""
+    """Apply ``edits`` to ``refs``; ManifestError, which names ``where``, for malformed metadata."""
     editing = _Editing(refs, where)
     for prefix in edits.prefixes():
         editing.remove_below(prefix)
@@ -314,7 +314,7 @@ class _Editing:
     def regrid(self, path: str) -> None:
         """Let the table of the array ``path`` be that of its metadata, which changed."""
         grid = None
-        for name in sorted(METADATA):  # that of version 2 first
+        for name in sorted(METADATA):  # version 2 first
             value = self._side.get(join(path, name))
             if value is not None:
                 grid = grid or grid_of(join(path, name), value, self._where)

@@ -93,7 +93,7 @@ class ReferenceStream:
         return found
 
     def documents(self) -> Iterator[tuple[str, Any]]:
-        """Yield key and value of all that is no chunk, as version 0 JSON has them; data that is no text, as bytes."""
+        """Yield key and value of members that are not chunks, as in version 0 JSON; data that is not text, as bytes."""
         for key, value in self._members.items():
             yield key, [self._respell(value[0]), *value[1:]] if isinstance(value, list) else value
 

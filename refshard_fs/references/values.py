@@ -25,7 +25,7 @@ def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
     try:
         doc = value if isinstance(value, dict) else zarrmeta.loads(decode(value))
     except ValueError:
-        return None  # not our business: whoever reads the key sees the bytes as they are
+        return None  # a reader of the key gets the bytes as they are
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}") if isinstance(doc, dict) else None
     return None if meta is None else meta.grid
 
@@ -50,7 +50,7 @@ class GridReader:
 
 
 def decode(value: Value) -> bytes:
-    """Return the bytes of an inline value; ValueError if it is no valid base64 or text."""
+    """Return the bytes of an inline value; ValueError if it is not valid base64 or text."""
     match value:
         case str():
             return from_base64(value) if value.startswith("base64:") else value.encode()
@@ -81,7 +81,7 @@ def _text_of(value: dict[str, Any]) -> bytes:
 
 
 def object_in(value: Value, where: str) -> dict[str, Any]:
-    """Return the object that a metadata document is; ManifestError, which begins with ``where``, where it is none."""
+    """Parse a metadata document; ManifestError, which begins with ``where``, if it is not a JSON object."""
     if isinstance(value, dict):
         return value
     try:
@@ -116,7 +116,7 @@ def is_utf8(text: str) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What the URLs of a manifest mean: absolute ones, of what is written. No I/O here.
+# Resolve the URLs of a manifest to absolute ones. No I/O here.
 
 
 def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:

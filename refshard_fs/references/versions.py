@@ -28,17 +28,17 @@ def pin_targets(refs: ReferenceSet, tell: Callable[[int], object]) -> Steps[Refe
 
 
 def ask_versions(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
-    """Return what is known now of the objects at ``urls``; None for those that are not there."""
+    """Return the present pins of the objects at ``urls``; None for objects that do not exist."""
     try:
         found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
     except OSError as e:
         where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
-        raise SourceNotReachable(f"{where} cannot be asked what it is now: {e}") from told_cause(e)
+        raise SourceNotReachable(f"{where} cannot be asked for its present version: {e}") from told_cause(e)
     return found
 
 
 def pin_of(facts: Facts | None) -> Pin | None:
-    """Return the pin of an object. An ETag that we made up ourselves is no part of it."""
+    """Return the pin of an object. An ETag that we made up ourselves is left out."""
     if facts is None:
         return None
     return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)

@@ -35,7 +35,7 @@ ANONYMOUS: dict[str, dict[str, object]] = {
     "https": {},
 }
 OBJECT_STORES = ANONYMOUS.keys() - WEB
-# Protocols whose URLs name a server; those of object stores name a bucket, and others a repository.
+# Protocols whose URLs name a server; URLs of object stores name a bucket, and others a repository.
 _NAME_SERVERS = WEB | {"ftp", "ftps", "sftp", "ssh", "smb", "hdfs", "webhdfs", "arrow_hdfs", "webdav", "dav", "root"}
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
@@ -67,7 +67,7 @@ def is_trusted(source: str) -> bool:
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Return protocol, host or bucket, and port of a URL; for a chain, those of its last link."""
+    """Return protocol, host or bucket, and port of a URL; for a chain, of its last link."""
     last = links(url)[-1]
     protocol = protocol_of(last) or "file"
     rest = last.partition("://")[2]

@@ -3,7 +3,7 @@
 A saved copy of a stranger's set is a file of the user's, but the stranger chose its references. So a set that this
 package writes records their origins: a mapping from URL prefixes to the servers of the sets that named URLs there. A
 target is admitted only if a set from each of these servers could have opened it, with the fewest credentials that they
-grant. A record can only take rights away, whoever wrote it.
+grant. A record can only take rights away, whatever its author.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ _decoders: Final[list[Any]] = [msgspec.json.Decoder(shape) for shape in _SHAPES]
 
 
 class Members(NamedTuple):
-    """The members of a set, and what it says of its targets."""
+    """The members of a set, with the pins and origins of its targets."""
 
     values: _Values
     said: _Extension = _Extension()
@@ -188,7 +188,7 @@ class DocumentParser:
         self._template: DocumentTemplate | None = None
 
     def parse(self, document: Any, fo: Any) -> ReferenceSet | None:
-        """Return the references, URLs absolute; None where the set has to be opened to know what it means."""
+        """Return the references, URLs absolute; None if only opening the set tells its meaning."""
         if isinstance(document, MadeSet):
             return document.columns if _is_plain(document.columns) else None
         try:
@@ -260,7 +260,7 @@ class FirstBytes:
         self._answers: dict[Head, Any] = {}  # None: there is no such object; or the error
 
     def read(self) -> Steps[None]:
-        """Read them; an error is that of who asks for them then."""
+        """Read them; an error is kept, and raised when they are asked for."""
         try:
             found = yield self._head
         except Exception as e:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""A set that grows by another one, in place: what is new is written as edits of the set, and committed whole."""
+"""Append to a set in place: new elements are written as edits of the set, and committed together."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def append(
 
     Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
     else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
-    ``callback`` counts what is written.
+    ``callback`` counts the written keys.
 
     >>> import fsspec, json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -155,7 +155,7 @@ def _append_all(target: str | os.PathLike[str], fo: Any, dim: str, options: Mapp
     return sum(append(target, each, dim, **how, **options) for each in new)
 
 
-OnDuplicate = Literal["error", "skip", "replace"]  # what is done with values that the set has already
+OnDuplicate = Literal["error", "skip", "replace"]  # how values are treated that the set has already
 
 
 class _Rules(NamedTuple):
@@ -276,7 +276,7 @@ class _Grown(NamedTuple):
 def _find_removed(
     path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet
 ) -> Iterator[tuple[str, Edit]]:
-    """Yield the chunks of an array that are no longer there: those of a coordinate that is now in one."""
+    """Yield the chunks of an array to remove: a coordinate is now in one chunk."""
     if len(whole.tables[path]) and whole.tables[path].grid.size >= known.grid.size:
         return  # references go on where they are
     keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}

@@ -92,7 +92,7 @@ class _Times(NamedTuple):
         return any(own.get("units") != shown["units"] or not are_alike(own, shown) for own in every.values())
 
     def attributes(self, part: NamedSet, path: str) -> dict[str, Any]:
-        """Return the attributes that say the units of an array: its own, and else those of the times."""
+        """Return the attributes with the units of an array: its own, or else the attributes of the times."""
         both = part.variables[self.path].attributes, part.variables[path].attributes
         return {name: given[name] for given in both for name in UNITS if name in given}
 
@@ -225,7 +225,7 @@ def _convert(
 ) -> npt.NDArray[Any] | None:
     """Return the values of an array in other units, in its own type if that holds them; None where it is ``lazy``.
 
-    Missing ones are those of ``like``, the first set's array. ValueError where an instant would change.
+    Missing values become those of ``like``, the first set's array. ValueError where an instant would change.
     """
     if lazy:
         dtype = dtype_of(part.variables[path].meta)
@@ -252,7 +252,7 @@ def _convert(
 
 
 def _refusal(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:
-    """Return the error of a set whose times cannot be those of the first one, or the reverse."""
+    """Return the error for times that cannot have the units of the first set, or the reverse."""
     units = {n: parts[n].variables[times.path].attributes.get("units") for n in times.owners}
     first = times.owners[0]
     other = number if units[number] != units[first] else next((n for n in units if units[n] != units[first]), number)

@@ -1,7 +1,7 @@
 """Whether sets can be joined: their arrays along the dimension fit, and all others are equal.
 
 Each file of an archive has its own ``crs`` or ``lat_bnds``. They must be the same in all sets; where the references
-differ only the bytes can tell, so those of small arrays are read, and of no others.
+differ only the bytes can tell, so small arrays are read, and no others.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 
 
 def array_facts(path: str, part: NamedSet) -> ArrayFacts:
-    """Return an array of a set as it is compared with those of others."""
+    """Return the facts by which an array is compared with the same array of other sets."""
     variable = part.variables[path]
     return ArrayFacts(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})
 
@@ -312,7 +312,7 @@ def _reference(part: NamedSet, path: str, number: int) -> list[Any]:
 
 
 def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
-    """Return what is at each of ``keys``, or the error that it meets; nothing where the set cannot be read."""
+    """Return the bytes of each of ``keys``, or its error; empty if the set cannot be read."""
     try:
         found: Mapping[str, Any] = fs.cat(keys, on_error="return", end=SMALL + 1)
     except RefShardError:
@@ -379,7 +379,7 @@ def _digest(chunks: Mapping[int, bytes]) -> bytes:
 #
 # Mostly it is the first set's, and chunks of others are recoded. Where values of others have no exact place in that,
 # the array is shown in an encoding that has room for all: packed numbers as the 64-bit floating-point numbers that they
-# mean (one file's scale_factor is not that of the next), and numbers as a type that holds every type.
+# mean (scale_factor differs from file to file), and numbers as a type that holds every type.
 
 
 _UNPACKED: Final = np.dtype("<f8")

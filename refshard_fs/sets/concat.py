@@ -61,7 +61,7 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     is_path = isinstance(fo, str | os.PathLike)
     url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
-        raise TypeError(f"{who} names its parts: {reprlib.repr(fo)} is no URL or path; save it first")
+        raise TypeError(f"{who} names its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first")
     return url
 
 
@@ -131,7 +131,7 @@ class SetRow(msgspec.Struct, frozen=True):
         elif given is None:
             coordinate = None
         telling = coordinate or variables[min(axes)]  # a document tells the version in which all sets are to be opened,
-        if telling.meta.zarr_format == 3 or is_big_endian(telling.meta):  # and that of times: 2 keeps their byte order
+        if telling.meta.zarr_format == 3 or is_big_endian(telling.meta):  # times, too: version 2 keeps their byte order
             metadata.setdefault(telling.key, dict(telling.meta.raw))
         lines = []
         for source, part, length, data, own_places in zip(self.sources, parts, lengths, values, places, strict=True):
@@ -304,7 +304,7 @@ def concat(
     units, or of finer ones where these do not hold all; no instant changes.
 
     With ``keep``, ``drop``, ``rename`` and ``attrs``, as `RefShardFileSystem.select` takes them, that part of each set
-    is joined. What is left out need not fit.
+    is joined. The rest need not fit.
 
     With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
@@ -439,7 +439,7 @@ def concat(
 
 
 class _Join(NamedTuple):
-    """Sets as one: references, or the document that joins them; and what was read of the sets of each document."""
+    """Sets as one: references, or the document that joins them; and the sets that were read, by document."""
 
     document: Any
     whole: NamedSet

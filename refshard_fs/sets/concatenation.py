@@ -317,7 +317,7 @@ def recut_shapes(
     """
     recut = {}
     placements = {item for own in places for item in own.items()}
-    coordinate = sets[0].coordinate(dim)  # whose values the document has; those of other groups are in the sets alone
+    coordinate = sets[0].coordinate(dim)  # the document has its values; other groups keep theirs in the sets
     for path, first in sets[0].variables.items():
         if dim not in first.dims or first is coordinate:
             continue

@@ -1,4 +1,4 @@
-"""Find along which dimensions sets are to be joined, where nobody says it. No I/O here.
+"""Find the dimensions to join sets along, if the caller names none. No I/O here.
 
 The values of coordinates tell, as in xarray's ``combine_by_coords``: a dimension whose coordinate differs is joined.
 Where sets lack it, a scalar coordinate that differs tells, and then the length of a dimension without a coordinate.

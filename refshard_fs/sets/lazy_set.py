@@ -23,7 +23,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     ``remark`` says why other software does not read what it shows, ``joined`` what it joins. ``opened_with`` are the
     arguments by which its parts were opened: filesystems of it open them so. ``first_bytes`` of the parts were read to
-    join them: filesystems of it do not read these again. Both are not part of what is saved; pickles lack the bytes.
+    join them: filesystems of it do not read these again. Neither is saved; pickles lack the bytes.
     """
 
     remark: str

@@ -319,13 +319,13 @@ class Piece(NamedTuple):
 def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: bool = False) -> list[Piece]:
     """Return ``parts`` with gaps where values of the coordinate ``dim`` are missing, one every ``freq``.
 
-    ManifestError where a value is no whole number of steps from the first one.
+    ManifestError if a value is not on the grid of steps that starts at the first one.
     """
     values = coordinate_values(parts, dim)
     if values is None:
         raise ManifestError(
-            f"there is no coordinate {dim!r} of numbers in {name_without(parts, dim)}, of which freq= could tell "
-            "what is missing"
+            f"there is no coordinate {dim!r} of numbers in {name_without(parts, dim)}, which freq= needs to find "
+            "missing values"
         )
     whole = [Piece(number, part) for number, part in enumerate(parts)]
     first = parts[0].coordinate(dim)
@@ -339,7 +339,7 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
         return whole
     check_one_coordinate(parts, dim)
     pieces: list[Piece] = []
-    expected, total = 0, len(every)  # the step that comes next, and elements with those of gaps
+    expected, total = 0, len(every)  # the next step, and all elements, gaps included
     for number, (part, own, places) in enumerate(zip(parts, values, places_of, strict=True)):
         starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
         for start, stop in pairwise(starts):
@@ -386,7 +386,7 @@ class _Steps(msgspec.Struct, frozen=True):
                 match = _FREQUENCY.fullmatch(freq)
                 count, name_of = (int(match[1] or 1), match[2]) if match else (0, "")
                 if not count or name_of not in {*_SECONDS, *_MONTHS}:
-                    raise ValueError(f"it is no number of {', '.join([*_SECONDS, *_MONTHS])}")
+                    raise ValueError(f"expected a number of {', '.join([*_SECONDS, *_MONTHS])}")
                 unit, since = parsed_units(variable.attributes.get("units"))
                 if name_of in _SECONDS:
                     length = Fraction(_SECONDS[name_of] * count * SECOND, unit)
@@ -408,7 +408,7 @@ class _Steps(msgspec.Struct, frozen=True):
         return steps
 
     def places(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
-        """Return how many steps each of ``values`` is behind the first; ManifestError where that is no whole number."""
+        """Return how many steps each of ``values`` is behind the first; ManifestError if that is not a whole number."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0

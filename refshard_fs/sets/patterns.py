@@ -60,7 +60,7 @@ class Pattern(NamedTuple):
             name, form = match[1], match[2] or ""
             kind = "time" if "%" in form else "number" if form == "d" else "text"
             if (form and kind == "text") or fields.setdefault(name, kind) != kind:
-                raise ValueError(f"{match[0]!r} in {text!r} is none of {{name}}, {{name:d}} and {{name:%Y%m%d}}")
+                raise ValueError(f"{match[0]!r} in {text!r}: expected {{name}}, {{name:d}} or {{name:%Y%m%d}}")
             regex += (
                 _times(form, name, seen) if kind == "time" else _group_once(name, r"\d+" if form else r"[^/]+", seen)
             )
@@ -97,7 +97,7 @@ def _times(form: str, name: str, seen: set[str]) -> str:
     regex, at = "", 0
     for match in _DIRECTIVE.finditer(form):
         if match[1] not in _DIGITS:
-            raise ValueError(f"{match[0]!r} in {form!r} is none of %{', %'.join(_DIGITS)}")
+            raise ValueError(f"{match[0]!r} in {form!r}: expected %{', %'.join(_DIGITS)}")
         regex += re.escape(form[at : match.start()]) + _group_once(f"{name}__{match[1]}", _DIGITS[match[1]], seen)
         at = match.end()
     return regex + re.escape(form[at:])
@@ -164,7 +164,7 @@ class FileGrid(NamedTuple):
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
             shown = some_of(list(map(self.describe, self.holes)), "; ")
-            raise ManifestError(f"there is no file of {shown}: join='outer' takes what is not there for missing")
+            raise ManifestError(f"there is no file of {shown}: with join='outer', values without a file are missing")
 
     def describe(self, at: Sequence[int]) -> str:
         """Return a place, or the first numbers of several places, as an error says it."""

@@ -35,7 +35,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
 
     URLs in it are absolute. Equal if the content is. ``opened_with`` are the arguments by which its sources were
-    opened: filesystems of it open its targets so. They are not part of what is saved.
+    opened: filesystems of it open its targets so. They are not saved.
     """
 
     opened_with: Mapping[str, Any] = {}
@@ -60,7 +60,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
         return len(self.columns)
 
     def unpinned(self) -> MadeSet:
-        """Return the same references without what is known of their targets."""
+        """Return the same references without pins."""
         return made(msgspec.structs.replace(self.columns, pins=None), self.opened_with)
 
     def save(
@@ -178,7 +178,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         if lost:
             warnings.warn(
                 f"{count_text(lost, 'target that moved is', 'targets that moved are')} held to sizes alone now: "
-                "ETags and times are those of the old place. Take a snapshot of the new set to pin them there",
+                "ETags and times belong to the old place. Take a snapshot of the new set to pin them there",
                 UserWarning,
                 stacklevel=2,
             )

@@ -1,7 +1,7 @@
 """Many sources scanned together: the references to each one's chunks, with the values of its coordinates.
 
 All are opened in one session, and their look-ups are driven in the same rounds: a source that is small, or has its
-index at the beginning, takes one request. Nothing of a source stays in memory but what was found.
+index at the beginning, takes one request. Only the references stay in memory.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class _Scanner(Engines):
         return Scanned(refs, first.facts)
 
     def _document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
-        """Return the references of a JSON document; None where it has to be opened to know what it means."""
+        """Return the references of a JSON document; None if only opening it tells its meaning."""
         facts, data = first.facts, first.data
         if facts is None:
             return None
@@ -310,7 +310,7 @@ class ScansFile:
     def _read(self) -> None:
         start = self._file.read(len(_MAGIC))
         if not _MAGIC.startswith(start):
-            raise ManifestError(f"{self._path} is no file of scans, and is left as it is: resume= takes a new path")
+            raise ManifestError(f"{self._path} is not a file of scans: resume= expects a new path, or a file it wrote")
         if start != _MAGIC:
             self._file.seek(0)
             self._file.write(_MAGIC)

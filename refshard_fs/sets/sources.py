@@ -39,7 +39,7 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 
-OnError = Literal["raise", "skip"]  # what is done with a set that cannot be opened or read
+OnError = Literal["raise", "skip"]  # how a set is treated that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
 # Options that change what a document means: with one of these each set is opened by itself.
 MEANING: Final = frozenset(
@@ -153,7 +153,7 @@ def _scan(
             result = kept.find(urls[place], kind)
         elif kept is not None and isinstance(result, Scanned):
             kept.keep(urls[place] + kind, result)
-        assert not isinstance(result, Unchanged), "only what is kept is known"
+        assert not isinstance(result, Unchanged), "a kept scan has references"
         take(numbers[place], result)
 
     try:
@@ -197,7 +197,7 @@ def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     if isinstance(sets, str | os.PathLike):
         sets = [os.fspath(sets)]
     if isinstance(sets, bytes | Mapping) or not isinstance(sets, Sequence):
-        return cast("list[Any]", sets)  # who takes them says what is wrong
+        return cast("list[Any]", sets)  # the caller reports the error
     found: list[Any] = []
     for fo in sets:
         if isinstance(fo, str) and "::" not in fo and ("*" in fo or ("?" in fo and protocol_of(fo) not in WEB)):
@@ -272,7 +272,7 @@ def _directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]], ur
 
 
 def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[None]:
-    """Put what is in ``folders``, some of which may not be there, into ``listed``, unless it is there already."""
+    """List ``folders``, some of which may not exist, into ``listed``, unless they are listed already."""
     unknown = [folder for folder in folders if folder not in listed]
     found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
     if unknown == list(folders) and all(names is None for names in found):

@@ -180,12 +180,12 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
         zattrs = refs.side.get(join(path, ".zattrs"))
         attributes = {} if zattrs is None else object_in(zattrs, f"{join(path, '.zattrs')!r} of {where}")
     if not isinstance(attributes, dict):
-        raise ManifestError(f"{key!r} of {where}: its attributes are no object, but {type(attributes).__name__}")
+        raise ManifestError(f"{key!r} of {where}: expected an object of attributes, got {type(attributes).__name__}")
     names = doc.get("dimension_names") or attributes.get("_ARRAY_DIMENSIONS") or [None] * len(meta.shape)
     match names:
         case [*_] if len(names) == len(meta.shape) and all(name is None or isinstance(name, str) for name in names):
             return Variable(key, meta, attributes, tuple(names))
-    raise ManifestError(f"{key!r} of {where}: {names!r:.100} are no names of its {len(meta.shape)} dimensions")
+    raise ManifestError(f"{key!r} of {where}: expected names of its {len(meta.shape)} dimensions, got {names!r:.100}")
 
 
 def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:

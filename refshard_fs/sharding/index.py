@@ -57,7 +57,7 @@ class Level(Protocol, Hashable):
     def table(self, data: bytes, size: int | None) -> Table:
         """Return the table that ``data`` (``length`` bytes) encode; ValueError if they contradict themselves.
 
-        ``size`` is that of the shard without its trailer, if it is known.
+        ``size`` is the size of the shard without its trailer, if it is known.
         """
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:

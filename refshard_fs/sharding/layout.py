@@ -96,8 +96,8 @@ class ChunkInShard(NamedTuple):
 class ShardLayout:
     """Where the inner chunks of one array lie. Shards are keyed like the chunks are, by their own coordinates.
 
-    ``grid`` is that of inner chunks; it has ``shards`` only where all shards have one size, and as the ``cuts``, one a
-    dimension, have it. ``nests`` are the levels of shards, outermost first; the innermost ``part`` is one chunk.
+    ``grid`` is the grid of inner chunks. It has ``shards`` only if all shards have one size; ``cuts`` divide each
+    dimension into shards. ``nests`` are the levels of shards, outermost first; the innermost ``part`` is one chunk.
     """
 
     def __init__(self, grid: ChunkGrid, cuts: tuple[Cut, ...], nests: Sequence[Nest]) -> None:
@@ -159,7 +159,7 @@ class ShardLayout:
     # ------------------------------------------------------------------ keys
 
     def in_shard(self, path: str, key: str) -> ChunkInShard | None:
-        """Return where the chunk ``key`` of the array at ``path`` lies; None if it is no key of a chunk."""
+        """Return where the chunk ``key`` of the array at ``path`` lies; None if it is not the key of a chunk."""
         coords = self.grid.decode(relative(key, path))
         if coords is None:
             return None
@@ -241,7 +241,7 @@ OWN_FORMATS = ("refshard_fs.sharding.v2", "refshard_fs.sharding.sharding_indexed
 
 @cache
 def shard_formats() -> tuple[ShardFormat, ...]:
-    """Return this package's shard formats, and those of the entry point group ``refshard.shards``."""
+    """Return this package's shard formats, and the ones of the entry point group ``refshard.shards``."""
     own = [importlib.import_module(name).SHARD_FORMAT for name in OWN_FORMATS]
     return tuple({known.name: known for known in (*own, *plugins("refshard.shards", ShardFormat))}.values())
 
@@ -249,7 +249,7 @@ def shard_formats() -> tuple[ShardFormat, ...]:
 def unshard_metadata(
     doc: Mapping[str, Any], options: Mapping[str, Any], formats: Sequence[ShardFormat] | None = None
 ) -> Unsharded | None:
-    """Return what the first of ``formats`` (by default all) that recognises the metadata ``doc`` makes of it."""
+    """Return the result of the first of ``formats`` (by default all) that recognises the metadata ``doc``."""
     answers = (known.unshard(doc, options) for known in (shard_formats() if formats is None else formats))
     return next((found for found in answers if found is not None), None)
 

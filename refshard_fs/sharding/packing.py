@@ -1,6 +1,6 @@
 """New shards: changed chunks and the other chunks of the old shard, in Morton order, with their index. No I/O here.
 
-What has not changed is copied as it is, even whole shards within the shard; bytes that no index refers to are left out.
+Unchanged chunks are copied as they are, even whole shards within the shard; bytes that no index refers to are left out.
 A shard is returned as its parts, which are written one after the other, and never joined.
 """
 

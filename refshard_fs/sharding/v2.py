@@ -129,7 +129,7 @@ def _itemsize(spelled: str) -> int:
     try:
         dtype = np.dtype(spelled)
     except (TypeError, ValueError, SyntaxError) as e:  # the last of what numpy takes for fields
-        raise ValueError(f"its slots are of one size, and that of dtype {spelled[:100]!r} is not known") from e
+        raise ValueError(f"its slots are of one size, and the size of dtype {spelled[:100]!r} is not known") from e
     if dtype.hasobject:
         raise ValueError("its slots are of one size, and its items are not")
     return dtype.itemsize

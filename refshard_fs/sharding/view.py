@@ -1,7 +1,7 @@
 """A view of any key space that shows sharded arrays as ordinary arrays of their inner chunks. No I/O here.
 
 An inner chunk is a part of the shard's entry, whatever that is: a range of a file, a member of an archive, bytes in
-memory. The index of each level is a need; whoever reads it remembers it. The metadata of sharded arrays is rewritten,
+memory. The index of each level is a need; its reader remembers it. The metadata of sharded arrays is rewritten,
 everything else is passed on byte for byte. An array whose shards cannot be read in ranges is passed on whole, and
 `ShardView.reports` says why.
 """
@@ -36,7 +36,7 @@ _BATCH = 64  # shards whose indexes are asked for at a time when chunks are list
 
 
 class ArrayInfo(NamedTuple):
-    """What is known about one array: its grid as shown, and the layout of its shards if its inner chunks are shown.
+    """The facts about one array: its grid as shown, and the layout of its shards if its inner chunks are shown.
 
     ``reason`` says why they are not, or not to the innermost level. ``stored`` is the array's metadata in the source,
     if its inner chunks are shown.
@@ -114,7 +114,7 @@ class ShardView(ArrayView[ArrayInfo]):
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
     def array_info(self, path: str) -> Steps[ArrayInfo | None]:
-        """Return what is known about the array ``path``, whose metadata is read if need be; None if there is none."""
+        """Return the facts about the array ``path``, whose metadata is read if need be; None if there is none."""
         if path not in self._documents.arrays:
             yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
@@ -273,7 +273,7 @@ class ShardView(ArrayView[ArrayInfo]):
         """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
         length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
         if size is None:  # only the target knows where it ends
-            if not isinstance(entry, Span):  # what is made is made whole
+            if not isinstance(entry, Span):  # derived bytes are made as a whole
                 return Load(entry, TableIndex(level, shard, path, view, cut=None))
             index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
             return Load(entry.suffix(length + trailer) if level.at_end else entry.window(0, length), index)
@@ -339,7 +339,7 @@ class ShardView(ArrayView[ArrayInfo]):
     def _shards_below(
         self, path: str, grid: ChunkGrid
     ) -> Steps[tuple[list[Coords], list[tuple[str, int | None]], list[str]]]:
-        """Return the coordinates of the shards of the array ``path``, the keys that are none, and other directories."""
+        """Return the coordinates of the shards of the array ``path``, keys that are not chunks, and other directories."""
         found: list[Coords] = []
         others: list[tuple[str, int | None]] = []
         directories: list[str] = []

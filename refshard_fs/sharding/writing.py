@@ -1,6 +1,6 @@
 """What a write to a key of the view means for the metadata in the source: arrays stay sharded as they were.
 
-No I/O here: what has to be read is yielded as a need.
+No I/O here: every read is yielded as a need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
-# Whoever writes metadata through the view knows nothing about shards. A new shape, new attributes and the like are
+# A writer of metadata through the view knows nothing about shards. A new shape, new attributes and the like are
 # stored, and the array stays sharded as it was. With other chunks, codecs or another dtype it is another array.
 
 _WHERE = "its metadata"
@@ -56,7 +56,7 @@ def _shown_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mappi
 
 
 def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
-    """Whether chunks of one array are chunks of the other: only the shape, and what is not about chunks, may differ."""
+    """Whether chunks of one array are chunks of the other: shape and fields not about chunks may differ."""
     try:
         ours, theirs = zarrmeta.array_meta(shown, _WHERE), zarrmeta.array_meta(written, _WHERE)
     except ManifestError:

@@ -1,6 +1,6 @@
 """The formats that a set of references is written in, a file for each. `writing.save` feeds them.
 
-Those of other packages are registered in the group of entry points ``refshard.sinks``: see `sinks.sink`.
+Sinks of other packages are registered in the group of entry points ``refshard.sinks``: see `sinks.sink`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def known_sinks() -> dict[str, Sink]:
 
 
 def sink_named(name: str) -> Sink:
-    """Return the sink called ``name``; ValueError, with the names that there are, if there is none."""
+    """Return the sink called ``name``; ValueError, with the known names, if there is none."""
     known = known_sinks()
     if name not in known:
         raise ValueError(f"unknown format={name!r}: expected {', '.join(map(repr, known))}")

@@ -17,7 +17,7 @@ _ROOT: Final = "zarr.json"
 
 
 class ChunkManifestSink(Sink):
-    """Writes a hierarchy. Metadata of zarr version 2 become that of version 3."""
+    """Writes a hierarchy. Metadata of zarr version 2 become version 3."""
 
     name = "chunk-manifest"
     holds_versions = True

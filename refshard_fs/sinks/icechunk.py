@@ -1,4 +1,4 @@
-"""Icechunk repositories: references as virtual chunks, chunks that are no range of an object as native ones.
+"""Icechunk repositories: references as virtual chunks, chunks that are not a range of an object as native ones.
 
 Written with the package ``icechunk`` (extra ``icechunk``), which opens the repository's own storage. The repository is
 read by zarr-python, GDAL and others without this package. Specification: https://icechunk.io, version 2.
@@ -186,7 +186,7 @@ def _location(url: str | None) -> str | None:
     if protocol in (None, "file", "local"):
         path = url.removeprefix("file://").removeprefix("local://")
         location = "file://" + quote(path)
-        return location if os.path.isabs(path) and _prefix(location) != "file:///" else None  # which is no prefix
+        return location if os.path.isabs(path) and _prefix(location) != "file:///" else None  # which is not a prefix
     if protocol in WEB:
         return url
     if protocol in (*S3, *GCS):

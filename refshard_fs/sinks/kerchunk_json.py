@@ -28,7 +28,7 @@ _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
 
 
 class JsonSink(Sink):
-    """Writes one document, which replaces what was there.
+    """Writes one document, which replaces an existing one.
 
     It has version 1, the only one that every reader takes, or version 0 where a URL would be taken for a template.
     """

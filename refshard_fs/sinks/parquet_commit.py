@@ -1,7 +1,7 @@
 """Commits to parquet sets: new partitions first, then the document that names them.
 
 That one PUT is the commit. Readers that know no new names are served by what follows it. If that is interrupted, the
-document says what is left to do, and readers of this package follow it.
+document lists the remaining steps, and readers of this package follow it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import is_version
 
-Finish = Callable[[], None]  # what is left to do after a commit
+Finish = Callable[[], None]  # the remaining steps after a commit
 
 
 # Changed partitions are put under names of their own; after the commit they get their usual names. What they replace
@@ -60,7 +60,7 @@ class ParquetCommit:
     def __init__(self, url: str, session: Source, base: Base, edits: Edits, record_size: int, sent: set[bytes]) -> None:
         """Take the ``edits`` of the set at ``url``, which was ``base`` when it was opened.
 
-        ``record_size`` is that of a new set, ``sent`` what this process has put at the URL of the document.
+        ``record_size`` applies to a new set; ``sent`` is the document that this process has put at the URL.
         """
         require_pyarrow()
         self._run = session.run
@@ -80,10 +80,10 @@ class ParquetCommit:
         self._generation = self._layout.generation + 1
         self._now = int(time.time())
         self._kept = dict(self._layout.kept)  # as in the document
-        self._copied: dict[str, str] = {}  # usual names of partitions that are replaced, and those of their copies
+        self._copied: dict[str, str] = {}  # usual names of partitions that are replaced, and names of their copies
 
     def run(self) -> Finish:
-        """Make the commit: all of it or nothing. Return what is left to do for readers that know no new names."""
+        """Make the commit: all of it or nothing. Return the remaining steps, for readers without the new names."""
         data = None
         try:
             data, tidy = self._put_objects()
@@ -97,7 +97,9 @@ class ParquetCommit:
             raise
 
         def finish() -> None:
-            with contextlib.suppress(OSError, ConflictError):  # the commit is made, and its document says what is left
+            with contextlib.suppress(
+                OSError, ConflictError
+            ):  # the commit is made, and its document lists the remaining steps
                 tidy()
 
         return finish

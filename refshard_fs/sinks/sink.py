@@ -41,7 +41,7 @@ class Destination(msgspec.Struct, frozen=True):
     - ``overwrite``: whether a set that is there already is replaced. Otherwise a sink that writes a directory raises
       FileExistsError.
     - ``options``: fsspec's options of ``url``.
-    - ``settings``: what the user gave of the sink's own `Sink.settings`.
+    - ``settings``: the user's values for the sink's own `Sink.settings`.
     - ``origins``: returns which URLs sets of others named. It is to be called after all chunks were written.
     """
 
@@ -62,7 +62,7 @@ class Sink(ABC):
     holds_versions: ClassVar[bool] = False
     # Whether a URL may be relative to the set's own directory, as the source spelled it. Without it, all are absolute.
     holds_relative_urls: ClassVar[bool] = False
-    # Whether it takes chunks that are no range of a target (`Chunks.packed`), and reads their bytes by
+    # Whether it takes chunks that are not a range of a target (`Chunks.packed`), and reads their bytes by
     # `ReferenceStream.read`. Without it, they come as bytes, or as references to copies beside the set.
     holds_packed: ClassVar[bool] = False
     # Whether each reference must have a length. Without it, `core.columns.WHOLE` stands for the whole target.
@@ -78,6 +78,6 @@ class Sink(ABC):
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         """Write a set: its ``documents()``, then the ``partitions()`` of each of the arrays in ``grids``.
 
-        Return in one line what was copied, if anything was. ManifestError, which names the key, where the format
+        Return a line about the copied bytes, if any. ManifestError, which names the key, where the format
         cannot hold a reference. Nothing is left behind then.
         """

@@ -1,6 +1,6 @@
 """Check a whole source before others rely on it: its metadata, the ranges that it names, and the objects they lie in.
 
-A report says how much was read and decoded, so that what was not looked at is not taken for correct.
+A report says how much was read and decoded, so that data that was not checked is not taken for correct.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
 from refshard_fs.tools.views import fold, paragraph, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
-# What a check finds, as values: each finding, how many there are of each kind, and what was looked at.
+# What a check finds, as values: each finding, the number of each kind, and the counts of checked items.
 
 
 CheckMode = Literal["head", "read", "full"]
@@ -76,7 +76,7 @@ class Finding(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """What a check found. ``counts`` has all findings by kind, ``findings`` the first of each kind.
 
-    ``missing`` chunks are no errors: readers see the fill value. ``notes`` say what could not be checked, and why.
+    ``missing`` chunks are not errors: readers see the fill value. ``notes`` say what could not be checked, and why.
     """
 
     mode: CheckMode
@@ -101,7 +101,7 @@ class Report(msgspec.Struct, frozen=True):
         figures = ("keys", "arrays", "chunks", "missing", "targets", "read", "bytes_read", "decoded")
         looked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
         rows = [(found.severity, found.kind, found.key, found.url, found.text) for found in self.findings]
-        said = count_text(sum(self.counts.values()), "finding") if rows else "nothing wrong was found"
+        said = count_text(sum(self.counts.values()), "finding") if rows else "no faults were found"
         return view(
             f"check: {said}",
             f"mode {self.mode}",
@@ -142,7 +142,7 @@ class Findings:
             self.shown.append(Finding(severity, kind, key, told(url)[:1000], told(text)))
 
     def report(self, mode: CheckMode, **figures: Any) -> Report:
-        """Return what was found, errors first, with the ``figures`` of what was looked at."""
+        """Return the findings, errors first, with the ``figures`` of checked items."""
         return Report(mode, tuple(sorted(self.shown, key=lambda finding: finding.severity)), self.counts, **figures)
 
     def count(self, kind: str, more: int) -> None:
@@ -286,8 +286,8 @@ def check(
     """Check all of ``fs``: its metadata, its byte ranges, each target by one request, and data as ``mode`` says.
 
     ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all there are, ``"full"``
-    reads every chunk and, where zarr is installed, decodes it. What is wrong is in the report, and no exception.
-    ``callback`` counts what was looked at.
+    reads every chunk and, where zarr is installed, decodes it. Faults are in the report, not raised.
+    ``callback`` counts checked items.
 
     >>> import json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -433,8 +433,8 @@ class _Check:
         """Find ranges that reach beyond their target, and those that share bytes."""
         beyond, (again, before, within, outer) = ranges.beyond(sizes), ranges.find_shared(sizes)
         ends = [f"reaches beyond the {size:,} bytes there are" for size in sizes[ranges.targets[beyond[:SHOWN]]]]
-        same = [f"are also those of {ranges.key(row)!r}" for row in before[:SHOWN]]
-        inside = [f"begin within those of {ranges.key(row)!r}" for row in outer[:SHOWN]]
+        same = [f"are also the bytes of {ranges.key(row)!r}" for row in before[:SHOWN]]
+        inside = [f"begin within the bytes of {ranges.key(row)!r}" for row in outer[:SHOWN]]
         self._add_rows("error", "beyond-target", ranges, beyond, ends)
         self._add_rows("warning", "duplicate-range", ranges, again, same)
         self._add_rows("warning", "overlapping-range", ranges, within, inside)

@@ -38,7 +38,7 @@ class DocumentChange(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """How many keys differ below ``path`` (of an array; None: keys that are no chunks), and the first of each kind."""
+    """How many keys differ below ``path`` (of an array; None: keys that are not chunks), and the first of each kind."""
 
     path: str | None
     added: int
@@ -107,11 +107,11 @@ def _difference(some: Iterable[str], others: Iterable[str]) -> Keys:
 # Metadata, by what they say.
 
 
-Document = Mapping[str, Any] | bytes  # bytes where the document is no JSON object
+Document = Mapping[str, Any] | bytes  # bytes if the document is not a JSON object
 
 
 def _fields(a: Document, b: Document) -> tuple[str, ...]:
-    """Return the fields in which two documents differ; "(text)" where they are no JSON objects."""
+    """Return the fields in which two documents differ; "(text)" if they are not JSON objects."""
     if isinstance(a, bytes) or isinstance(b, bytes):
         return () if a == b else ("(text)",)
     # Compared as text: NaN is not itself, and 1 is not true.
@@ -239,7 +239,7 @@ def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
 
 
 class _Side(NamedTuple):
-    """An array of one source, or its keys that are no chunks."""
+    """An array of one source, or its keys that are not chunks."""
 
     survey: Survey
     extents: Extents
@@ -293,7 +293,7 @@ class _Comparison:
         self._first, self._second, self._shown = first, second, shown
 
     def changes(self, path: str | None, a: _Side, b: _Side) -> Changes:
-        """Return how the chunks of an array differ, or, without a ``path``, the keys that are no chunks."""
+        """Return how the chunks of an array differ, or, without a ``path``, the keys that are not chunks."""
         added, removed, changed = _ChangedKeys(), _ChangedKeys(), _ChangedKeys()
         one, other = a.extents.meta.grid, b.extents.meta.grid
         size = _block_size(one, other)
@@ -318,7 +318,7 @@ class _Comparison:
         is_same_end = (ours.stops == theirs.stops) | (ours.is_open & theirs.is_open)
         moved = (ours.targets != theirs.targets) | (ours.starts != theirs.starts) | ~is_same_end
         moved |= ours.derived != theirs.derived
-        # Where the bytes of one are no range of an object, only the bytes tell.
+        # If bytes of one are not a range of an object, only reading them tells whether they differ.
         read: npt.NDArray[np.bool_] = (ours.targets == INLINE) | (moved & (theirs.targets == INLINE))
         read |= moved & (ours.derived | theirs.derived)
         grid, path = side.extents.meta.grid, side.extents.path

@@ -24,11 +24,11 @@ TOP: Final = 10  # targets that are named
 
 
 class ArraySummary(msgspec.Struct, frozen=True):
-    """One array: ``chunks`` is the shape of a chunk, ``shards`` that of a shard, where chunks lie in shards.
+    """One array: ``chunks`` is the shape of a chunk, ``shards`` the shape of a shard, where chunks lie in shards.
 
     ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
     known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the
-    array that are no chunk of its grid are ``stray``: readers never ask for them. ``dimensions`` has their names, empty
+    array outside its grid are ``stray``: readers never ask for them. ``dimensions`` has their names, empty
     where the metadata has none.
     """
 
@@ -68,7 +68,7 @@ class Targets(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows.
 
-    ``version`` is that of a reference set's document. ``inline_keys`` hold their ``inline_bytes`` in the source
+    ``version`` is the version of a reference set's document. ``inline_keys`` hold their ``inline_bytes`` in the source
     itself. ``left_whole`` are arrays whose shards could not be opened, and why; ``warnings`` say what looks odd.
     """
 
@@ -90,7 +90,7 @@ class Summary(msgspec.Struct, frozen=True):
 def summarise(fs: Surveyed) -> Summary:
     """Return what ``fs`` holds.
 
-    Raises ManifestError where a metadata document is no JSON object.
+    Raises ManifestError if a metadata document is not a JSON object.
     """
     found = survey(fs)
     left_whole = fs.left_whole
@@ -207,7 +207,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 def tree(fs: Surveyed, path: str = "", depth: int | None = None) -> Node:
     """Return what lies at ``path`` of ``fs`` and, to ``depth`` levels, below.
 
-    Raises FileNotFoundError if there is nothing, ManifestError where metadata is no JSON object.
+    Raises FileNotFoundError if there is nothing, ManifestError if metadata is not a JSON object.
     """
     path = normalise(path)
     texts = _texts(fs, [path])

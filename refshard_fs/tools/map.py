@@ -100,7 +100,7 @@ def plane_of(counts: Sequence[int], numbers: UInt64s, selected: Positions | None
     at = cells(numbers)
     chosen = np.zeros(count, np.int64) if selected is None else np.bincount(cells(selected), minlength=count)
     first = np.full(count, NO_CHUNK, np.int64)
-    first[at[::-1]] = np.arange(len(at))[::-1]  # what is written last is the first one
+    first[at[::-1]] = np.arange(len(at))[::-1]  # the last write wins: the first position
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
     begins = np.arange(shape[1]) * step[1]
     ends = np.minimum(begins + step[1], width)
@@ -281,7 +281,7 @@ def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Pi
     """Return the picture of ``array``, as `visualize` explains; without one, of the set or its only array.
 
     Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError
-    where its chunks form no grid or ``select`` is no selection, IndexError where it does not fit.
+    where its chunks form no grid or ``select`` is not a selection, IndexError where it does not fit.
     """
     text = ""
     if isinstance(select, str):
@@ -393,14 +393,14 @@ _INDEX: Final = re.compile(r"[+-]?\d{1,18}|(\s*([+-]?\d{1,18})?\s*:){1,2}\s*([+-
 
 
 def parse_selection(text: str) -> tuple[str, tuple[Part, ...]]:
-    """Return the array (empty if none is named) and the selection in ``text``; ValueError if it is none.
+    """Return the array (empty if none is named) and the selection in ``text``; ValueError if it is malformed.
 
     >>> parse_selection("g/air[0:10, ..., -1]")
     ('g/air', (slice(0, 10, None), Ellipsis, -1))
     """
     name, bracket, inside = text.strip().rpartition("[")
     if not bracket or not inside.endswith("]"):
-        raise ValueError(f'{text!r} is no selection: write one as "air[0:10, :, -1]"')
+        raise ValueError(f'{text!r} is not a selection: write one as "air[0:10, :, -1]"')
     parts = inside[:-1].split(",")
     if len(parts) > 1 and not parts[-1].strip():  # as in [1,]
         parts.pop()
@@ -411,7 +411,7 @@ def _part(part: str, text: str) -> Part:
     if part == "...":
         return ...
     if not _INDEX.fullmatch(part):
-        raise ValueError(f"{part!r} in {text!r} is no index: use integers, slices such as 0:10 or ::2, and ...")
+        raise ValueError(f"{part!r} in {text!r} is not an index: use integers, slices such as 0:10 or ::2, and ...")
     bounds = [int(bound) if bound.strip() else None for bound in part.split(":")]
     if bounds[2:] == [0]:
         raise ValueError(f"{part!r} in {text!r} has a step of 0")
@@ -434,7 +434,7 @@ def _spell_part(part: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The picture: what it is of, the chunk grid or the arrays, and the files.
+# The picture: its title, the chunk grid or the arrays, and the files.
 
 
 def as_picture(content: Map) -> Picture:

@@ -90,7 +90,7 @@ def _disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
         for name, length in zip(names, shape, strict=True):
             first, path = lengths.setdefault(name, (length, extents.path))
             if first != length:
-                text = f"its dimension {name!r} has length {length}, and that of {path!r} has {first}"
+                text = f"its dimension {name!r} has length {length}, and in {path!r} it has {first}"
                 yield Refusal("xarray", key, f"{text}: xarray does not open their group")
                 break
 

@@ -265,7 +265,7 @@ class Page:
 
 
 class Picture:
-    """A picture of an array or of a whole set, which notebooks show; ``map`` has what it says, as data."""
+    """A picture of an array or of a whole set, which notebooks show; ``map`` has its content as data."""
 
     def __init__(self, content: Any, scene: Scene) -> None:
         self.map = content
@@ -408,7 +408,7 @@ def _png(scene: Scene) -> bytes:
 
 
 def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
-    """Draw one shape on matplotlib's ``axes``, and return what was drawn."""
+    """Draw one shape on matplotlib's ``axes``, and return the drawn artists."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import FancyBboxPatch
 

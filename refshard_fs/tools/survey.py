@@ -33,7 +33,7 @@ Positions = npt.NDArray[np.int64]
 INLINE: Final = -1  # in the target column: the source itself holds the bytes
 BATCH: Final = 4096  # keys that are looked up at a time
 COLUMNS: Final = 1 << 16  # chunks that are asked for at a time: a shard may have many
-LISTED: Final = "it is listed, and there is no such key"
+LISTED: Final = "the key is listed, but cannot be found"
 
 
 class Surveyed(Protocol):
@@ -225,7 +225,7 @@ def survey(
 ) -> Survey:
     """Survey all of ``fs``, or only the array at the path ``array``; ``in_blocks`` leaves columns where they are.
 
-    Raises ManifestError if metadata is no JSON object, FileNotFoundError if there is no such array, NotListable if
+    Raises ManifestError if metadata is not a JSON object, FileNotFoundError if there is no such array, NotListable if
     neither a listing nor consolidated metadata say which arrays there are. Arrays whose chunks cannot be listed are
     included without chunks. With ``faults``, errors of single keys and directories are added to it and not raised.
     """
@@ -268,13 +268,11 @@ class _Surveying:
         texts |= self._read([key for key in documents if key not in texts])
         groups, metas = self._nodes(texts)
         if self._only is not None and self._only not in metas:
-            raise FileNotFoundError(
-                f"there is no array {self._only!r}: 'refshard tree SOURCE' shows those that there are"
-            )
+            raise FileNotFoundError(f"there is no array {self._only!r}: 'refshard tree SOURCE' lists the arrays")
         unlisted = {path for path, error in errors.items() if isinstance(error, NotListable) and path in metas}
         # Where the document of an array cannot be read, that says more than that its chunks cannot be listed.
         for path, error in sorted(errors.items(), key=lambda item: isinstance(item[1], NotListable)):
-            if path in texts:  # a document that is read, and says what it should not
+            if path in texts:  # the document was read, and is invalid
                 continue
             if path not in unlisted:
                 self._fail(path, error)
@@ -444,7 +442,7 @@ class _Surveying:
         unlisted: Collection[str],
         indexes: Collection[str],
     ) -> tuple[dict[str, Extents], Extents]:
-        """Return the arrays with their chunks, and the keys that are no chunks."""
+        """Return the arrays with their chunks, and the keys that are not chunks."""
         placed: dict[str, list[tuple[int, Place]]] = {path: [] for path in metas}
         names: dict[str, list[str]] = {path: [] for path in metas}
         stray = dict.fromkeys(metas, 0)

@@ -27,7 +27,7 @@ from refshard_fs.core.keys import splits
 from refshard_fs.core.zarrmeta import ArrayMeta, unsafe
 from refshard_fs.errors import ManifestError, told
 
-PATIENCE: Final = 30.0  # seconds that a chunk from elsewhere may take: those of 256 MiB take one to three
+PATIENCE: Final = 30.0  # seconds that a stranger's chunk may take: 256 MiB take one to three
 MEMORY: Final = 2 << 30  # bytes that decoding it may take: zarr holds a chunk of 256 MiB up to four times
 _STARTING: Final = 120.0  # seconds for the process to begin, which imports zarr
 
@@ -176,7 +176,7 @@ def work(patience: float, memory: int) -> None:
     """Decode the chunks on standard input and write an answer for each to standard output: what the process runs."""
     answers, watchdog = os.fdopen(os.dup(1), "wb"), os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for shown in (1, 2):  # whatever a codec prints is no answer, and no text for a terminal
+    for shown in (1, 2):  # the output of a codec must reach neither the answer nor a terminal
         os.dup2(nowhere, shown)
     faulthandler.dump_traceback_later(_STARTING, exit=True, file=watchdog)  # also while a codec holds the GIL
     importlib.import_module("zarr")

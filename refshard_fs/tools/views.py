@@ -91,7 +91,7 @@ def paragraph(value: str) -> str:
 
 
 def fold(summary: str, *parts: str) -> str:
-    """Return ``parts`` folded under a ``summary`` to click on; nothing where there are none."""
+    """Return ``parts`` folded under a ``summary`` to click on; "" if there are none."""
     body = "".join(parts)
     return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
 
@@ -219,7 +219,7 @@ def _request(request: Planned) -> tuple[str, str, str, str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A filesystem in a notebook. Showing it reads nothing: what is not known yet is left out.
+# A filesystem in a notebook. Showing it reads nothing: unknown values are left out.
 
 
 ARRAYS: Final = 30  # that are listed
@@ -277,7 +277,7 @@ def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]:
 # A bar while something takes longer than a second, in a terminal and in a notebook.
 
 
-DELAY: Final = 1.0  # seconds before a bar appears: what is done sooner needs none
+DELAY: Final = 1.0  # seconds before a bar appears: shorter work needs none
 
 
 @contextlib.contextmanager

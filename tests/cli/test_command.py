@@ -83,4 +83,4 @@ def test_findings_and_errors_name_options_too(tmp_path: Path, capsys: pytest.Cap
 def test_numbers_are_at_least_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["convert", "a", "b", f"--record-size={text}"])
-    assert f"--record-size: {text!r} is no number of at least 1" in capsys.readouterr().err
+    assert f"--record-size: expected a number of at least 1, got {text!r}" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_fish_completes_and_describes(tmp_path: Path, capsys: pytest.CaptureFixt
         [line.partition("\t")[::2] for line in answer.strip().splitlines()] for answer in done.stdout.split("=\n")
     ]
     assert {name for name, _ in offered[0]} >= {command.name for command in COMMANDS}
-    assert dict(offered[0])["check"] == "Find what is wrong with metadata, ranges, targets and data."
+    assert dict(offered[0])["check"] == "Find faults in metadata, ranges, targets and data."
     assert [[name for name, _ in answer] for answer in offered[1:]] == [[line.split()[-1]] for line in TYPED.values()]
 
 

@@ -320,7 +320,7 @@ def test_what_breaks_the_format_is_refused_when_it_is_opened(
     ("other", "words"),
     [
         (day(2, 4), "shape"),
-        (day(2, 2, dtype="<i4"), r"is <i4, and that of the first set, '.*part0\.json' <f4: no type"),
+        (day(2, 2, dtype="<i4"), r"is <i4, and the first set, '.*part0\.json' has <f4: no type"),
         ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
     ],
 )

@@ -384,7 +384,7 @@ def test_the_command_fails_on_errors_and_not_on_warnings(
     path = str(tmp_path / "refs.json")
     make(GOOD)
     assert main(["check", path, "--read", "2"]) == 0
-    assert "nothing wrong was found" in capsys.readouterr().out
+    assert "no faults were found" in capsys.readouterr().out
     make({"a/0": ["data.bin", 0, 2], "a/1": ["data.bin", 0, 2]})
     assert main(["check", path, "--head"]) == 0
     assert "warning: duplicate-range: a/1" in capsys.readouterr().out
