@@ -339,7 +339,7 @@ class ShardView(ArrayView[ArrayInfo]):
     def _shards_below(
         self, path: str, grid: ChunkGrid
     ) -> Steps[tuple[list[Coords], list[tuple[str, int | None]], list[str]]]:
-        """Return the coordinates of the shards of the array ``path``, keys that are not chunks, and other directories."""
+        """Return coordinates of the shards of the array ``path``, keys that are not chunks, and other directories."""
         found: list[Coords] = []
         others: list[tuple[str, int | None]] = []
         directories: list[str] = []

@@ -89,11 +89,11 @@ def test_columns_in_several_parts_come_back_whole(size: int, monkeypatch: pytest
 def test_unpacking_takes_no_memory_twice() -> None:
     """Workers of a cluster do it, each."""
     column = np.arange(1 << 20, dtype=np.uint64)
-    parts = pickled._packed(column, is_steps=False)
-    pickled._unpacked(parts[:0], column.dtype, is_steps=False)  # what is imported for it
+    parts = pickled._pack_column(column, is_steps=False)
+    pickled._unpack_column(parts[:0], column.dtype, is_steps=False)  # what is imported for it
     tracemalloc.start()
     try:
-        again = pickled._unpacked(parts, column.dtype, is_steps=False)
+        again = pickled._unpack_column(parts, column.dtype, is_steps=False)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -94,14 +94,14 @@ def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: A
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": 5}'}, r"'air/.zarray' of set 1: expected names of its 2 dimensions, got 5"),
+        ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": 5}'}, r"'air/.zarray' of set 1: expected names of its 2 dimensions"),
         ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}'}, "expected names of its 2 dimensions"),
         ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", 5]}'}, "expected names of its 2 dimensions"),
         ({"air/.zattrs": "[]"}, "'air/.zattrs' of set 1 is no JSON object"),
         ({"time/0": "\ud800"}, "'time/0'.*surrogates"),
         ({"air/.zarray": None, "air/zarr.json": {"zarr_format": 3, "node_type": "array", "shape": [2, 5], "attributes":
           "K", "data_type": "float32", "chunk_key_encoding": {"name": "default"},
-          "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}}, "attributes are no object"),
+          "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}}, "an object of attributes"),
     ],
 )  # fmt: skip
 def test_odd_metadata_is_named(change: dict[str, Any], why: str) -> None:
@@ -330,7 +330,7 @@ def test_times_that_do_not_fit_are_refused_with_the_way_out() -> None:
     for words in (
         "'days since 2001-01-01' in set 0",
         "'months since 2001-01-03' in set 1",
-        "are no seconds",
+        "expected seconds",
         "Leave one out",
     ):
         assert words in str(caught.value)

@@ -180,7 +180,7 @@ def test_steps_are_counted_in_calendars_of_models_but_not_months(tmp_path: Path)
     [
         ("2D", r"1\.nc\) has time = 3, which is no whole number of steps"),
         ("1h", "which int64 cannot hold"),
-        ("fortnight", "no number of s, S, min"),
+        ("fortnight", "expected a number of s, S, min"),
     ],
 )
 def test_what_is_not_regular_is_refused(tmp_path: Path, freq: str, said: str) -> None:

@@ -302,7 +302,7 @@ def test_nested_documents_promise_a_bounded_number_of_names(tmp_path: Path, monk
         ({"axes": {"nothing": 0}}, "no array 'nothing'"),
         ({"axes": {"air": 2}}, "no axis 2"),
         ({"colour": 1}, "colour"),
-        ({"sets": [7]}, "no URL"),
+        ({"sets": [7]}, "expected a URL"),
         ({"sets": [["part0.json", 1], ["part1.json", 2]]}, "chunks of 2 along 'time'.*begins at 1"),
     ],
 )
@@ -611,7 +611,7 @@ def test_files_and_stores_of_version_3_are_opened_alike(tmp_path: Path, is_store
     if is_store_first:
         assert shown_bare.exists("t/c.1.0")
     else:
-        with pytest.raises(ManifestError, match=r"another version than 2"):
+        with pytest.raises(ManifestError, match=r"another version than the first set, which has 2"):
             shown_bare.cat_file("t/1.0")
 
 

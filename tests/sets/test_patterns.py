@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_is_named_or_missing(tmp_path: Path) -> None:
     files = grid(tmp_path)
     (tmp_path / "r2" / "20240102.nc").unlink()
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
-    with pytest.raises(ManifestError, match="no file of time = 2024-01-02T00:00:00, member = r2: join='outer'"):
+    with pytest.raises(ManifestError, match="no file of time = 2024-01-02T00:00:00, member = r2: with join="):
         refshard_fs.concat(pattern, dims=DIMS)
     expected = files.assign_coords(member=list(MEMBERS))
     expected["v"] = expected["v"].where(~((expected["member"] == "r2") & (expected["time"].dt.day == 2)))

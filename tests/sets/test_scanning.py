@@ -179,7 +179,7 @@ def test_what_a_killed_run_wrote_last_may_be_cut_short(tmp_path: Path) -> None:
 def test_another_file_is_never_written_over(tmp_path: Path) -> None:
     files, kept = days(tmp_path, "scipy", 2), tmp_path / "notes"
     kept.write_bytes(b"my notes")
-    with pytest.raises(ManifestError, match="takes a new path"):
+    with pytest.raises(ManifestError, match="expects a new path"):
         refshard_fs.concat(files, "time", resume=kept)
     assert kept.read_bytes() == b"my notes"
 

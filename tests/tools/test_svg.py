@@ -51,7 +51,7 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
     made = fs.visualize(None, (slice(0, 1),))
     root = checked(made._repr_svg_())
     assert any(evil[:5] in (e.text or "") for e in root.iter())
-    page = made.encoded(".html").decode()
+    page = made.encode(".html").decode()
     assert "<script" not in page
     assert not re.search(r"<(?!/?(!DOCTYPE|html|head|body|meta|title|style|svg|desc|rect|path|text)\b)", page)
 
