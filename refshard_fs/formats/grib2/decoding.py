@@ -303,7 +303,8 @@ def _grouped(
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"have {lengths.sum()} values, where {stored} are due, or too few bits"
         raise ValueError(f"its {len(lengths)} groups {reason}")
-    bit = np.unpackbits(np.frombuffer(data, "u1"))
+    # The eight bytes from each byte on, as one number: it has all bits of a value that begins in its first byte.
+    windows = np.ndarray(len(data) + 1, ">u8", data + bytes(8), strides=(1,))
     ends, starts = np.cumsum(lengths), np.cumsum(widths * lengths) - widths * lengths  # values, and bits, of groups
     numbers, there = np.zeros(stored, "i8"), np.ones(stored, bool)
     for first in range(0, stored, PIECE):
@@ -314,9 +315,10 @@ def _grouped(
         width, reference = np.repeat(widths[some], counts), np.repeat(references[some], counts)
         start = np.repeat(starts[some] - begins * widths[some], counts) + np.arange(first, stop) * width
         found = numbers[first:stop]
-        for place in range(int(width.max())):
-            those = np.flatnonzero(width > place)
-            found[those] = found[those] << 1 | bit[start[those] + place]
+        window = windows[start >> 3].astype("u8")
+        last = 64 - (start & 7) - width
+        np.right_shift(window, last.astype("u8"), out=window, where=width > 0)
+        found[:] = (window & ((1 << width) - 1).astype("u8")).view("i8")
         if missing:  # the highest numbers stand for it
             limit = np.where(width > 0, 1 << width, 1 << bits) - missing
             there[first:stop] = np.where(width > 0, found, reference) < limit
