@@ -727,7 +727,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         overlay = self.source.transaction
         if overlay is not None and len(overlay.edits):
             raise ValueError("what was written is not committed: commit() or discard() it before a part is selected")
-        choice = Choice.of(drop, keep, rename, attrs, isel).spelled()
+        choice = Choice.of(drop, keep, rename, attrs, isel).to_json()
         apart = (SESSION, MAPPER, "mode", "overlay")
         given = {name: value for name, value in self._storage_options.items() if name not in apart}
         given["select"] = [*(given.get("select") or ()), choice]

@@ -65,7 +65,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         except msgspec.ValidationError as e:
             raise ValueError(f"select={given!r:.500}: {e}") from None
 
-    def spelled(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the selection as JSON values; TypeError for attributes that JSON cannot express."""
         found: dict[str, Any] = zarrmeta.loads(zarrmeta.dumps(msgspec.to_builtins(self)))
         return found

@@ -193,7 +193,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         members = {name: getattr(self, name) for name in _Head.__struct_fields__}
         members |= {"join": "outer" if self.join == "outer" else None}
         members["held"] = {path: _base64(data) for path, data in self.held.items()}
-        members["select"] = [choice.spelled() for choice in self.select]
+        members["select"] = [choice.to_json() for choice in self.select]
         members["beside"] = [document._to_json(respell) for document in self.beside]
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}

@@ -20,7 +20,7 @@ from refshard_fs.errors import ManifestError
 MEANING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 # Fields that say how the values are stored; they may differ where these are stored anew.
 STORAGE: Final = frozenset({"chunks", "compressor", "filters", "codecs", "chunk_grid", "order"})
-# Fields that say how chunks are called.
+# Fields that define the keys of chunks.
 KEYS: Final = frozenset({"dimension_separator", "chunk_key_encoding"})
 
 

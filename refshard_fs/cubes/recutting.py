@@ -417,8 +417,8 @@ def check_pieces(pieces: Sequence[ArrayMeta]) -> None:
     size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in pieces)
     if len(pieces) > PIECES or size > READ:
         raise ValueError(
-            f"a chunk takes pieces of {len(pieces):,} others, {size:,} bytes in all, and at most {PIECES:,} of "
-            f"{READ:,} bytes are read for one: choose smaller chunks"
+            f"one chunk is joined from {len(pieces):,} others of {size:,} bytes in all: expected at most {PIECES:,} "
+            f"of {READ:,} bytes; choose smaller chunks"
         )
 
 

@@ -163,7 +163,7 @@ def unpack(view: memoryview) -> ReferenceSet:
         raise ValueError("it is cut short")
     magic, length, header_length = _FIXED.unpack_from(view)
     if magic != _MAGIC:
-        raise ValueError("it is of another version, or none of ours")
+        raise ValueError("expected a reference set of this version")
     start = _columns_start(header_length)
     if length != len(view) or start > length:
         raise ValueError(f"it has {len(view)} bytes of {length}")

@@ -73,7 +73,7 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _documents(self) -> Positions:
-        """The rows, among all that is by key, of the metadata of arrays."""
+        """The rows with metadata of arrays, in the table of members by key."""
         return self.refs.keys.keys_in_rows.named(METADATA)
 
     @cached_property

@@ -48,7 +48,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[tuple[Pins | None, int]]) -> Pins | None:
+    def join(cls, parts: Sequence[tuple[Pins | None, int]]) -> Pins | None:
         """Return the pins of sets in a row, each given with its number of URLs; None if none has any."""
         if all(pins is None for pins, _ in parts):
             return None
@@ -84,7 +84,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         pins = [self.pin(target) for target in range(len(self))]
         return self.of(Pin(size=p.size) if p is not None and gone else p for p, gone in zip(pins, moved, strict=True))
 
-    def spelled(self, urls: Iterable[str | None]) -> dict[str, Any]:
+    def to_json(self, urls: Iterable[str | None]) -> dict[str, Any]:
         """Return the JSON value of the pins, for ``urls`` as the set spells them."""
         found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
         names = [url for url, _ in found]

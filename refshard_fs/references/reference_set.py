@@ -56,10 +56,10 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Number of keys."""
         return len(self.keys) + sum(map(len, self.chunks.values()))
 
-    def said(self, urls: Iterable[str | None]) -> dict[str, Any]:
+    def describe_targets(self, urls: Iterable[str | None]) -> dict[str, Any]:
         """Return the member of JSON documents that tells of targets, whose ``urls`` are spelled so there."""
-        pins = {} if self.pins is None else {"pins": self.pins.spelled(urls)}
-        return pins | ({MEMBER: self.origins.spelled()} if self.origins else {})
+        pins = {} if self.pins is None else {"pins": self.pins.to_json(urls)}
+        return pins | ({MEMBER: self.origins.to_json()} if self.origins else {})
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +211,7 @@ class References(Mapping[str, Any]):
         It is of version 0, or of 1 where something is said of targets: their pins, or their origins.
         """
         members = {key: spelled(value) if isinstance(value, bytes) else value for key, value in self.items()}
-        said = self._refs.said(self._refs.urls)
+        said = self._refs.describe_targets(self._refs.urls)
         if not said:
             return zarrmeta.dumps(members)
         if any("{{" in (url or "") for url in self._refs.urls):
@@ -345,7 +345,7 @@ class _Editing:
         new = self._new
         urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
         mine = Pins.of(self._new_pins.get(url) for url in new) if self._new_pins else None
-        pins = Pins.joined([(self._pins, len(self._old)), (mine, len(new))])
+        pins = Pins.join([(self._pins, len(self._old)), (mine, len(new))])
         origins = self._origins.with_urls(self._named.items())
         return ReferenceSet(urls, self._tables, self._side, pins=pins, origins=origins)
 

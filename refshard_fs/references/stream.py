@@ -89,7 +89,7 @@ class ReferenceStream:
         refs = self._keyspace.references
         found: dict[str, Any] | None = None
         if refs is not None and refs.pins is not None:
-            found = refs.pins.spelled(list(map(self._respell, refs.urls)))
+            found = refs.pins.to_json(list(map(self._respell, refs.urls)))
         return found
 
     def documents(self) -> Iterator[tuple[str, Any]]:

@@ -60,7 +60,7 @@ class Origins(msgspec.Struct, frozen=True):
         return _without_repeats({**self.by_prefix, **found}) if found else self
 
     @classmethod
-    def made(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
+    def combine(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
         """Return the origins of a set: its URLs with the servers that named them, made of sets of ``servers``.
 
         A URL that the user named too is the user's.
@@ -101,7 +101,7 @@ class Origins(msgspec.Struct, frozen=True):
             "credentials, and not in private networks. If you trust one, name its prefix in options= when you open it"
         )
 
-    def spelled(self) -> dict[str, list[str]]:
+    def to_json(self) -> dict[str, list[str]]:
         """Return the record as a JSON value."""
         return {prefix: list(origins) for prefix, origins in self.by_prefix.items()}
 

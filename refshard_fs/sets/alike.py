@@ -255,7 +255,7 @@ class FirstBytes:
         self.url = url
         self.facts: Facts | None = None
         self.data = b""
-        self.are_all = True  # that was asked for
+        self.are_all = True  # whether all reads were answered
         self._head = Head(url, length)
         self._answers: dict[Head, Any] = {}  # None: there is no such object; or the error
 

@@ -311,7 +311,7 @@ def _append_line(
     """Append to the document; return by how much it is longer."""
     document, dim = joined.document, rules.dim
     if document.select:
-        options = {**options, "select": [choice.spelled() for choice in document.select]}
+        options = {**options, "select": [choice.to_json() for choice in document.select]}
     if document.dim != dim:
         raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
     is_by_name = bool(document.stacked) and document.coordinate not in document.stacked

@@ -348,7 +348,7 @@ def concat(
     ['memory://two', 0, 2]
     """
     options = for_sources(options, _urls_in(sets), concat)
-    choice = Choice.of(drop, keep, rename, attrs).spelled()
+    choice = Choice.of(drop, keep, rename, attrs).to_json()
     if choice:
         options = {**options, "select": [*(options.get("select") or ()), choice]}
     order = tuple(dims) if dims is not None else (dim,)

@@ -89,7 +89,7 @@ class _Concatenation:
         for path in dict.fromkeys(path for part in self.sets for path in part.variables):
             self._add_variable(path)
         self._add_others()
-        pins = Pins.joined([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
+        pins = Pins.join([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
         urls = Texts.joined([part.refs.urls for part in self.sets])
         return ReferenceSet(urls, self.tables, self.side, pins=pins, origins=self._origins())
 
@@ -97,7 +97,7 @@ class _Concatenation:
         if not any(part.refs.origins for part in self.sets):
             return NOTHING
         named = [(url, part.refs.origins.of(url)) for part in self.sets for url in part.refs.urls if url is not None]
-        return Origins.made(named, frozenset().union(*(part.refs.origins.servers for part in self.sets)))
+        return Origins.combine(named, frozenset().union(*(part.refs.origins.servers for part in self.sets)))
 
     def _check_scalars(self, dim: str) -> None:
         """Raise ManifestError where ``dim`` is a scalar that is known in some sets only, of which two are named."""

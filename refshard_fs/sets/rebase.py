@@ -74,7 +74,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     ) -> str:
         """Write the set to ``url``, as `RefShardFileSystem.save` does.
 
-        Returns in one line what of it only this package reads, and why; nothing where others read all.
+        Returns one line on the parts that only this package reads, and why; "" if other software reads all.
         """
         RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
         return self.remark
@@ -226,7 +226,7 @@ def _origins_of_moved(refs: ReferenceSet, respell: Respell, chosen: Mapping[str,
     for url, new in ((url, respell(url)) for url in refs.urls if url is not None):
         is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # what climbs out of it is not
         named.append((new or url, () if is_chosen else known.of(url) or strangers))
-    return Origins.made(named, known.servers)
+    return Origins.combine(named, known.servers)
 
 
 def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def _write(references: ReferenceStream, destination: Destination, version: int) 
                     file.write(comma + members)
                     comma = b","
         pins, origins = references.pins(), destination.origins()
-        ours = ({} if pins is None else {"pins": pins}) | ({MEMBER: origins.spelled()} if origins else {})
+        ours = ({} if pins is None else {"pins": pins}) | ({MEMBER: origins.to_json()} if origins else {})
         if ours and not version:
             raise ManifestError(
                 "a URL looks like a template, which JSON that says where its URLs came from cannot hold: save the set "

@@ -1,4 +1,4 @@
-"""What a format that sets are written in has to do: the whole contract for other packages.
+"""The contract of a sink, a format in which sets are written. Other packages need no more than this.
 
 A package defines one subclass of `Sink`, and names an instance of it (not the class) by an entry point in the group
 ``refshard.sinks``. Then ``fs.save(url, format=NAME)`` writes it, where NAME is the sink's ``name``:

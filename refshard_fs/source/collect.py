@@ -246,7 +246,7 @@ class Collection:
         tables = {path: ChunkTable.from_parts(array.grid, self._parts[path]) for path, array in self._arrays.items()}
         urls = Texts.of(self.urls)
         keyspace = self._keyspace
-        made = Origins.made([*self._origins.items()], keyspace.strangers)
+        made = Origins.combine([*self._origins.items()], keyspace.strangers)
         origins = keyspace.origins if keyspace.is_reference_set else made
         return ReferenceSet(urls, tables, self._side, pins=Pins.match(self._pins, urls), origins=origins), self._checks
 

@@ -360,7 +360,7 @@ class _Check:
         )
 
     def _add_refusals(self, refused: Sequence[Refusal]) -> None:
-        """Find what readers do not open; of metadata in which something was found already, that is enough."""
+        """Find arrays and groups that readers do not open, unless their metadata has findings already."""
         known = {finding.key for finding in self._found.shown if finding.severity == "error"}
         for by, key, text, is_certain in refused:
             if key not in known:

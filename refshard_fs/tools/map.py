@@ -319,7 +319,7 @@ def map_of_array(source: str, extents: Extents, urls: Sequence[str], selection: 
     """Return what a picture of one array says; ValueError where its chunks form no grid."""
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
-        raise ValueError(f"the chunks of {extents.path!r} form no grid that is known here: there is nothing to draw")
+        raise ValueError(f"the chunks of {extents.path!r} do not form a known grid: they cannot be drawn")
     if len(grid.counts) > MOST_DIMENSIONS:
         raise ManifestError(
             f"{extents.path!r} has {len(grid.counts)} dimensions; arrays have {MOST_DIMENSIONS} at most"

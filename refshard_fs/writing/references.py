@@ -60,7 +60,7 @@ class WritableReferences(MutableMapping[str, Any]):
                 self._fs.pipe_file(key, value.to_bytes())
             case _:
                 raise TypeError(
-                    f"{key!r}: {value!r} is no reference: text, bytes, an object or [url, offset, length] is"
+                    f"{key!r}: {value!r} is not a reference: expected text, bytes, an object or [url, offset, length]"
                 )
 
     def __delitem__(self, key: str) -> None:

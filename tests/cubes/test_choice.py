@@ -18,9 +18,9 @@ def test_words_are_spelled_as_json_and_read_again() -> None:
         "attrs": {"": {"title": None}},
         "isel": {"x": [None, -1]},
     }
-    assert choice.spelled() == spelled
+    assert choice.to_json() == spelled
     assert Choice.read(spelled) == choice
-    assert Choice.of().spelled() == {}
+    assert Choice.of().to_json() == {}
 
 
 @pytest.mark.parametrize("given", [{"kept": []}, {"drop": "a"}, {"isel": {"x": [0, 1, 2]}}, [], None])
@@ -31,7 +31,7 @@ def test_other_forms_are_errors(given: Any) -> None:
 
 def test_attributes_that_json_cannot_express_are_errors() -> None:
     with pytest.raises(TypeError):
-        Choice.of(attrs={"a": {"b": object()}}).spelled()
+        Choice.of(attrs={"a": {"b": object()}}).to_json()
 
 
 def group(**members: Any) -> dict[str, Any]:

@@ -320,7 +320,7 @@ def origins(source: str, urls: list[str], known: Origins = NOTHING, **options: A
     adoption = Adoption(Admission.of(source, **given))
     for url in urls:
         adoption.add(url)
-    return adoption.origins(known).spelled()
+    return adoption.origins(known).to_json()
 
 
 MAKERS: dict[str, Callable[[str, str], object]] = {
@@ -404,7 +404,7 @@ def test_members_of_archives_may_be_read_by_their_records() -> None:
         member = archive.replace("s.json", "x")
         recorded = Origins.read(origins(archive, ["https://a.org/x", member]), "")
         named += [(url, recorded.of(url)) for url in ("https://a.org/x", member)]
-    made = Origins.made(named, ())
+    made = Origins.combine(named, ())
     for url, _ in named:
         for origin in made.of(url):
             assert Admission.of(origin, None, (), ()).admit(url)[1] is Access.OWN
@@ -418,10 +418,10 @@ def test_records_of_parts_are_joined_by_their_urls() -> None:
         ("https://c.org/y", theirs),
         ("https://a.org/x", theirs),
     ]
-    made = Origins.made(named, theirs)
-    assert made.spelled() == {"https://a.org/y": [*theirs], "https://c.org": [*theirs]}
+    made = Origins.combine(named, theirs)
+    assert made.to_json() == {"https://a.org/y": [*theirs], "https://c.org": [*theirs]}
     grown = made.with_urls([("https://c.org/mine", ()), ("https://d.org/z", home), ("https://a.org/z", home)])
     assert grown.of("https://c.org/mine") == grown.of("https://e.org/") == ()
     assert grown.of("https://c.org/x") == grown.of("https://a.org/y") == theirs
     assert grown.of("https://a.org/any") == home  # which may read all of its own server, as the user may
-    assert Origins.made([("https://a.org/x", ())], theirs).servers == {*theirs}
+    assert Origins.combine([("https://a.org/x", ())], theirs).servers == {*theirs}

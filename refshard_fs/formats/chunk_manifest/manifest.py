@@ -224,7 +224,7 @@ def with_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST
     """Return an array's metadata that declares the manifest beside it, and the ``origins`` of that one's URLs."""
     configuration: dict[str, Any] = {"manifest": f"./{name}"}
     if origins:
-        configuration[MEMBER] = origins.spelled()
+        configuration[MEMBER] = origins.to_json()
     transformer = {"name": NAME, "configuration": configuration}
     return {**doc, "storage_transformers": [transformer]}
 

@@ -49,7 +49,7 @@ def with_origins(document: bytes, origins: Origins) -> bytes:
     """Return a ``.zmetadata`` that says which URLs of the set others named."""
     if not origins:
         return document
-    return zarrmeta.dumps({**zarrmeta.loads(document), "refshard": {MEMBER: origins.spelled()}})
+    return zarrmeta.dumps({**zarrmeta.loads(document), "refshard": {MEMBER: origins.to_json()}})
 
 
 def parquet_partition(
