@@ -1,0 +1,98 @@
+"""N5 hierarchies: the values that tensorstore wrote; damage never gives data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import RefShardError, RefShardFileSystem
+from refshard_fs.formats.n5.source import Block
+from tests.servers.http import RangeServer
+
+TYPES = [f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)] + ["float32", "float64"]
+COMPRESSIONS: list[dict[str, Any]] = [
+    {"type": "raw"},
+    {"type": "gzip"},
+    {"type": "gzip", "useZlib": True},
+    {"type": "bzip2"},
+    {"type": "xz"},
+    {"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},
+]
+
+
+def write(root: Path, path: str, kind: str, compression: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Write a dataset by tensorstore; return its values as zarr orders their dimensions."""
+    tensorstore = pytest.importorskip("tensorstore")
+    metadata = {"dimensions": [7, 5, 3], "blockSize": [3, 2, 2], "dataType": kind, "compression": compression}
+    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(root / path)}, "metadata": metadata}
+    values = np.arange(1, 106).reshape(7, 5, 3).astype(kind)
+    tensorstore.open(spec, create=True).result().write(values).result()
+    (root / "attributes.json").write_text(json.dumps({"n5": "2.5.0", "units": ["nm"]}))
+    return values.T
+
+
+def read(fs: RefShardFileSystem, path: str) -> np.ndarray[Any, Any]:
+    """Return the values of an array, chunk by chunk."""
+    doc = json.loads(fs.cat_file(f"{path}/.zarray"))
+    out = np.zeros(doc["shape"], doc["dtype"])
+    counts = [-(-n // c) for n, c in zip(doc["shape"], doc["chunks"], strict=True)]
+    for at in np.ndindex(*counts):
+        chunk = np.frombuffer(fs.cat_file(f"{path}/{'.'.join(map(str, at))}"), doc["dtype"]).reshape(doc["chunks"])
+        room = out[tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, doc["chunks"], strict=True))]
+        room[...] = chunk[tuple(map(slice, room.shape))]
+    return out
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=str)
+def test_datasets_of_tensorstore_have_its_values(tmp_path: Path, compression: dict[str, Any]) -> None:
+    expected = {kind: write(tmp_path, f"a/{kind}", kind, compression) for kind in TYPES}
+    fs = RefShardFileSystem(fo=str(tmp_path))
+    for kind, values in expected.items():
+        assert np.array_equal(read(fs, f"a/{kind}"), values)
+    assert json.loads(fs.cat_file(".zattrs")) == {"units": ["nm"]}
+    assert len(fs.ls("a/int8")) == 2 + 18
+
+
+def test_chunk_that_is_missing_is_no_key(tmp_path: Path) -> None:
+    write(tmp_path, "a", "int16", {"type": "raw"})
+    (tmp_path / "a/2/0/1").unlink()
+    fs = RefShardFileSystem(fo=str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("a/1.0.2")
+    assert len(fs.ls("a")) == 2 + 17
+    assert json.loads(fs.cat_file("a/.zarray"))["fill_value"] == 0
+
+
+def test_chunk_over_http_takes_one_request(tmp_path: Path) -> None:
+    values = write(tmp_path, "a", "int16", {"type": "gzip"})
+    with RangeServer(directory=tmp_path) as server:
+        fs = RefShardFileSystem(fo=f"{server.url}/a")
+        fs.ls("")
+        server.clear()
+        chunk = np.frombuffer(fs.cat_file("data/0.0.0"), ">i2").reshape(2, 2, 3)
+        assert np.array_equal(chunk, values[:2, :2, :3])
+        assert len(server.requests()) == 1
+
+
+@pytest.mark.parametrize("compression", ["lz4", "unknown"])
+def test_compression_that_is_not_read_is_refused_by_name(tmp_path: Path, compression: str) -> None:
+    attributes = {"dimensions": [4], "blockSize": [2], "dataType": "int8", "compression": {"type": compression}}
+    (tmp_path / "attributes.json").write_text(json.dumps(attributes))
+    with pytest.raises(RefShardError, match=f"attributes.json.*{compression}"):
+        RefShardFileSystem(fo=str(tmp_path)).ls("")
+
+
+def test_damaged_headers_are_errors() -> None:
+    block = Block((2, 2), (1, 2), 1, "raw")
+    good = b"\0\0\0\2" + b"\0\0\0\2\0\0\0\1" + b"ab"
+    assert block.make(good) == b"ab\0\0"
+    assert block.make(b"\0\1" + good[2:12] + b"\0\0\0\2ab") == b"ab\0\0"
+    bad = [good[:n] for n in range(len(good))] + [good + b"c", b"\0\2" + good[2:], b"\0\0\0\3" + good[4:]]
+    bad += [good[:7] + b"\3" + good[8:], good[:7] + b"\1" + good[8:], good[:4] + b"\xff" + good[5:]]
+    for data in bad:
+        with pytest.raises(ValueError, match="header|mode|dimensions|elements|decoded"):
+            block.make(data)
