@@ -370,4 +370,4 @@ def test_headers_damaged_end_in_errors_or_show_what_is_there() -> None:
         except RefShardError as e:
             assert str(e)
         else:
-            assert "sst" in keyspace.grids
+            assert "sst" in keyspace.grids or keyspace.reports, (at, bit)
