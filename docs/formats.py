@@ -20,6 +20,7 @@ OF = {
     "kerchunk-json": "json-sets-of-references",
     "kerchunk-parquet": "parquet-sets-of-references",
     "netcdf3": "netcdf-3",
+    "n5": "n5-hierarchies",
     "neuroglancer-precomputed": "neuroglancer-precomputed-volumes",
     "refshard-concat": "sets-joined-lazily",
     "tiff": "tiff",
