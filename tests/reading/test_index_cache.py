@@ -210,7 +210,7 @@ def test_what_an_index_does_not_say_of_itself_is_refused(length: int) -> None:
     whole = b"".join(parts)
     assert index.unpack(memoryview(whole)).side == {"a": "b"}
     for wrong in (whole[:length], whole + b"x", b"x" + whole[1:], whole[:14] + b"\xff" + whole[15:]):
-        with pytest.raises(ValueError, match="it"):
+        with pytest.raises(ValueError, match="it|expected a reference set of this version"):
             index.unpack(memoryview(wrong))
 
 
