@@ -11,6 +11,7 @@ from tests.support.grib_messages import message
 from tests.support.shard_writers import array
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+pytestmark = pytest.mark.once
 RNG = np.random.default_rng(41)
 
 GRIDS = [
