@@ -8,6 +8,7 @@ Source: VirtualiZarr's `parsers/typing.py`, and its `ChunkManifest`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Iterable, Mapping
@@ -169,9 +170,8 @@ class _Manifests:
                     f"{key!r} is no range of an object, and this version of VirtualiZarr holds nothing else: install "
                     "virtualizarr>=2.6.1"
                 )
-            from virtualizarr.manifests.manifest import INLINED_CHUNK_PATH
-
-            paths[list(inlined)] = INLINED_CHUNK_PATH
+            module = importlib.import_module("virtualizarr.manifests.manifest")
+            paths[list(inlined)] = vars(module)["INLINED_CHUNK_PATH"]  # which older versions lack
             held["inlined"] = {tuple(grid.coords(number)): data for number, data in inlined.items()}
         shape = tuple(grid.counts)
         return ChunkManifest.from_arrays(

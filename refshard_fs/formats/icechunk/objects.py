@@ -251,7 +251,7 @@ class ManifestIndex(msgspec.Struct, frozen=True):
         coords = gather(tables.data, starts[:, None] + 4 * np.arange(ndim), "<u4")
         first = np.array(self.ref.first, np.int64)
         last = np.minimum(np.array(self.ref.last, np.int64), self.counts)
-        there = ((coords >= first) & (coords < last)).all(axis=1)
+        there: npt.NDArray[np.bool_] = np.asarray(((coords >= first) & (coords < last)).all(axis=1))
         numbers = np.zeros(len(coords), np.int64)
         for column, count in zip(coords.T, self.counts, strict=True):
             numbers = numbers * count + column

@@ -279,7 +279,7 @@ class _Array:
         for start in range(0, len(numbers), step) if self.loads else ():
             some = numbers[start : start + step]
             coords = np.stack(np.unravel_index(some, counts), 1) if counts else np.zeros((len(some), 0), np.int64)
-            inside = ((coords[:, None] >= self._firsts) & (coords[:, None] < self._lasts)).all(axis=2)
+            inside = np.asarray(((coords[:, None] >= self._firsts) & (coords[:, None] < self._lasts)).all(axis=2))
             found[start : start + step] = np.where(inside.any(axis=1), inside.argmax(axis=1), -1)
         return found
 
