@@ -128,7 +128,9 @@ def are_many(fo: Any) -> bool:
         case Mapping():
             return fo.get("type") == "FeatureCollection" and isinstance(fo.get("features"), list)
         case _:
-            return isinstance(fo, Sequence) or hasattr(fo, "to_dict")
+            # A DataFrame has columns, and a collection of pystac a list of items.
+            is_table = hasattr(fo, "columns") and hasattr(fo, "to_dict")
+            return isinstance(fo, Sequence) or is_table or isinstance(getattr(fo, "items", None), list)
 
 
 def joined(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -57,3 +57,9 @@ def test_what_was_configured_survives_pickling_and_json(conf: dict[str, Any], so
     again = pickle.loads(pickle.dumps(fs))
     assert again.cat_file("b") == b"x"
     assert again.storage_options["max_gap"] == 7
+
+
+def test_object_of_another_kind_is_no_list_of_sources() -> None:
+    fs = RefShardFileSystem({"k": "v"})  # has to_dict(), as a table has
+    with pytest.raises(TypeError, match="fo= is of type RefShardFileSystem"):
+        RefShardFileSystem(fs)
