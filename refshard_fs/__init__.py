@@ -91,7 +91,7 @@ __all__ = [
 ]
 
 
-_NAMES = {  # by module, of what is imported at its first use
+_NAMES = {  # the names that are imported at their first use, by module
     "fs": "RefShardFileSystem replace_reference_filesystem",
     "tuning": "tune_zarr",
     "obspec_store": "ObspecStore",
@@ -111,17 +111,17 @@ _NAMES = {  # by module, of what is imported at its first use
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_OF_OTHERS = {
+_EXTRAS = {
     "xarray": '"refshard_fs[xarray]"',
     "starlette": '"refshard_fs[serve]"',
     "upath": "universal_pathlib",
     "zarr": '"refshard_fs[zarr]"',
     "zarr.abc": '"zarr>=3.1"',
-}  # packages that some of it needs
+}  # what to install, by the package that an import misses
 
 
-def _at_first_use(name: str) -> Any:
-    if name == "virtualizarr":  # a module for users
+def _import_name(name: str) -> Any:
+    if name == "virtualizarr":  # a public module
         return importlib.import_module(f"{__name__}.{name}")
     module = _MODULES.get(name)
     if module is None:
@@ -129,13 +129,13 @@ def _at_first_use(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as e:
-        if e.name not in _OF_OTHERS:
+        if e.name not in _EXTRAS:
             raise
-        raise ImportError(f"{name} needs {e.name}: pip install {_OF_OTHERS[e.name]}") from e
+        raise ImportError(f"{name} needs {e.name}: pip install {_EXTRAS[e.name]}") from e
 
 
-if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is a mistake
-    __getattr__ = _at_first_use
+if not TYPE_CHECKING:  # a type checker must report names that are not imported above
+    __getattr__ = _import_name
 
 
 def __dir__() -> list[str]:

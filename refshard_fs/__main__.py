@@ -1,4 +1,4 @@
-"""The command ``refshard`` as ``python -m refshard_fs``, where its script is not on the PATH."""
+"""Run the command ``refshard`` as ``python -m refshard_fs``, for when its script is not on the PATH."""
 
 from refshard_fs.cli import main
 

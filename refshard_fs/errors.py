@@ -1,6 +1,6 @@
-"""The exception tree. ``FileNotFoundError`` is not in it: that one means "no such key", and nothing else.
+"""The errors of this package. A key that does not exist raises FileNotFoundError, and nothing else does.
 
-Every error here survives pickling, so that a dask worker's failure reaches the user whole.
+Every error can be pickled with its text, so that it reaches the user from a worker of dask.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from urllib.parse import unquote
 from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
 
 # ----------------------------------------------------------------------------------------------------
-# What may be shown of a text: all of ours that leaves, in an error, a log, a page or on a terminal, goes through here.
+# Sanitizing texts: all texts that we show, in an error, a log, a page or on a terminal, go through `sanitize`.
 
 
 E = TypeVar("E", bound=BaseException)
 
-LONGEST: Final = 20_000  # characters of a text that are shown: longer ones are clipped before anything looks at them
+LONGEST: Final = 20_000  # characters: longer texts are cut before any other step, which bounds the time of each
 
-# What moves a cursor, rings, starts an escape sequence, or turns the direction of writing; and what nobody sees, or
-# each font shows in its own way: joiners, fillers, selectors, tags, private letters.
+# Characters that move the cursor, ring the bell, start an escape sequence or change the direction of text; and
+# characters that are invisible or differ between fonts: joiners, fillers, selectors, tags, private letters.
 _CONTROL: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
     r"\ud800-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U0010ffff]"
 )
-# None of these looks at a character more than some hundred times, however long a text is and whatever it holds.
+# Each pattern visits a character at most some hundred times, for any text of any length.
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD: Final = re.compile(
     r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
-)  # where another's text left the scheme out
+)  # for texts of other packages, which may leave out the scheme of a URL
 _PARAMETER: Final = re.compile(r"([?&;#]([\w.\-\[\]%]++)=)(?:[^?&;#\s\])'\"]|\?(?![\w-]{1,64}=))++")
 _SECRET: Final = re.compile(
     r"^x-(?:amz|goog)-|^(?:api|access|account|subscription)?[-_]?key$|^sid$|auth(?!or)|credential|jwt|accesskeyid|passw|pwd|secret"
@@ -38,54 +38,54 @@ _SECRET: Final = re.compile(
 )
 
 
-_ENCODED: Final = 4  # times that a name may be percent-encoded
-_NAME: Final = 256  # characters of a name that are looked at
+_ENCODED: Final = 4  # how often a name is percent-decoded at most
+_NAME: Final = 256  # characters of a name that are checked
 
 
-def redacted(text: str) -> str:
-    """Return ``text`` with what gives access in its URLs (names, passwords, tokens, signatures) left out."""
+def redact(text: str) -> str:
+    """Replace credentials in the URLs of ``text`` (user names, passwords, tokens, signatures) by ``...``."""
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}... ({len(text)} characters)"
-    return _PARAMETER.sub(_unsigned, _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
+    return _PARAMETER.sub(_redact_parameter, _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
 
 
 def gives_access(urls: bytes) -> bool:
-    """Whether there is something in ``urls``, many in a row, that `redacted` would leave out."""
+    """Return whether ``urls``, a text of many URLs, contains credentials that `redact` would replace."""
     if not any(mark in urls for mark in (b"?", b"&", b";", b"#", b"@")):
         return False
     text = urls.decode("latin-1")
-    named = any(is_secret(found[2]) for found in _PARAMETER.finditer(text))
-    return named or _USERINFO.search(text) is not None
+    has_secret = any(is_secret(match[2]) for match in _PARAMETER.finditer(text))
+    return has_secret or _USERINFO.search(text) is not None
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` with control characters spelled out, so that a key cannot steer a terminal.
+    r"""Escape control characters in ``text``, so that a key cannot control a terminal.
 
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
     """
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
 
 
-def told(text: str) -> str:
-    """Return ``text`` as it may be shown: printable, and with nothing that gives access."""
-    return printable(redacted(text))
+def sanitize(text: str) -> str:
+    """Make ``text`` safe to show: escape control characters, and redact credentials."""
+    return printable(redact(text))
 
 
-def told_cause(error: E) -> E | OSError:
-    """Return ``error`` as it may be shown as a cause: as it is, or its like, if its text may not be."""
+def sanitize_cause(error: E) -> E | OSError:
+    """Return ``error``, or an OSError with its sanitized text if its own text must not be shown."""
     text = str(error)
-    if isinstance(error, RefShardError) or (told(text) == text and told(repr(error)) == repr(error)):
+    if isinstance(error, RefShardError) or (sanitize(text) == text and sanitize(repr(error)) == repr(error)):
         return error
-    return OSError(f"{type(error).__name__}: {told(text)}")
+    return OSError(f"{type(error).__name__}: {sanitize(text)}")
 
 
-def _unsigned(match: re.Match[str]) -> str:
+def _redact_parameter(match: re.Match[str]) -> str:
     return f"{match[1]}..." if is_secret(match[2]) else match[0]
 
 
 def is_secret(name: str) -> bool:
-    """Whether a parameter or an option of this name gives access: ``token``, ``auth[key]``, ``to%6ben``."""
+    """Return whether a parameter or option of this name holds a credential: ``token``, ``auth[key]``, ``to%6ben``."""
     for _ in range(_ENCODED):
         before, name = name, unquote(name[:_NAME], errors="replace")
         if name == before:
@@ -94,10 +94,10 @@ def is_secret(name: str) -> bool:
 
 
 class RefShardError(Exception):
-    """Whatever this package raises on its own account, apart from ``FileNotFoundError``. Its text may be shown."""
+    """The base of all errors of this package except ``FileNotFoundError``. Texts are sanitized."""
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(told(text) if isinstance(text, str) else text for text in arguments))
+        super().__init__(*(sanitize(text) if isinstance(text, str) else text for text in arguments))
 
 
 class ManifestError(RefShardError, ValueError):
@@ -109,91 +109,92 @@ class DivisionByZero(ManifestError, ZeroDivisionError):
 
 
 class UnknownSource(ManifestError):
-    """No registered format, or more than one, recognises what ``fo`` holds."""
+    """No format recognises the content of ``fo``, or more than one does."""
 
 
 class SourceNotReachable(RefShardError):
     """The source itself (``fo``) is missing or cannot be read. The original error is the ``__cause__``.
 
-    No FileNotFoundError even where the manifest is missing: a worker that cannot find it
-    must not take every chunk for a missing one.
+    This is not a FileNotFoundError, even if the manifest is missing: a worker without access to the manifest must not
+    treat every chunk as missing.
     """
 
 
 class NoSuchSource(SourceNotReachable):
-    """There is nothing at the source's URL: with ``mode="a"`` it would be made by the first commit."""
+    """Nothing exists at the source's URL. With ``mode="a"``, the first commit creates the source."""
 
 
 class NotListable(RefShardError, NotImplementedError):
-    """A source that can be read and not be listed, as plain HTTP cannot."""
+    """The source can be read but not listed, as over plain HTTP."""
 
 
 class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
-    """A key exists, and its bytes could not be had. The original error is the ``__cause__``.
+    """A key exists, but its bytes cannot be read. The original error is the ``__cause__``.
 
-    Derives from fsspec's error of the same name, and is no ``OSError``: zarr and mappers
-    take several of those for a missing chunk, and would fill it with the fill value.
+    It derives from fsspec's error of the same name, and not from ``OSError``: zarr and mappers
+    treat several OSErrors as a missing chunk, and would return the fill value.
     """
 
     def __init__(self, key: str, target: str, reason: str = "") -> None:
         super().__init__(key, target, reason)
         self.key = key
-        self.target = told(target)
-        self.reason = told(reason)
+        self.target = sanitize(target)
+        self.reason = sanitize(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.key, self.target, self.reason)
 
     def __str__(self) -> str:
-        if not self.key:  # all of the source was looked at
+        if not self.key:  # the error concerns the whole source
             return f"{self.target} cannot be read: {self.reason}"
-        return f"{self.key!r} exists, but its bytes at {self.target} cannot be had: {self.reason}"
+        return f"{self.key!r} exists, but its bytes at {self.target} cannot be read: {self.reason}"
 
 
 class DamagedIndex(ReferenceNotReachable):
-    """An index that says where chunks lie (of a shard, an archive, a partition) is damaged."""
+    """An index of the locations of chunks (of a shard, an archive, a partition) is damaged."""
 
     def __str__(self) -> str:
-        return f"{super().__str__()}. It has to be written or copied anew; `refshard check` finds all that are damaged"
+        return f"{super().__str__()}. Write or copy this object again; `refshard check` finds all damaged ones"
 
 
 class TargetChanged(ReferenceNotReachable):
-    """A target was replaced between two reads: its bytes would mix two versions of one file."""
+    """A target was replaced between two reads: bytes of both versions of the file would be mixed."""
 
 
 class TargetNotAllowed(RefShardError, PermissionError):
-    """A manifest points where the reader does not let it: ``url`` breaks ``rule``; ``remedy`` would permit it."""
+    """A manifest points to a ``url`` that the reader does not allow. ``rule`` says why, ``remedy`` how to allow it."""
 
     def __init__(self, url: str, rule: str, remedy: str, key: str = "") -> None:
         super().__init__(url, rule, remedy, key)
-        self.url = told(url)
-        self.rule = told(rule)
-        self.remedy = told(remedy)
+        self.url = sanitize(url)
+        self.rule = sanitize(rule)
+        self.remedy = sanitize(remedy)
         self.key = key
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, self.rule, self.remedy, self.key)
 
     def __str__(self) -> str:
-        who = f"{self.key!r} points to" if self.key else "not allowed:"
-        return f"{who} {self.url!r}: {self.rule}. {self.remedy}."
+        subject = f"{self.key!r} points to" if self.key else "not allowed:"
+        return f"{subject} {self.url!r}: {self.rule}. {self.remedy}."
 
 
 class ReadOnlyError(RefShardError, PermissionError):
-    """A write to a filesystem that was opened for reading, or to a source that takes none."""
+    """A write to a filesystem that is opened for reading, or to a source that cannot be written."""
 
 
 class ConflictError(RefShardError):
-    """Somebody else committed to the same source since it was opened; nothing was written.
+    """The source has been changed since it was opened; nothing was written.
 
-    If ``is_certain`` is False, what was written may have been there before that: the store's first answer was lost.
+    If ``is_certain`` is False, the write may have succeeded before that change: the store's first answer was lost.
     """
 
     is_certain = True
 
 
 class CostlyPattern(UserWarning):
-    """What is done works, and costs requests or bytes that another way, which the text names, would not cost.
+    """An operation works, but costs more requests or bytes than another way, which the text names.
 
-    Told once for each array and kind; `warnings.filterwarnings` with this category silences it, or makes it an error.
+    The warning is issued once for each array and kind of cost. `warnings.filterwarnings` with this category hides it,
+    or turns it into an error.
     """

@@ -29,7 +29,7 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redacted, told
+from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redact, sanitize
 from refshard_fs.reading.plan import Request
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
@@ -57,147 +57,148 @@ if TYPE_CHECKING:
 
 
 class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
-    """A reference set, a file of arrays, an archive or a zarr hierarchy as zarr keys.
+    """Show a reference set, a file of arrays, an archive or a zarr hierarchy as the keys of a zarr store.
 
     Parameters
     ----------
     fo:
-        The source: a URL (any fsspec protocol or chain), a path (also a ``UPath``, or what `fsspec.open`
-        returns), a mapping, bytes or a binary file; a virtual dataset of VirtualiZarr; or ``(store, path)``, an
-        object of a store of obstore, or of any other that has obspec's methods. Recognised by its content;
-        ``format=`` overrides.
-        A pattern, a list of URLs, or a table of URLs and their places stands for all of them, joined as by
+        The source: a URL (any fsspec protocol or chain), a path (also a ``UPath``, or the ``OpenFile`` that
+        `fsspec.open` returns), a mapping, bytes or a binary file; a virtual dataset of VirtualiZarr; or
+        ``(store, path)``, an object in a store of obstore, or in any other store with obspec's methods. The format is
+        recognised by the content; ``format=`` overrides this.
+        A pattern, a list of URLs, or a table of URLs and their positions opens all of these, joined as by
         `refshard_fs.cube`.
     target:
-        The URL that references without one (``[null, offset, length]``) stand for.
+        URL of the references that have none (``[null, offset, length]``).
     ref_storage_args:
-        As ``target_options``: the name that fsspec had for it.
+        Older name of ``target_options`` in fsspec.
     target_protocol:
-        Protocol of ``fo``, where it names none.
+        Protocol of ``fo``, if ``fo`` has none.
     target_options:
         Options for opening ``fo`` itself.
     remote_protocol:
-        Protocol of references that name none.
+        Protocol of references whose URL has none.
     remote_options:
-        Options for ``remote_protocol``; without that, for the protocol of the first reference that names one.
+        Options for ``remote_protocol``; without that, for the protocol of the first reference that has one.
     fs:
-        A filesystem instance for the targets, or a mapping of protocol to instance or
-        options. Synchronous or asynchronous, of any event loop. Stores of obstore (of obspec's protocols) may stand
-        for filesystems, here and in ``options``; so may an ``ObjectStoreRegistry``, for the URLs below its prefixes.
+        A filesystem instance for the targets, or a mapping of protocol to instance or options. Instances may be
+        synchronous or asynchronous, and use any event loop. Stores of obstore (or others with obspec's methods) may
+        take the place of filesystems, here and in ``options``; so may an ``ObjectStoreRegistry``, for the URLs below
+        its prefixes.
     options:
         Options (and so credentials) per URL prefix: ``{"s3://bucket/a/": {...}}``. The
-        longest prefix wins, and wins over ``remote_options``. ``"versions": "ignore"`` among them
-        compares sizes alone, for mirrors whose ETags differ though their bytes are the same.
+        longest prefix wins, and wins over ``remote_options``. The option ``"versions": "ignore"``
+        compares only sizes, for mirrors whose ETags differ although their bytes are the same.
     template_overrides:
         Templates to use instead of the manifest's.
     simple_templates:
-        False evaluates templates with jinja2, in its sandbox. For sources that you trust: one that is not on
-        this machine needs ``allow=`` as well.
+        False evaluates templates with jinja2, in its sandbox: only for sources that you trust. A source that is not
+        on this machine needs ``allow=`` as well.
     base_url:
-        The directory that relative URLs in a manifest start from; default: where it lies.
+        The directory that relative URLs in a manifest start from; by default the manifest's own.
     format:
-        Name of the source's format, where recognising it is not wanted.
+        Name of the source's format; by default it is recognised by the content.
     index_cache:
-        Where decoded manifests, and what was found in GRIB2 files, are kept, so that other processes open them at
-        once: a directory, True for this platform's directory of caches, False for nowhere. By default, large ones
-        are kept as with True.
+        Directory that keeps decoded manifests, and indexes of GRIB2 files, so that other processes open them at
+        once; True for this platform's directory of caches, False for none. By default, large ones are kept as
+        with True.
     max_manifest_bytes:
-        Bytes that a manifest, or a metadata document, may have, decompressed; by default 8 GiB. No more are
-        fetched where a server does not tell the length. A compressed document that grows more than 500 times
+        The most bytes of a manifest or a metadata document, after decompression; by default 8 GiB. No more are
+        fetched if a server does not report the length. A compressed document that grows more than 500 times
         is refused once it has 64 MiB.
     head:
-        Bytes of a source that its first request reads, by default 64 KiB: more where a file's metadata lie together
-        at its start, as those of HDF5 files that were written with pages or repacked.
+        Bytes that the first request for a source reads, by default 64 KiB. More help if all metadata of a file lie at
+        its start, as in HDF5 files that were repacked or written with the paged strategy.
     max_gap:
-        Ranges of one target are merged over gaps of up to that many bytes (negative: never).
+        Ranges of one target are merged over gaps of at most this many bytes (negative: never).
     max_block:
-        Ranges are merged into requests of up to that many bytes. A longer range is read in several requests of about
-        that size, but of a mebibyte at least.
+        Ranges are merged into requests of at most this many bytes. A longer range is read in several requests of about
+        this size, but of 1 MiB at least.
     retries:
-        Further tries of a request that fails for a passing reason.
+        How often a request is repeated that failed for a temporary reason.
     timeout:
-        Seconds that a request and its tries may take together.
+        Seconds that a request may take, with all its repetitions.
     fast_s3:
-        Whether S3 is read by requests of our own, where that can work, instead of s3fs's.
+        Whether this package sends requests to S3 itself, where it can, instead of using s3fs.
     readahead:
-        Bytes that may be fetched ahead of reads that follow a pattern; 0 turns that off.
+        Bytes that may be fetched ahead of reads that follow a pattern; 0 turns this off.
     max_memory:
-        Bytes that reading takes in all: answers under way, what is fetched ahead, chunks of selections from being asked
-        for until they are decoded, and decoded chunks that are remembered. All copies of this filesystem in a process
-        (pickles, zarr's asynchronous one) have them together, whatever event loops they read on. ``block_cache``,
-        decoded manifests and indexes, and the arrays that you get come on top. One request of a loop and one chunk of a
-        selection may always be, so that no reader waits for ever. A whole object of unknown size counts as many bytes
-        as the last ones of its host had, since asking for its size would cost a request. It is read whatever its size
-        is; over HTTP and from S3, up to 8 GiB.
+        Bytes that reading may take: answers under way, data fetched ahead, chunks of selections from the request
+        until they are decoded, and decoded chunks in a cache. All copies of this filesystem in a process (pickles,
+        zarr's asynchronous copy) share it, on any event loop. ``block_cache``, decoded manifests and indexes, and the
+        arrays that you get are not included. Each event loop may always have one request, and each selection one
+        chunk, so that no reader waits forever. A whole object of unknown size counts as many bytes as recent objects
+        of its host had, since asking for its size would cost a request. It is read whatever its size is; over HTTP and
+        from S3, up to 8 GiB.
     concurrency:
-        Requests that these may have under way to one host at a time.
+        The most requests to one host at a time, of all copies of this filesystem.
     block_cache:
-        Bytes of chunks to keep after they were read, for reading them again; by default none.
+        Bytes of chunks to keep in memory after they are read, for reading them again; by default none.
     cache_dir:
-        Where ranges of remote objects are kept as they came, so that they are read from this machine's disk the next
-        time, by any process of yours: a directory, or True for this platform's directory of caches. By default,
-        nowhere. An object is asked for its version before anything kept of it is used.
+        Directory that keeps ranges of remote objects as they arrived, so that any process of yours reads them from
+        this machine's disk the next time; True for this platform's directory of caches. By default, none. Before
+        kept bytes of an object are used, the server is asked for the object's version.
     cache_bytes:
-        Bytes that ``cache_dir`` may hold, of all processes together; those that were not read for longest go first.
+        The most bytes that ``cache_dir`` holds, for all processes together; the least recently read are removed first.
     cache_size:
-        Partitions of a lazily read manifest, or parts of a lazy cube, that are kept at a time.
+        Number of partitions of a lazily read manifest, or of pieces of a lazy cube, that are kept open.
     allow:
         URL prefixes that references may point to, and no others; ``"any"`` for all. Without
-        it, a source on this machine, or in memory, may point anywhere. One from elsewhere may
-        point to where it came from and, without your credentials, to other web servers and
-        object stores, but not to local files, chains or private networks. What you name in
+        it, a source on this machine, or in memory, may point anywhere. A source from elsewhere may
+        point to its own server and, without your credentials, to other web servers and
+        object stores, but not to local files, chains or private networks. Anything that you name in
         another option (a protocol, a URL prefix, an instance) is allowed.
     shards:
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
         leaves them as they are.
     shard_options:
-        How zarr v2 prototype shards are laid out, which their files do not tell: ``{"endian": "big"}``,
+        Layout of shards of zarr v2 prototypes, which their files do not state: ``{"endian": "big"}``,
         ``{"slots": "morton"}``.
     zarr_format:
         Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
         its own (bcolz, bloscpack).
     branch, tag, snapshot:
-        Which version of an Icechunk repository is shown: the last one of a branch (by default ``main``), or that of
-        a tag or of a snapshot's id.
+        The version of an Icechunk repository: the last snapshot of a branch (by default ``main``), the snapshot of a
+        tag, or the snapshot with this id.
     as_of:
-        The last snapshot of the branch that was written by this time, a `datetime` or its ISO text (UTC).
+        Show the last snapshot of the branch that was written by this time, a `datetime` or its ISO text (UTC).
     select:
-        What of the source is shown: the arguments of `select` as JSON values, for each selection in turn.
+        Show a part of the source: a list of selections, applied in turn, each the arguments of `select` as JSON values.
     concat:
-        Arguments of `refshard_fs.cube`, where ``fo`` is many sources: a pattern (``"2024/*.nc"``), a list of URLs, or a
+        Arguments of `refshard_fs.cube`, if ``fo`` is many sources: a pattern (``"2024/*.nc"``), a list of URLs, or a
         table. They are joined when the filesystem is made: ``{"dim": "time", "keep": ["sst"]}``.
     verify:
-        Whether each chunk's checksum is verified, where the source (bloscpack) has them; a
+        Whether to verify each chunk's checksum, if the source (bloscpack) has checksums; a
         chunk is then read with the bytes of its checksum.
     mode:
         ``"r"`` refuses writes. ``"a"`` keeps them in an overlay: reads see them at once, and `commit` (or the
-        end of ``with fs.transaction:``) makes them part of the source, which is made if it does not exist.
-        ``"w"`` begins with an empty source; what is no source is not written over.
+        end of ``with fs.transaction:``) saves them in the source, which is created if it does not exist.
+        ``"w"`` begins with an empty source; it replaces a source, but never other files.
     overlay:
-        `overlay` of another filesystem of this process: what is written goes there, and is
-        committed with the rest. Implies ``mode="a"``, which fsspec drops from the options of a URL.
+        The property `overlay` of another filesystem in this process: writes go to its overlay, and are
+        committed together. Implies ``mode="a"``, which fsspec drops from the options of a URL.
     data_url, inline_threshold, content_addressed:
         Values of more than ``inline_threshold`` bytes become objects in the directory
-        ``data_url``, as they are written; by default ``<fo>.data``. ``content_addressed``
-        names them by their SHA-256, so that equal ones are stored once.
+        ``data_url``, when they are written; by default ``<fo>.data``. ``content_addressed``
+        names them by their SHA-256, so that equal values are stored once.
     write_memory:
-        Bytes of chunks that wait in memory for the commit of a zarr hierarchy; more of them wait in a temporary
+        Bytes of chunks that wait in memory for the commit of a zarr hierarchy; further chunks wait in a temporary
         file.
     record_size:
-        References per file of a parquet set that a commit makes.
+        References per file of a parquet set that a commit creates.
 
     Raises
     ------
     FileNotFoundError
-        Only if there is no such key.
+        The key does not exist; never for another reason.
     SourceNotReachable
-        If ``fo`` itself is missing or cannot be read.
+        ``fo`` itself is missing or cannot be read.
     ReferenceNotReachable
-        If a key exists and its bytes cannot be had.
+        The key exists, but its bytes cannot be read.
     TargetNotAllowed
-        If a key exists and points where ``allow`` does not let it.
+        The key exists, but ``allow`` does not permit the URL that it points to.
     ManifestError
-        If the source breaks its format.
+        The source breaks the rules of its format.
 
     """
 
@@ -205,7 +206,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async_impl = True
     cachable = False
     transaction_type = OverlayTransaction
-    _strip_tokenize_options = (SESSION, MAPPER)  # keywords by which filesystems are not told apart
+    _strip_tokenize_options = (SESSION, MAPPER)  # keywords that fsspec ignores when it compares filesystems
 
     @takes_keywords_of(Options.parse)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -215,45 +216,45 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.fo: str | InMemorySource = options.source.fo
         writes = WriteSettings.of(options)
         self.mode = options.writing.mode or ("r" if writes is None else "a")
-        made = Source(Settings.of(options), transaction_for(options))
-        self.source: Source = made.shared_as(self._session_name, (type(self), self._alike))
+        source = Source(Settings.of(options), transaction_for(options))
+        self.source: Source = source.share(self._session_name, (type(self), self._alike))
         if mapper is not None:
             self.source.mapper = mapper
-        self._writer = None if writes is None else Writer(self.source, writes)  # without one, all writes are refused
+        self._writer = None if writes is None else Writer(self.source, writes)  # None: all writes are refused
 
     @property
     def _alike(self) -> Options:
-        """The options that copies have in common: they may differ in what was written."""
+        """The options that all copies of this filesystem have: all but ``overlay``."""
         writing = msgspec.structs.replace(self._options.writing, overlay=None)
         return msgspec.structs.replace(self._options, writing=writing)
 
     def is_alike(self, other: RefShardFileSystem) -> bool:
-        """Whether ``other`` shows the same source, opened with the same options, and the same uncommitted writes."""
-        one, two = (type(self), self._alike, self.overlay), (type(other), other._alike, other.overlay)
-        return self is other or one == two
+        """Return whether ``other`` shows the same source, with the same options and the same uncommitted writes."""
+        mine, theirs = (type(self), self._alike, self.overlay), (type(other), other._alike, other.overlay)
+        return self is other or mine == theirs
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """The keywords that fsspec, and zarr, make a copy with: it shares the opened source, and the writes."""
+        """The keywords with which fsspec and zarr make a copy, which shares the open source and its writes."""
         return {**self._storage_options, SESSION: self._session_name}
 
     @storage_options.setter
-    def storage_options(self, given: dict[str, Any]) -> None:
-        self._storage_options = given
+    def storage_options(self, options: dict[str, Any]) -> None:
+        self._storage_options = options
 
-    # ------------------------------------------------------------------ what fsspec asks of every filesystem
+    # ------------------------------------------------------------------ the interface of fsspec
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of synchronous use, also by an asynchronous instance; after a fork a new one."""
+        """The event loop of synchronous calls, also for an asynchronous instance; a forked process has its own."""
         if self._loop is None or self._pid != os.getpid():
             self._loop = get_loop()
-            self._pid = os.getpid()  # set last: other threads must not take the parent's loop, which nobody runs here
+            self._pid = os.getpid()  # set last: other threads must not take the parent's loop, which does not run here
         return self._loop
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        if type(path) is str and ":" not in path:  # as nearly all are
+        if type(path) is str and ":" not in path:  # the usual case, made fast
             return normalise(path)
         if isinstance(path, list):
             return [cls._strip_protocol(p) for p in path]
@@ -263,35 +264,38 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return normalise(rest)
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Open the source anew at the next use; forget which versions of its objects were read, and their indexes.
+        """Open the source anew at the next use; forget the versions and the indexes of its objects.
 
-        With ``path``, where keys are objects of their own (in a zarr hierarchy), those at and below it alone are
-        forgotten. Other filesystems go on with what they know. Nothing in ``cache_dir`` is deleted: it is used again
-        for objects that turn out to be the same.
+        In a zarr hierarchy, where each key is an object, ``path`` limits this to the keys at and below it. Other
+        filesystems keep their caches. Nothing in ``cache_dir`` is deleted: it is used again for objects that have not
+        changed.
         """
         self.source.invalidate("" if path is None else self._strip_protocol(path))
         super().invalidate_cache(path)
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return a JSON form of the arguments, as fsspec's; without what gives access, unless ``include_password``.
+        """Return the arguments as JSON, in fsspec's form.
 
-        That are headers, cookies, and all options and parameters of URLs that are named as keys, tokens and the like.
+        Without ``include_password``, all credentials are left out: headers, cookies, and all options and parameters of
+        URLs whose names say that they are keys, tokens or the like.
 
-        A source held in memory is spelled out up to 1 MiB. A larger one is only named, so that this takes no time,
-        and the form is of use while this process holds it; elsewhere it is a ManifestError, and a pickle is not.
+        References in memory are included up to 1 MiB. Larger ones are only named, so that this takes no time: such a
+        form can be used only while this process holds the references, and raises ManifestError elsewhere. Pickle the
+        filesystem to send it to another process.
         """
         stand_in = object.__new__(type(self))
         stand_in._session_name = self._session_name
-        stand_in.storage_args = tuple(_spelled(value) for value in self.storage_args)
-        named = {} if self.overlay is None else {"overlay": self.overlay}
-        given = {name: value for name, value in (self.storage_options | named).items() if value is not None}
-        stand_in.storage_options = {name: _spelled(value) for name, value in given.items()}  # fsspec spells no None
+        stand_in.storage_args = tuple(_spell_out(value) for value in self.storage_args)
+        overlay = {} if self.overlay is None else {"overlay": self.overlay}
+        options = {name: value for name, value in (self.storage_options | overlay).items() if value is not None}
+        # Options without a value are left out: fsspec has no form for None.
+        stand_in.storage_options = {name: _spell_out(value) for name, value in options.items()}
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
-        return out if include_password else _unlocked(out)
+        return out if include_password else _drop_credentials(out)
 
     def __reduce__(self) -> Any:
         make, (cls, args, options) = super().__reduce__()
-        # dask names arrays by pickles: those of equal filesystems have to be equal
+        # dask names arrays by a hash of their pickles, so equal filesystems must have equal pickles
         if isinstance(self.fo, InMemorySource):
             options = {**options, SESSION: hashlib.sha256(repr((cls, self._alike)).encode()).hexdigest()}
         overlay_copy = None if self._writer is None else self._writer.overlay_copy()
@@ -302,10 +306,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     # ------------------------------------------------------------------ reading
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        """Return bytes ``[start:end]`` of ``path``, as slicing the whole would.
+        """Return bytes ``[start:end]`` of ``path``, with the bounds of a Python slice.
 
-        Raises FileNotFoundError if there is no such key, ReferenceNotReachable if its
-        bytes cannot be had.
+        Raises FileNotFoundError if the key does not exist, ReferenceNotReachable if its
+        bytes cannot be read.
         """
         request = Request(self._strip_protocol(path), start, end)
         data = self.source.read_now(request)
@@ -314,7 +318,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return data
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        hook_zarr(wait=False)  # zarr reads the metadata of an array before it makes the array's pipeline
+        hook_zarr(wait=False)  # here, since zarr reads the metadata of an array before it makes the array's pipeline
         data = await self.source.read(Request(self._strip_protocol(path), start, end))
         hook_zarr()
         return data
@@ -333,11 +337,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         **kwargs: Any,
     ) -> list[Any]:
         if not isinstance(paths, list):
-            raise TypeError("paths must be a list")
+            raise TypeError(f"expected a list of paths, got {type(paths).__name__}")
         firsts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
         lasts = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
         if len(firsts) != len(paths) or len(lasts) != len(paths):
-            raise ValueError("paths, starts and ends must be of one length")
+            raise ValueError(
+                f"expected as many starts and ends as paths, got {len(paths)} paths, {len(firsts)} starts and "
+                f"{len(lasts)} ends"
+            )
         requests = map(Request, map(self._strip_protocol, paths), firsts, lasts)
         out = await self.source.read_all(list(requests))
         if on_error != "return":
@@ -349,30 +356,30 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Like fsspec's, but ``on_error="omit"`` leaves out only missing keys: a failed read is never passed over.
+        """Read as fsspec's `cat` does, but ``on_error="omit"`` leaves out only missing keys: a failed read is raised.
 
-        A text that is no key may be a pattern; what is in a list is a key, whatever characters it has.
+        A string that is not an existing key may be a pattern. The members of a list are keys, never patterns.
         """
         is_one = isinstance(path, (str, os.PathLike))
-        keys = await self._matching(path) if is_one else [self._strip_protocol(name) for name in path]
+        keys = await self._match(path) if is_one else [self._strip_protocol(name) for name in path]
         if recursive:
             keys = [below for key in keys for below in await self._files_at(key)]
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
         callback.set_size(len(keys))
         requests = [Request(key, kwargs.get("start"), kwargs.get("end")) for key in keys]
-        tell = None if callback is DEFAULT_CALLBACK else callback.relative_update  # the default shows nothing
-        out = await self.source.read_all(requests, tell)
+        on_progress = None if callback is DEFAULT_CALLBACK else callback.relative_update  # the default does nothing
+        out = await self.source.read_all(requests, on_progress)
         for value in out:
             if isinstance(value, BaseException) and (
                 on_error == "raise" or (on_error == "omit" and not isinstance(value, FileNotFoundError))
             ):
                 raise value
         pairs = zip(keys, out, strict=True)
-        found = {key: value for key, value in pairs if on_error != "omit" or not isinstance(value, BaseException)}
-        return out[0] if found and is_one and keys == [self._strip_protocol(path)] else found
+        values = {key: value for key, value in pairs if on_error != "omit" or not isinstance(value, BaseException)}
+        return out[0] if values and is_one and keys == [self._strip_protocol(path)] else values
 
-    async def _matching(self, path: Any) -> list[str]:
-        """Return the key that ``path`` is; if there is none, and it is a pattern, the keys that match it."""
+    async def _match(self, path: Any) -> list[str]:
+        """Return ``path`` as a key; if it does not exist and is a pattern, the keys that match it."""
         key = self._strip_protocol(path)
         if not has_magic(key) or await self._exists(key):
             return [key]
@@ -381,9 +388,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _expand_path(
         self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> list[str]:
-        """Return the keys that ``path`` means, sorted, and with ``recursive`` what is below them; directories too.
+        """Return the sorted keys and directories that ``path`` names, and with ``recursive`` all below them.
 
-        Like fsspec's, but what is a key, or a directory, is no pattern.
+        Unlike fsspec's, it never takes the name of an existing key or directory for a pattern.
         """
         found: set[str] = set()
         for name in [path] if isinstance(path, (str, os.PathLike)) else path:
@@ -403,10 +410,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _pairs(
         self, source: Any, target: Any, is_directory: bool, recursive: bool, maxdepth: int | None
     ) -> tuple[list[str], list[str]]:
-        """Return the keys that ``source`` means, and where fsspec puts a copy of each.
+        """Return the keys that ``source`` names, and the path to which fsspec copies each.
 
-        Like its own, but what is a key is no pattern, and keys in the root may be copied into a directory, too:
-        fsspec's only cuts paths that begin with a slash.
+        Unlike fsspec's, it never takes an existing key for a pattern, and it can copy keys of the root into a
+        directory: fsspec's shortens only paths that begin with a slash.
         """
         is_one = isinstance(source, (str, os.PathLike))
         keys = await self._expand_path(source, recursive=recursive, maxdepth=maxdepth)
@@ -421,11 +428,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return keys, other_paths([f"/{key}" for key in keys], target, exists=goes_into, flatten=not is_one)
 
     async def _files_at(self, key: str) -> list[str]:
-        """Return ``key``, or all keys below it."""
-        found: list[str] = await self._find(key)
-        if not found:
+        """Return ``key`` itself, or all keys below it; FileNotFoundError if there are none."""
+        keys: list[str] = await self._find(key)
+        if not keys:
             raise FileNotFoundError(key)
-        return found
+        return keys
 
     async def _get(
         self,
@@ -453,7 +460,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         file, is_whole = lpath if is_open else None, False
         try:
             async for piece in self.source.pieces(key, callback.set_size):
-                if file is None:  # not before the first bytes are there
+                if file is None:  # create it only when the first bytes have arrived
                     file = _create(os.fspath(lpath))  # not in a thread: after a cancellation, nothing would close it
                 await asyncio.to_thread(file.write, piece)
                 callback.relative_update(len(piece))
@@ -476,12 +483,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if mode == "rb":
             file = RefShardFile(self, path, mode, block_size or "default", cache_options=cache_options, **kwargs)
             if "size" not in kwargs and file.details["type"] == "directory":
-                raise IsADirectoryError(f"{path!r} is a directory: ls() tells what is in it")
+                raise IsADirectoryError(f"{path!r} is a directory: list it with ls()")
             return file
         key, _ = self._to_write(path)
         before, kind = b"", mode.replace("b", "").replace("+", "")
         if kind not in ("w", "x", "a", "r"):
-            raise ValueError(f"mode {kind!r} is none that a file can be opened with")
+            raise ValueError(f"invalid mode {mode!r}: expected 'r', 'w', 'x' or 'a', with or without 'b' and '+'")
         if kind == "x" and self.exists(key):
             raise FileExistsError(key)
         if kind == "r" or (kind == "a" and self.exists(key)):
@@ -489,24 +496,24 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return WrittenFile(self, key, before, at_end="a" in mode)
 
     def _dircache_from_items(self) -> None:
-        """Do nothing: kerchunk calls it after it changed `references`, and listings here show that at once."""
+        """Do nothing: kerchunk calls this after it changes `references`, and listings here show changes at once."""
 
     def get_mapper(
         self, root: str = "", check: bool = False, create: bool = False, missing_exceptions: Any = None
     ) -> RefShardMap:
-        """Return the keys below ``root`` as a mapping; only a missing key is a KeyError."""
+        """Return the keys below ``root`` as a mapping, which raises KeyError only for a key that does not exist."""
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
 
     # ------------------------------------------------------------------ listing
 
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Return name, size (of the bytes a read returns) and type of ``path``; FileNotFoundError if there is none."""
+        """Return name, size (in bytes, as read) and type of ``path``; FileNotFoundError if it does not exist."""
         return await files.info(self.source, self._strip_protocol(path))
 
     def ukey(self, path: str) -> str:
-        """Return a hash of where the bytes of ``path`` lie and of the version that their targets have now.
+        """Return a hash of the location of the bytes of ``path`` and of their targets' current versions.
 
-        It is another one when they have changed, also where reading them would be a TargetChanged. Targets are asked.
+        The hash changes when a target changes, even if reading it would raise TargetChanged. This asks the targets.
         """
         key = self._strip_protocol(path)
         return self.source.wait(files.ukey, self.source, key)
@@ -516,21 +523,25 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return int(self.ukey(path), 16)
 
     def modified(self, path: str) -> datetime:
-        """Return when the bytes of ``path`` were last changed; NotImplementedError where their target does not tell.
+        """Return the time at which the bytes of ``path`` were last changed.
 
-        Of several targets, that is the last change of any. For bytes in the manifest, it is that of the manifest.
+        For several targets, this is the last change of any of them; for bytes in the manifest, of the manifest.
+        NotImplementedError if a target has no time of modification.
         """
         key = self._strip_protocol(path)
         return self.source.wait(files.modified, self.source, key)
 
     def created(self, path: str) -> datetime:
-        """Raise NotImplementedError: servers tell when an object was last changed, which `modified` returns."""
-        raise NotImplementedError(f"nobody tells when {path!r} was made; modified() says when it was last changed")
+        """Raise NotImplementedError: servers report only the time of the last change, which `modified` returns."""
+        raise NotImplementedError(f"{path!r} has no time of creation: modified() returns the time of its last change")
 
     async def open_async(self, path: str, mode: str = "rb", **kwargs: Any) -> StreamedFile:
-        """Return ``path`` as a file whose ``read`` and ``close`` are coroutines; it is read only."""
+        """Open ``path`` for reading as a file whose ``read`` and ``close`` are coroutines."""
         if mode != "rb" or kwargs.get("compression"):
-            raise ValueError(f"mode={mode!r}: such files are read; `await fs._pipe_file(key, data)` writes")
+            raise ValueError(
+                f"open_async: expected mode='rb' without compression, got mode={mode!r}, "
+                f"compression={kwargs.get('compression')!r}: to write, use `await fs._pipe_file(key, data)`"
+            )
         key = self._strip_protocol(path)
         info = await self._info(key)
         if info["type"] != "file":
@@ -543,7 +554,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         slashes = path[: len(path) - len(name)]
         if not (self.asynchronous and slashes and name):
             return found
-        # zarr 3.1 asks for "/group", and cuts what it asked for, slash and all, off the names that it gets.
+        # zarr 3.1 lists "/group", and removes this prefix, with the slash, from the names that it gets.
         return [{**item, "name": slashes + item["name"]} if detail else slashes + item for item in found]
 
     async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
@@ -560,7 +571,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return sum(sizes.values()) if total else sizes
 
     async def _type_of(self, path: str) -> str | None:
-        """Return the type that `info` tells; None if there is no ``path``. Other errors are raised."""
+        """Return the type of ``path``, as in `info`; None if it does not exist. Other errors are raised."""
         try:
             return str((await self._info(path))["type"])
         except FileNotFoundError:
@@ -575,29 +586,29 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _isfile(self, path: str) -> bool:
         return await self._type_of(path) == "file"
 
-    # ------------------------------------------------------------------ where bytes are, and what will be read
+    # ------------------------------------------------------------------ locations of bytes, and planned reads
 
     @property
     def fss(self) -> dict[str | None, AbstractFileSystem]:
-        """Protocol → the filesystem that its targets are opened with; None stands for URLs that name no protocol.
+        """The filesystems of targets by protocol; None is the key for URLs without a protocol.
 
-        Those that are given as options are made when this asks for them: reading has connections of its own.
+        Reading uses its own connections, so filesystems that are described by options are made only for this property.
         """
         return self.source.filesystems()
 
     @property
     def left_whole(self) -> dict[str, str]:
-        """Arrays, of those seen so far, that are not shown, or whose shards are left whole, and why, by path."""
+        """Arrays that are not shown, or whose shards are left whole: the reason by path, for arrays read so far."""
         return dict(self.source.open().reports)
 
     @property
     def attribute_dtypes(self) -> Mapping[str, Mapping[str, str]]:
-        """The dtypes that attributes have in the source, where JSON's are others, by array or group and by name."""
+        """The dtypes of attributes in the source that JSON cannot hold, by path of the array or group and by name."""
         return self.source.open().attribute_dtypes
 
     @property
     def unlimited_dimensions(self) -> Mapping[str, Sequence[str]]:
-        """The names of the dimensions that may grow in a NetCDF file, by the path of their group."""
+        """The names of the unlimited dimensions of a NetCDF file, by the path of their group."""
         return self.source.open().unlimited_dimensions
 
     def prefetch(
@@ -609,14 +620,15 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         wait: bool = True,
         callback: Callback = DEFAULT_CALLBACK,
     ) -> None:
-        """Fetch what will be read in as few and as parallel requests as can be, and hold it until it is read.
+        """Fetch chunks ahead of reads, in few parallel requests, and hold them until they are read.
 
-        ``what`` is a sequence of keys; or the path of an array, of which ``selection`` (all, by
-        default) will be read, as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
+        ``what`` is a sequence of keys; or the path of an array, with a ``selection`` (all, by
+        default) as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
         as zarr's ``oindex`` and ``blocks``); or a mapping of such paths to selections (None: all).
-        No more than ``max_memory`` is held: the rest follows as reads make room. With ``wait``,
-        returns when that much has arrived. Errors are left to the reads. It is fetched on the event loop that
-        read last, such as zarr's, and held for reads on that one. ``callback`` counts the requests that are waited for.
+        At most ``max_memory`` bytes are held: the rest is fetched as reads make room. With ``wait``, this
+        returns when all that fits into ``max_memory`` has arrived. Reads report errors; this method does not. Chunks
+        are fetched on the event loop of the last read, such as zarr's, and are held for reads on that loop.
+        ``callback`` counts the requests that have been answered.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -641,20 +653,23 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if isinstance(what, str):
             what = {what: selection}
         elif selection is not None:
-            raise TypeError("a selection needs the path of one array, not keys")
+            raise TypeError(
+                f"a selection needs the path of one array, got {type(what).__name__}: pass "
+                "{path: selection, ...} for several arrays"
+            )
         if isinstance(what, Mapping):
             chosen = {self._strip_protocol(path): Ellipsis if part is None else part for path, part in what.items()}
             several = [self.source.keys_of(path, part, mode) for path, part in chosen.items()]
             keys = [key for some in await asyncio.gather(*several) for key in some]
         else:
             keys = [self._strip_protocol(key) for key in what]
-        await self.source.prefetch(keys, wait=wait, tell=callback.relative_update)
+        await self.source.prefetch(keys, wait=wait, on_progress=callback.relative_update)
 
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
-        """Return where a key's bytes are: (url, start, stop), or the bytes themselves if no target has them as such.
+        """Return where a key's bytes are: (url, start, stop), or the bytes themselves if they are not a range of a URL.
 
-        ``stop=None`` is the end of the target. Reads only what it takes to know. FileNotFoundError if there is no such
-        key, ReferenceNotReachable if that cannot be found out.
+        ``stop=None`` is the end of the target. Reads only indexes, unless the bytes have to be returned.
+        FileNotFoundError if the key does not exist, ReferenceNotReachable if an index cannot be read.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50], "a/1": "inline"})
@@ -673,13 +688,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return self.cat_file(path)
 
     def plan(self, paths: str | Sequence[str]) -> Plan:
-        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would make; none is made.
+        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would send; send none.
 
-        It is a list that prints as a table.
-
-        ``start`` and ``stop`` are bytes of the object at ``url``; ``stop=None`` is its end. What tells where chunks
-        lie (shard indexes, partitions) is read if it is not known. FileNotFoundError if a key does not exist,
-        ReferenceNotReachable if that cannot be found out.
+        The result is a list that prints as a table. ``start`` and ``stop`` are bytes of the object at ``url``;
+        ``stop=None`` is its end. Indexes (of shards, partitions) are read if they are not in memory yet.
+        FileNotFoundError if a key does not exist, ReferenceNotReachable if an index cannot be read.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://b/x.nc", 0, 400], "a/1": ["s3://b/x.nc", 500, 400]})
@@ -698,22 +711,22 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         attrs: Mapping[str, Mapping[str, Any]] | None = None,
         isel: Mapping[str, slice] | None = None,
     ) -> RefShardFileSystem:
-        """Return a filesystem that shows a part of this one: read only, of the same source, and no chunk is copied.
+        """Return a read-only filesystem that shows a part of this one, without copying chunks.
 
         All names are those of this filesystem. A name without a slash means the variables, or groups, of that name in
-        every group; one with a slash is the path of one (``"/air"`` in the root).
+        every group; a name with a slash is one path (``"/air"`` in the root).
 
-        ``drop`` leaves out variables and groups. ``keep`` leaves out all others, but for their coordinates, as
+        ``drop`` leaves out variables and groups. ``keep`` keeps only these and their coordinates, as
         ``ds[["air"]]`` does in xarray. ``rename`` gives variables, groups and dimensions other names, also in the
         attributes that name them (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``,
         ``cell_measures`` ...). ``attrs`` sets attributes of a variable or group (``""``: of the root); None removes
-        one. ``isel`` takes a range of elements along dimensions: slices of step 1, of which negative bounds count from
-        the end. A slice that begins where a chunk does stays references, wherever it ends; else chunks are decoded and
-        put together anew, uncompressed, as they are read.
+        one. ``isel`` takes a range of elements along dimensions: slices of step 1, whose negative bounds count from
+        the end. If a slice begins where a chunk begins, its chunks stay references, wherever it ends. Otherwise chunks
+        are decoded, cut and joined, uncompressed, when they are read.
 
-        Raises ManifestError, with the names that exist, for a name that there is not, and for a slice that begins
-        within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. ValueError where
-        something was written and is not committed. Keys that belong to no array or group are not shown.
+        Raises ManifestError, with the names that exist, for a name that does not exist, and for a slice that begins
+        within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. ValueError if
+        there are uncommitted writes. Keys that belong to no array or group are not shown.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -726,23 +739,25 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         overlay = self.source.transaction
         if overlay is not None and len(overlay.edits):
-            raise ValueError("what was written is not committed: commit() or discard() it before a part is selected")
+            raise ValueError(
+                f"{count_text(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
+            )
         choice = Choice.of(drop, keep, rename, attrs, isel).to_json()
-        apart = (SESSION, MAPPER, "mode", "overlay")
-        given = {name: value for name, value in self._storage_options.items() if name not in apart}
-        given["select"] = [*(given.get("select") or ()), choice]
-        selected = type(self)(*self.storage_args, **given)
+        others = (SESSION, MAPPER, "mode", "overlay")
+        options = {name: value for name, value in self._storage_options.items() if name not in others}
+        options["select"] = [*(options.get("select") or ()), choice]
+        selection = type(self)(*self.storage_args, **options)
         if not self.asynchronous:
-            selected.source.open()
-        return selected
+            selection.source.open()
+        return selection
 
-    # ------------------------------------------------------------------ what notebooks show
+    # ------------------------------------------------------------------ notebooks
 
     def stats(self) -> Counters:
-        """Return counters of what this filesystem and its copies in this process have read, as a dict.
+        """Return a dict of counters of the reads of this filesystem and its copies in this process.
 
-        It prints as a table; `refshard_fs.core.stats` explains the names. A line below it tells where zarr reads chunk
-        by chunk, and does not hand us whole selections (see `tune_zarr`).
+        It prints as a table; `refshard_fs.core.stats` explains the names. If zarr reads chunk by chunk, instead of
+        passing whole selections (see `tune_zarr`), a line below the table says so.
         """
         counters = Counters(self.source.stats.snapshot())
         problem = pipeline_problem()
@@ -751,12 +766,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return counters
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
-        """Return a picture of where the bytes of ``array`` lie; without one, of all arrays and their files.
+        """Draw where the bytes of ``array`` lie; without ``array``, the files of all arrays.
 
-        Each chunk has one colour, in the grid and in its file. With ``select``, as numpy takes it between brackets or
-        as text (``"air[0:10, :, :]"``), the picture shows the requests that reading that slice would make. Notebooks
-        show it; ``.save("map.svg")`` writes it (also as .html and, with matplotlib, as .png). Metadata and indexes are
-        read, and no chunk.
+        Each chunk has the same colour in the grid and in its file. With ``select``, an index as numpy takes it or
+        a text (``"air[0:10, :, :]"``), the picture shows the requests that reading that slice would send. Notebooks
+        show the picture; ``.save("map.svg")`` writes it (also as .html and, with matplotlib, as .png). This reads
+        metadata and indexes, but no chunks.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -765,18 +780,18 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
         <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
         """
-        from refshard_fs.tools.map import picture_of  # imported for drawing only
+        from refshard_fs.tools.map import picture_of  # imported only for drawing
 
         return picture_of(self, array, select)
 
     def __repr__(self) -> str:
-        # With the address: fsspec tells filesystems that it is given as arguments apart by what this says.
+        # With the address: fsspec compares filesystems that are arguments of others by their repr.
         source = self.fo if isinstance(self.fo, str) else "references in memory"
         overlay = self.source.transaction
         pending = 0 if overlay is None else len(overlay.edits)
         writes = f", {count_text(pending, 'write')} not committed" if pending else ""
         part = "a selection of " if self._options.source.select else ""
-        return f"<{type(self).__name__} of {part}{told(source)} at {id(self):#x}{writes}>"
+        return f"<{type(self).__name__} of {part}{sanitize(source)} at {id(self):#x}{writes}>"
 
     def _repr_html_(self) -> str:
         return html_of(self.source)
@@ -784,7 +799,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     # ------------------------------------------------------------------ writing keys
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Let ``path`` hold ``value``: bytes, or whatever can be set in `references`, text for one."""
+        """Write ``value`` to ``path``: bytes, or any value that `references` takes, such as text."""
         key, writer = self._to_write(path)
         if isinstance(value, (str, list, tuple, dict)):
             self.references[key] = value
@@ -823,14 +838,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if not (isinstance(path1, list) and isinstance(path2, list)):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
             path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
-            if recursive:  # an array's manifest is no key of it: where the array goes, a commit makes another one
+            if recursive:  # manifests of arrays are not copied: a commit makes new ones for the copies
                 manifests = await self._writing("copy").manifests_among(path1)
                 pairs = [pair for pair in zip(path1, path2, strict=True) if pair[0] not in manifests]
                 path1, path2 = [source for source, _ in pairs], [target for _, target in pairs]
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Let ``path2`` refer to the bytes of ``path1``: those of objects are not copied."""
+        """Make ``path2`` refer to the bytes of ``path1``, without copying bytes of objects."""
         source = self._strip_protocol(path1)
         self._writing(f"write {path2!r}")
         if await self._isdir(source):
@@ -847,13 +862,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Move ``path1`` to ``path2``, as fsspec does; nothing happens where it is there already, however spelled."""
+        """Move ``path1`` to ``path2``, as fsspec does; do nothing if both name the same place."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if source == target:
             return
         if isinstance(path1, str) and not path1.endswith("/") and parent(source)[0] == target:
-            for key in self.source.wait(self._matching, path1):
-                self.info(key)  # FileNotFoundError if there is none
+            for key in self.source.wait(self._match, path1):
+                self.info(key)  # raises FileNotFoundError if the key does not exist
             return
         if isinstance(path1, str) and isinstance(path2, str) and recursive and is_within(target, source):
             raise ValueError(f"{source!r} cannot be moved into itself, as {target!r}")
@@ -868,9 +883,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remove keys, and with ``recursive`` what is below them. They are no patterns, as they are to fsspec's own.
+        """Remove keys, and with ``recursive`` all keys below them. Unlike fsspec's, it takes no patterns.
 
-        zarr removes chunks so, also those of an array whose name is like a pattern.
+        zarr removes chunks with this, also of arrays whose names look like patterns.
         """
         writer = self._writing(f"remove {path!r}")
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
@@ -879,7 +894,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             if kind != "directory":
                 await writer.remove(key)
             elif not recursive:
-                raise IsADirectoryError(f"{key!r} is a directory: recursive=True removes it")
+                raise IsADirectoryError(f"{key!r} is a directory: remove it with recursive=True")
             elif maxdepth is None:
                 await writer.remove_below(key)
             else:
@@ -889,13 +904,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def rm(
         self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        """Remove keys, and with ``recursive`` what is below them; a text that is no key may be a pattern."""
+        """Remove keys, and with ``recursive`` all keys below them; a string that is not a key may be a pattern."""
         self.source.wait(self._rm_matching, path, recursive, maxdepth)
 
     async def _rm_matching(self, path: str | Iterable[str], recursive: bool, maxdepth: int | None) -> None:
         self._writing(f"remove {path!r}")
         if isinstance(path, (str, os.PathLike)):
-            keys = await self._matching(path)
+            keys = await self._match(path)
             if keys != [self._strip_protocol(path)] and not recursive:
                 keys = [key for key in keys if await self._isfile(key)]
             path = keys
@@ -905,29 +920,30 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         await self._rm(path)
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
-        """Let ``path`` be empty; without ``truncate``, only if there is none."""
+        """Write an empty value to ``path``; without ``truncate``, only if the key does not exist."""
         if truncate or not self.exists(path):
             self.pipe_file(path, b"")
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Do nothing: a directory is there when there is something in it."""
+        """Do nothing: a directory exists as soon as a key is in it."""
         self._writing(f"make {path!r}")
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         self._writing(f"make {path!r}")
 
     async def _rmdir(self, path: str) -> None:
-        """Do nothing but check: a directory with nothing in it is none."""
+        """Raise OSError unless the directory is empty; then it does not exist, so that nothing has to be removed."""
         self._writing(f"remove {path!r}")
         if await self._ls(path, detail=False):
-            raise OSError(f"{path!r} is not empty")
+            raise OSError(f"{path!r} is not empty: remove the keys in it with rm(path, recursive=True)")
 
     def refer(self, path: str, url: str | None, offset: int = 0, length: int | None = None) -> None:
-        """Let ``path`` hold ``length`` bytes at ``offset`` of the object at ``url``; without them, all of it.
+        """Make ``path`` refer to ``length`` bytes at ``offset`` of the object at ``url``; by default to all bytes.
 
-        ``url`` None stands for that of ``target=``.
+        ``url=None`` stands for the URL of the option ``target``.
 
-        Nothing is read. TargetNotAllowed where ``url`` may not be pointed to, ReadOnlyError without a ``mode``.
+        Nothing is read. TargetNotAllowed if references may not point to ``url``, ReadOnlyError if the filesystem takes
+        no writes.
 
         >>> import fsspec, refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem("memory://made.json", mode="w")
@@ -939,30 +955,33 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         key, writer = self._to_write(path)
         start, size = index(offset), None if length is None else index(length)
         if min(start, size or 0) < 0 or start + (size or 0) >= 2**63:
-            raise ValueError(f"{key!r} cannot be {length} bytes at {offset} of {told(url or 'target=')}")
+            raise ValueError(
+                f"{key!r}: expected offset and length of at least 0, and an end below 2**63, got offset {offset} and "
+                f"length {length} of {sanitize(url or 'target=')}"
+            )
         span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
             self.source.wait(writer.refer, key, span)
 
     def _to_write(self, path: str) -> tuple[str, Writer]:
-        """Return the key that ``path`` is, and what writes it; ValueError where no source can have such a key."""
+        """Return ``path`` as a key, and the writer; ValueError if no source can have such a key."""
         key = self._strip_protocol(path)
         writer = self._writing(f"write {key!r}")
         if not key:
-            raise IsADirectoryError("the root is a directory")
+            raise IsADirectoryError("cannot write to '': the root is a directory")
         try:
             check_key(key)
-        except ValueError as e:  # committed, it would make the source unreadable, or lie outside of it
+        except ValueError as e:  # after a commit, the key would make the source unreadable, or lie outside of it
             raise ValueError(f"cannot write {key!r}: {e}") from e
         return key, writer
 
-    def _writing(self, what: str) -> Writer:
-        """Return what writes; ReadOnlyError, which names ``what`` was to be done, if nothing does."""
+    def _writing(self, action: str) -> Writer:
+        """Return the writer; ReadOnlyError, which names the ``action``, if the filesystem takes no writes."""
         if self._writer is None:
             raise ReadOnlyError(
-                f"cannot {what}: {self.source.options.source} was opened for reading; mode='a' lets one write. "
-                "fsspec drops it from the options of a URL: name there the writes of a filesystem that you hold, "
-                "{'fo': ..., 'overlay': fs.overlay}, or give {'refshard': {'fo': ..., 'mode': 'a'}}"
+                f"cannot {action}: {self.source.options.source} is opened for reading: open it with mode='a'. "
+                "In the options of a URL, fsspec drops mode='a': pass there {'fo': ..., 'overlay': fs.overlay}, with a "
+                "filesystem fs that takes writes, or {'refshard': {'fo': ..., 'mode': 'a'}}"
             )
         return self._writer
 
@@ -970,28 +989,29 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     @property
     def overlay(self) -> str | None:
-        """The name of what is written and not committed: ``overlay=`` of another instance in this process shares it."""
+        """The name of the uncommitted writes: another filesystem in this process shares them with ``overlay=``."""
         overlay = self.source.transaction
         return None if overlay is None else overlay.id
 
     def commit(self) -> None:
-        """Make all that was written durable in the source; nothing happens if there is nothing.
+        """Save all uncommitted writes in the source; do nothing if there are none.
 
-        A set of references is committed whole or not at all. Of a zarr hierarchy each object is put whole: chunks
-        first, metadata after them, removals at the end. If that fails, a note on the error says what was put.
+        A set of references is committed whole or not at all. In a zarr hierarchy, each object is written whole: chunks
+        first, then metadata, removals at the end. If this fails, a note on the error lists the objects written so far.
 
-        Raises ConflictError if somebody else wrote the source since it was opened, and ReadOnlyError if it cannot be
-        written. What was written is then kept, for another try or for `save`.
+        Raises ConflictError if the source has been changed since it was opened, and ReadOnlyError if it cannot be
+        written. The uncommitted writes are then kept, for another `commit` or for `save`.
         """
-        from refshard_fs.writing.commit import commit  # not imported for reading
+        from refshard_fs.writing.commit import commit  # imported only for writing
 
         commit(self._writing("commit"))
 
     def fork(self) -> RefShardFileSystem:
-        """Return a filesystem for other processes to write with, whose writes count once `merge` is given it.
+        """Return a filesystem for other processes to write with; pass it to `merge` to get its writes.
 
-        It begins with what was written here and not committed, and may be pickled. Each write to it is at once an
-        object in ``data_url``, so that it need not come back from a worker to be merged. It cannot commit.
+        The fork begins with the uncommitted writes of this filesystem, and can be pickled. Each write to it becomes an
+        object in ``data_url`` at once, so that a worker need not send the fork back before it is merged. A fork cannot
+        commit.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem("memory://forked.json", mode="a")
@@ -1007,43 +1027,45 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         writer = self._writing("fork")
         writer.refuse_elsewhere()
         if writer.store is None:
-            raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
-        options = {**self.storage_options, SESSION: uuid.uuid4().hex, "overlay": writer.overlay.forked()}
+            raise ReadOnlyError(
+                "cannot fork: this source has no directory to which several processes can write: pass data_url="
+            )
+        options = {**self.storage_options, SESSION: uuid.uuid4().hex, "overlay": writer.overlay.make_fork()}
         return type(self)(*self.storage_args, **options)
 
     def merge(self, *forks: RefShardFileSystem) -> None:
-        """Take what ``forks`` wrote into this filesystem, for its next commit; reads see it at once.
+        """Add the writes of ``forks`` to this filesystem, for its next commit; reads see them at once.
 
-        Without ``forks``, what copies of this filesystem in other processes (pickles, forked children) have written,
-        which a commit merges by itself. Raises ConflictError, which names the key, if two of them differ on one, or
-        one of them and what was written here since it began: then nothing is merged.
+        Without ``forks``, add the writes of copies of this filesystem in other processes (pickles, forked children);
+        a commit does so by itself. Raises ConflictError, which names the key, if two forks have different values for
+        a key, or a fork and a write that was made here after the fork: then nothing is merged.
         """
-        from refshard_fs.writing.commit import merge_forks  # not imported for reading
+        from refshard_fs.writing.commit import merge_forks  # imported only for writing
 
         writer = self._writing("merge")
-        overlays = [fork.source.edited() for fork in forks]
+        overlays = [fork.source.ensure_transaction() for fork in forks]
         if any(not each.fork or each.origin != writer.overlay.id for each in overlays):
-            raise ValueError("merge() was given a filesystem that is no fork of this one: pass what fs.fork() returned")
+            raise ValueError("merge() expects forks of this filesystem: pass filesystems that fs.fork() returned")
         merge_forks(writer, *([{each.fork for each in overlays}] if forks else []))
 
     def flush(self) -> None:
-        """Commit, as fsspec's ``LazyReferenceMapper`` calls it; of a source in memory there is nothing to commit."""
+        """Commit, under the name of fsspec's ``LazyReferenceMapper``; do nothing if the source is in memory."""
         if isinstance(self.fo, str):
             self.commit()
 
     def discard(self) -> None:
-        """Forget all that was written and not committed, and remove its objects; reads see the source as it is now."""
+        """Drop all uncommitted writes, and remove their objects; reads see the source as it is now."""
         self._writing("discard").discard()
 
     # ------------------------------------------------------------------ references
 
     @property
     def references(self) -> MutableMapping[str, Any]:
-        """The references as the dict that their expanded JSON would be: text, bytes or ``[url, offset, length]``.
+        """The references as a dict, by key: text, bytes or ``[url, offset, length]``, with templates expanded.
 
-        Nothing is made of it before it is asked for, and `copy` returns a plain dict. What is set is written, where
-        this filesystem takes writes. Where there is something to commit to, it is no dict but what fsspec's
-        ``LazyReferenceMapper`` is to kerchunk: `flush` commits.
+        Values are made when they are read, and `copy` returns a plain dict. Setting a value writes it, if this
+        filesystem takes writes. If the source has a URL to commit to, the result is not a dict, but a mapping that
+        works as fsspec's ``LazyReferenceMapper`` does for kerchunk: `flush` commits.
 
         >>> import json, refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50]})
@@ -1053,7 +1075,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         if self.source.mapper is not None:
             return self.source.mapper
-        self.source.references()  # NotImplementedError if it has none
+        self.source.references()  # raises NotImplementedError if the source has no references
         return (WritableReferences if self._writer and isinstance(self.fo, str) else ReferenceDict)(self)
 
     def save(
@@ -1069,57 +1091,58 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Other packages may add formats: see `refshard_fs.sinks`.
 
-        Without ``format`` the name says it: one in ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
-        ``.zst``) makes it JSON, one in ``.zarr`` chunk manifests, one in ``.icechunk`` an Icechunk
-        repository. Of a parquet set,
-        ``record_size`` is the number of references per file. It goes to a new or empty
-        directory, or with ``overwrite`` in the place of another parquet set, which stays until
-        the new one is whole on this machine, and is removed first elsewhere; JSON replaces
-        what was there. Each file appears whole or not at all. Chunk manifests make a zarr
-        version 3 hierarchy, and the metadata of version 2 become that of version 3. An Icechunk
-        repository (extra ``icechunk``; ``branch=``, ``message=``, ``virtual_stores=``) gets one commit:
-        ranges of objects are virtual chunks, all else is copied. URLs keep
-        their meaning. Of sources other than reference sets, chunks that are ranges of objects
-        (of sharded arrays, the shards) become references. Chunks that are made from other bytes, as
-        GRIB2's are, become part of the set or, where they have more than 64 MiB, of an object in
-        ``<url>.data``: returns in one line what was copied, if anything. What was written and not
-        committed is part of it.
+        By default, the ending of the name chooses the format: ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
+        ``.zst``) JSON, ``.zarr`` chunk manifests, ``.icechunk`` an Icechunk repository, and any other a parquet set.
 
-        Raises ManifestError, which names the key, where the format cannot hold a reference,
-        and TargetNotAllowed where the source may not point to what it does: then nothing is
+        - A **parquet set** has ``record_size`` references per file. It is written to a new or empty
+          directory. With ``overwrite`` it replaces another parquet set: on this machine once the new set is
+          complete, elsewhere the old set is removed first.
+        - **JSON** replaces a file that exists.
+        - **Chunk manifests** are a zarr version 3 hierarchy; metadata of version 2 are converted.
+        - An **Icechunk repository** (extra ``icechunk``; ``branch=``, ``message=``, ``virtual_stores=``) gets one
+          commit: ranges of objects are virtual chunks, and all other chunks are copied.
+
+        Each file appears whole or not at all. URLs keep their meaning. Uncommitted writes are included.
+        If the source is not a reference set, chunks that are ranges of objects (for sharded arrays, the shards)
+        become references. Chunks that have to be decoded from other bytes, as those of GRIB2, are copied into the set
+        or, if they have more than 64 MiB, into an object in ``<url>.data``. Returns one line that says what was copied,
+        or None.
+
+        Raises ManifestError, which names the key, if the format cannot hold a reference,
+        and TargetNotAllowed if the source may not point to a target: then nothing is
         written. fsspec's own reader takes parquet sets of zarr version 2
         with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
-        from refshard_fs.writing.save import save  # not imported for reading
+        from refshard_fs.writing.save import save  # imported only for writing
 
         with progress("save", callback) as shown:
-            given = url, format or format_named(url), record_size, overwrite, storage_options, shown
-            return save(self._stored(), self.source, *given)
+            format = format or format_named(url)
+            return save(self._stored_keys(), self.source, url, format, record_size, overwrite, storage_options, shown)
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""
         self.save(url, "json", **storage_options)
 
     def _collect(self, unread: Unread | None = None) -> ReferenceSet:
-        """Return the references in columns, URLs absolute and shards whole, for `refshard_fs.concat` and others.
+        """Return the references in columns, with absolute URLs and whole shards, for `refshard_fs.concat` and others.
 
-        Chunks of arrays that are ``unread`` and would have to be made are not read: see `gather`.
+        Chunks of ``unread`` arrays are not read if they would have to be decoded: see `gather`.
         """
         from refshard_fs.source.collect import collect  # as in `save`
 
-        return collect(self._stored(), self.source.run, self._respelling(), unread)
+        return collect(self._stored_keys(), self.source.run, self._respelling(), unread)
 
-    def _pinned(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
-        """Return the references pinned to what their targets are now, for `refshard_fs.snapshot`."""
+    def _pin(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
+        """Return the references, pinned to the current versions of their targets, for `refshard_fs.snapshot`."""
         from refshard_fs.source.collect import pin  # as in `save`
 
         shard_options = self.source.options.open.shard_options if flatten else None
-        given = self._stored(), self.source.run, self._respelling(), inline_threshold, shard_options
+        arguments = self._stored_keys(), self.source.run, self._respelling(), inline_threshold, shard_options
         with progress("snapshot", callback) as shown:
-            return pin(*given, shown.relative_update)
+            return pin(*arguments, shown.relative_update)
 
-    def _stored(self) -> KeySpace:
-        """Return the keys as they are stored, or would be after a commit: those of shards, not of inner chunks."""
+    def _stored_keys(self) -> KeySpace:
+        """Return the keys as they are stored, or would be after a commit: keys of shards, not of inner chunks."""
         if self._writer is None:
             return self.source.open()
         from refshard_fs.writing.shards import stored_keys  # as in `save`
@@ -1127,32 +1150,32 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return stored_keys(self._writer)
 
     def _respelling(self) -> Respell:
-        """Return what makes URLs of the source absolute."""
+        """Return the function that makes URLs of the source absolute."""
         from refshard_fs.writing.save import respelling  # as in `save`
 
         return respelling(self.source.options.open, self.fo)
 
 
-def _unlocked(value: Any) -> Any:
-    """Return ``value``, of JSON, without what gives access anywhere in it."""
+def _drop_credentials(value: Any) -> Any:
+    """Return the JSON ``value`` without any credentials in it."""
     if isinstance(value, str):
-        return value if len(value) > LONGEST else redacted(value)
+        return value if len(value) > LONGEST else redact(value)
     if isinstance(value, dict):
-        return {name: _unlocked(inner) for name, inner in value.items() if not _gives_access(str(name))}
-    return [_unlocked(inner) for inner in value] if isinstance(value, list) else value
+        return {name: _drop_credentials(inner) for name, inner in value.items() if not _gives_access(str(name))}
+    return [_drop_credentials(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _gives_access(name: str) -> bool:
     return is_secret(name) or name.lower().endswith(("headers", "cookies"))
 
 
-def _spelled(argument: Any) -> Any:
-    return argument.spelled() if isinstance(argument, InMemorySource) else argument
+def _spell_out(argument: Any) -> Any:
+    return argument.spell_out() if isinstance(argument, InMemorySource) else argument
 
 
 def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, int):  # of which Python makes as many zeros
-        raise TypeError(f"{value!r} is a number, and no bytes")
+    if isinstance(value, int):  # bytes(5) would be five zeros
+        raise TypeError(f"expected bytes, got int {value!r}")
     return bytes(value)
 
 
@@ -1165,9 +1188,9 @@ def _create(path: str) -> BinaryIO:
 
 
 def replace_reference_filesystem() -> None:
-    """Register this filesystem for the ``reference`` protocol too, so that ``engine="kerchunk"`` and recipes use it.
+    """Register this filesystem also for the protocol ``reference``, so that ``engine="kerchunk"`` and recipes use it.
 
-    It holds for this process, from now on: filesystems that exist stay what they are.
+    This holds for this process from now on; existing filesystems do not change.
 
     >>> import fsspec, refshard_fs
     >>> refshard_fs.replace_reference_filesystem()

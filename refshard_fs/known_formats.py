@@ -1,4 +1,4 @@
-"""The table of all formats of sources: those of this package, and those that others have registered."""
+"""The table of all formats of sources: of this package, and of other packages that registered one."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ BUILT_IN = (
 
 
 @cache
-def known_formats() -> dict[str, Format]:
-    """Return every format by its name: those of this package, and those that others have registered."""
-    return {known.name: known for known in (*BUILT_IN, *plugins("refshard.formats", Format))}
+def all_formats() -> dict[str, Format]:
+    """Return every format by its name: built-in ones, and those that other packages registered."""
+    return {format.name: format for format in (*BUILT_IN, *plugins("refshard.formats", Format))}

@@ -31,7 +31,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Span
 from refshard_fs.core.zarrmeta import CONSOLIDATED
-from refshard_fs.errors import ReferenceNotReachable, RefShardError, TargetNotAllowed, redacted
+from refshard_fs.errors import ReferenceNotReachable, RefShardError, TargetNotAllowed, redact
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.admission import WEB, is_private
 from refshard_fs.security.policy import protocol_of
@@ -221,12 +221,12 @@ class _Served:
             return await self._fs._cat_file(key)
         except (FileNotFoundError, IsADirectoryError, ValueError) as e:
             if isinstance(e, RefShardError) and not isinstance(e, FileNotFoundError):
-                raise HTTPException(502, redacted(str(e))) from e
+                raise HTTPException(502, redact(str(e))) from e
             raise HTTPException(404) from None
         except TargetNotAllowed as e:
             raise HTTPException(403, "the source refers to where it may not") from e
         except (RefShardError, ReferenceNotReachable, OSError) as e:
-            raise HTTPException(502, redacted(str(e))) from e
+            raise HTTPException(502, redact(str(e))) from e
 
     async def _public_url(self, key: str) -> str | None:
         """Return the URL of a chunk that is a whole object on a public web server."""

@@ -1,4 +1,4 @@
-"""What is set in zarr: that it hands whole selections to us, and how many chunks it asks for at a time."""
+"""Settings of zarr: the pipeline that hands us whole selections, and the number of concurrent requests for chunks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any, cast
 PIPELINE = "refshard_fs.zarr_pipeline"
 VARIABLE = "REFSHARD_ZARR_PIPELINE"  # 0 in the environment leaves zarr's own pipeline
 
-_hooked = False  # once in a process: whoever sets zarr's pipeline after that is left alone
+_hooked = False  # zarr's pipeline is set once in a process: a setting that a user makes later stays
 _problem: str | None = None
 
 
 def hook_zarr(*, wait: bool = True) -> None:
-    """Have zarr 3 hand us whole selections of our arrays (`refshard_fs.zarr_pipeline`), if it has been imported.
+    """Make zarr 3, if it is imported, hand us whole selections of our arrays (`refshard_fs.zarr_pipeline`).
 
-    Called by reads that may be zarr's, and never by making a filesystem: this sets a setting of zarr's. Reading works
-    without it too, a chunk at a time. With ``wait``, it is known afterwards whether this zarr can do so.
+    Reads that may come from zarr call this; making a filesystem does not, since this changes a setting of zarr.
+    Without it, zarr reads a chunk at a time. With ``wait``, this waits for the trial that shows whether this version
+    of zarr can do so.
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
         if wait and sys.modules.get(PIPELINE) is not None:
-            _pipeline().problem()  # the import waits where another thread is importing it
+            _pipeline().problem()  # if another thread is importing the module, this waits for it
         return
     _hooked = True
     if os.environ.get(VARIABLE, "1").lower() in ("0", "false", "no", "off"):
@@ -34,22 +35,22 @@ def hook_zarr(*, wait: bool = True) -> None:
         _pipeline().install()
         if wait:
             _pipeline().problem()
-    except Exception as e:  # noqa: BLE001  # whatever a later zarr has changed, reading goes on
-        _problem = _changed(e)
+    except Exception as e:  # noqa: BLE001  # reading must work with a later zarr, whatever it has changed
+        _problem = _describe_change(e)
 
 
-def _changed(error: Exception) -> str:
-    return f"this zarr has changed: {type(error).__name__}: {error}"
+def _describe_change(error: Exception) -> str:
+    return f"refshard's pipeline does not work with this version of zarr: {type(error).__name__}: {error}"
 
 
 def pipeline_problem() -> str | None:
-    """Return why zarr does not hand us whole selections, where it has been imported and could."""
+    """Return the reason why zarr 3 does not hand us whole selections; None if it does, or is not imported."""
     module = sys.modules.get(PIPELINE)
     if not _hooked or (module is not None and module.is_set()):
         return None
     if module is not None and (error := module.problem()) is not None:
-        return _changed(error)
-    return _problem or "another pipeline is set: zarr.config's codec_pipeline.path"
+        return _describe_change(error)
+    return _problem or "zarr.config's codec_pipeline.path names another pipeline"
 
 
 def _pipeline() -> Any:
@@ -57,12 +58,12 @@ def _pipeline() -> Any:
 
 
 def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) -> AbstractContextManager[object]:
-    """Set how zarr 3 reads; works as a context manager, too, which sets back what was.
+    """Set how zarr 3 reads chunks; used as a context manager, restore the old settings at the end.
 
-    ``concurrency``: chunks that zarr asks for at a time (its ``async.concurrency``, 10 by default; None leaves that).
-    Arrays in a `RefShardFileSystem` do not need it: of these, whole selections are read at once. ``pipeline`` turns
-    that off (False) and on (True) for arrays that are opened from now on. NotImplementedError with zarr 2, which asks
-    for all chunks at once.
+    ``concurrency`` is the number of chunks that zarr requests at a time (its ``async.concurrency``, 10 by default;
+    None leaves it). Arrays in a `RefShardFileSystem` do not need it, since their selections are read as a whole.
+    ``pipeline`` turns this off (False) or on (True) for arrays that are opened from now on. Raises NotImplementedError
+    with zarr 2, which requests all chunks at once.
 
     >>> import refshard_fs, zarr
     >>> with refshard_fs.tune_zarr(64):
@@ -72,11 +73,13 @@ def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) ->
     try:
         import zarr
     except ImportError as e:
-        raise ImportError('there is no zarr to tune: pip install "refshard_fs[zarr]"') from e
+        raise ImportError('tune_zarr needs zarr: pip install "refshard_fs[zarr]"') from e
     global _hooked
     config = getattr(zarr, "config", None)
     if config is None:
-        raise NotImplementedError(f"zarr {zarr.__version__} asks for all chunks at a time, and has nothing to tune")
+        raise NotImplementedError(
+            f"tune_zarr needs zarr 3, found {zarr.__version__}, which already requests all chunks at once"
+        )
     changes: dict[str, Any] = {} if concurrency is None else {"async.concurrency": concurrency}
     if pipeline is not None:
         _hooked = True

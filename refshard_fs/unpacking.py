@@ -1,7 +1,8 @@
-"""Values of packed variables, masked and scaled block by block: xarray makes three arrays of all values for one.
+"""Mask and scale values of packed variables block by block.
 
-The functions are xarray's own. They treat each element by itself, so blocks that stay in a core's cache give the same
-values as all at once, in a third of the time and of the memory.
+xarray computes each step for all values, which takes three arrays of the full size. Its functions are used here on
+blocks that fit into a core's cache. They treat each element alone, so the values are the same, in a third of the time
+and of the memory.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ import xarray as xr
 
 from refshard_fs.reading.selection import WORKERS
 
-BLOCK: Final = 1 << 17  # elements; of 8 bytes each, they and what is made of them fit a core's cache
-BY_ELEMENT: Final = frozenset(["_apply_mask", "_scale_offset_decoding"])  # functions that know no neighbours
+BLOCK: Final = 1 << 17  # elements: with 8 bytes each, a block and its results fit into a core's cache
+BY_ELEMENT: Final = frozenset(["_apply_mask", "_scale_offset_decoding"])  # functions that treat each element alone
 
 
-def _class() -> Any:
-    """Return xarray's class of lazy arrays of a function's values; `object` where an xarray has none any more."""
-    for name in ("common", "variables"):  # the latter in zarr 2's time
+def _elementwise_class() -> Any:
+    """Return xarray's class of lazy arrays that apply a function; `object` if this xarray does not have the class."""
+    for name in ("common", "variables"):  # older versions of xarray have it in the latter
         with contextlib.suppress(ImportError, AttributeError):
             return importlib.import_module(f"xarray.coding.{name}")._ElementwiseFunctionArray
     return object
 
 
-_Elementwise: Any = _class()
+_Elementwise: Any = _elementwise_class()
 
 
-class BlockwiseArray(_Elementwise):  # type: ignore[misc]  # it is private to xarray
-    """xarray's lazy array of a function's values, which computes them block by block."""
+class BlockwiseArray(_Elementwise):  # type: ignore[misc]  # private to xarray
+    """A lazy array that applies functions to the values of another one block by block."""
 
     def get_duck_array(self) -> Any:
-        stored, functions = self._origin()
-        return _computed(stored.get_duck_array(), functions)
+        stored, functions = self._flatten()
+        return _apply(functions, stored.get_duck_array())
 
     async def async_get_duck_array(self) -> Any:
-        stored, functions = self._origin()
-        return _computed(await stored.async_get_duck_array(), functions)
+        stored, functions = self._flatten()
+        return _apply(functions, await stored.async_get_duck_array())
 
-    def _origin(self) -> tuple[Any, list[Callable[[Any], Any]]]:
-        """Return the stored values, and the functions to be applied to them, the first one first."""
+    def _flatten(self) -> tuple[Any, list[Callable[[Any], Any]]]:
+        """Return the stored values and the functions to apply, in the order of application."""
         functions, array = [self.func], self.array
         while _is_by_element(array):
             functions.insert(0, array.func)
@@ -54,9 +55,9 @@ class BlockwiseArray(_Elementwise):  # type: ignore[misc]  # it is private to xa
         return array, functions
 
 
-def unpack_in_blocks(some: Iterable[xr.Variable]) -> None:
-    """Have the lazy ones among ``some`` variables compute their values block by block, if they are packed or masked."""
-    for variable in some:
+def unpack_in_blocks(variables: Iterable[xr.Variable]) -> None:
+    """Make lazy variables that are packed or masked compute their values block by block."""
+    for variable in variables:
         holder, name = variable, "_data"
         while (array := getattr(holder, name, None)) is not None and not isinstance(array, np.ndarray):
             if _is_by_element(array):
@@ -66,37 +67,37 @@ def unpack_in_blocks(some: Iterable[xr.Variable]) -> None:
 
 
 def _is_by_element(array: Any) -> bool:
-    """Whether ``array`` is xarray's lazy array of a function that is known to know no neighbours."""
+    """Return whether ``array`` is a lazy array of xarray that applies one of the functions `BY_ELEMENT`."""
     if _Elementwise is object or not isinstance(array, _Elementwise):
         return False
     return getattr(getattr(array.func, "func", None), "__name__", "") in BY_ELEMENT
 
 
-def _computed(values: Any, functions: Sequence[Callable[[Any], Any]]) -> Any:
-    """Return what the ``functions``, one after the other, make of ``values``."""
+def _apply(functions: Sequence[Callable[[Any], Any]], values: Any) -> Any:
+    """Apply the ``functions``, one after the other, to ``values``, block by block if there are many."""
 
-    def of(some: Any) -> Any:
+    def apply_all(block: Any) -> Any:
         for function in functions:
-            some = function(some)
-        return some
+            block = function(block)
+        return block
 
     if type(values) is not np.ndarray or values.size < 2 * BLOCK or not values.flags.c_contiguous:
-        return of(values)
+        return apply_all(values)
     flat = values.reshape(-1)
-    first = of(flat[:BLOCK])
+    first = apply_all(flat[:BLOCK])
     out = np.empty(values.shape, first.dtype)
     whole = out.reshape(-1)
     whole[:BLOCK] = first
 
     def fill(start: int) -> None:
-        whole[start : start + BLOCK] = of(flat[start : start + BLOCK])
+        whole[start : start + BLOCK] = apply_all(flat[start : start + BLOCK])
 
     starts = range(BLOCK, flat.size, BLOCK)
-    if threading.current_thread() is not threading.main_thread():  # others are computing beside it
+    if threading.current_thread() is not threading.main_thread():  # a worker of a pool: others compute beside it
         for start in starts:
             fill(start)
         return out
-    with ThreadPoolExecutor(WORKERS) as pool:  # with the warnings of numpy that the caller has turned off, or on
+    with ThreadPoolExecutor(WORKERS) as pool:  # a copied context holds the caller's settings of numpy's warnings
         for _ in pool.map(lambda start, context: context.run(fill, start), starts, [copy_context() for _ in starts]):
             pass
     return out

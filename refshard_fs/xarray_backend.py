@@ -1,4 +1,4 @@
-"""xarray's ``engine="refshard"``: a source opened in one call, as ``engine="kerchunk"`` does it.
+"""xarray's ``engine="refshard"``: open a source in one call, as ``engine="kerchunk"`` does.
 
 Importing this module is cheap, because xarray imports every engine to list them; zarr is
 imported when something is opened.
@@ -38,27 +38,30 @@ from refshard_fs.unpacking import unpack_in_blocks
 
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
-TASK = 1 << 20  # bytes, decoded, of a chunk of dask: a task costs as much time as decoding some of these,
-MOST = 16  # and a chunk of other variables that are cut alike has at most so many times as many
+# Least size of a chunk of dask, in bytes after decoding: a task costs as much time as decoding about as many.
+TASK = 1 << 20
+MOST = 16  # The largest chunk of dask is this many times TASK: variables with the same chunks grow by the same factor.
 
-_PLAIN = ("refshard", "reference")  # protocols of URLs whose source is in the options
+_PLAIN = ("refshard", "reference")  # protocols of URLs that name a key; the source is in the options
 _URLS = ("refshard://", "refshard::", "reference://")
 
 
 class RefShardBackend(BackendEntrypoint):
-    """Open whatever `RefShardFileSystem` opens as a Dataset or a DataTree.
+    """Open any source of `RefShardFileSystem` as a Dataset or a DataTree.
 
-    ``filename_or_obj`` is that class's ``fo`` (a path, a URL, a dict of references, bytes,
-    a file object) or a ``refshard://`` or ``refshard::`` URL; ``storage_options`` are its
-    other arguments. All other keywords go to xarray's zarr engine (``group``,
-    ``zarr_format``, ``consolidated``; by default, consolidated metadata are read if the root of a zarr store at a URL,
-    or a file that is shown as zarr, has them: they may be older than the arrays, and ``consolidated=False`` reads the
-    metadata of each array instead. Chunks that are stored otherwise than they say raise `ManifestError`),
-    and ``open_dataset_options`` to `xarray.open_dataset` itself.
+    ``filename_or_obj`` is the ``fo`` of `RefShardFileSystem` (a path, a URL, a dict of references, bytes,
+    a file object) or a ``refshard://`` or ``refshard::`` URL. ``storage_options`` are the other arguments of
+    `RefShardFileSystem`. ``open_dataset_options`` go to `xarray.open_dataset`, and all other keywords
+    (``group``, ``zarr_format``, ``consolidated``) to xarray's zarr engine.
 
-    With ``chunks={}``, chunks of dask are stored chunks, or several of them along the first dimensions: as many as
-    have ``task_size`` bytes, decoded. Each costs about a millisecond, however small it is. Variables that are cut alike
-    stay so, and none gets chunks above 16 times that size. ``task_size=0`` leaves stored chunks.
+    By default, consolidated metadata are read if the root of a zarr store at a URL, or a file that is shown as zarr,
+    has them. They may be older than the arrays: chunks that do not match them raise `ManifestError`, and
+    ``consolidated=False`` reads the metadata of each array instead.
+
+    With ``chunks={}``, a chunk of dask holds one or more stored chunks, joined along the first dimensions until they
+    have ``task_size`` bytes after decoding, because each task costs about a millisecond. Variables that have the same
+    stored chunks get the same chunks of dask, of at most 16 times ``task_size``. With ``task_size=0``, each stored
+    chunk is a chunk of dask.
 
     >>> import json, numpy, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -88,15 +91,15 @@ class RefShardBackend(BackendEntrypoint):
         task_size: int = TASK,
         **options: Any,
     ) -> xr.Dataset:
-        """Return one group as a Dataset that reads when its values are asked for."""
+        """Open one group as a Dataset that reads values when they are used."""
         self._check_names(options)
         store = _store(filename_or_obj, storage_options)
         options["drop_variables"] = drop_variables
         options["consolidated"] = _consolidates(store, options.get("group")) if consolidated is None else consolidated
-        if open_dataset_options:  # there may be some that only open_dataset knows: chunks, decode_cf
+        if open_dataset_options:  # the engine does not know chunks and decode_cf, which may be among these
             options |= open_dataset_options
         with _guarding(store.fs):
-            with _named_group(store, options.get("group")):
+            with _explain_missing_group(store, options.get("group")):
                 options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
                 options["store"].task_size = task_size
                 dropped = options["drop_variables"] or ()
@@ -113,7 +116,10 @@ class RefShardBackend(BackendEntrypoint):
         return ds
 
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
-        """Return all groups as a DataTree; they must fit each other. Options are those of `open_groups_as_dict`."""
+        """Open all groups as a DataTree, with the options of `open_groups_as_dict`.
+
+        ValueError, by xarray, if the coordinates of a group do not fit its parent's.
+        """
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
     def open_groups_as_dict(
@@ -125,13 +131,13 @@ class RefShardBackend(BackendEntrypoint):
         task_size: int = TASK,
         **options: Any,
     ) -> dict[str, xr.Dataset]:
-        """Return all groups, each as a Dataset, by path."""
+        """Open each group as a Dataset; return them by path."""
         self._check_names(options)
         store = _store(filename_or_obj, storage_options)
         group = options.pop("group", None) or ""
         options["consolidated"] = _consolidates(store, group) if consolidated is None else consolidated
         with _guarding(store.fs):
-            with _named_group(store, group):
+            with _explain_missing_group(store, group):
                 stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
             for typed in stores.values():
                 typed.task_size = task_size
@@ -145,55 +151,58 @@ class RefShardBackend(BackendEntrypoint):
         return groups
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Whether it is a URL of ours; other names do not tell, and looking into files is not for guessing."""
+        """Return whether it is a ``refshard`` URL; xarray must not read files in order to guess."""
         url = filename_or_obj
         return isinstance(url, str) and (url.startswith(("refshard://", "refshard::")) or url.endswith("|refshard:"))
 
     def _check_names(self, options: Iterable[str]) -> None:
-        """Raise TypeError of an option that xarray's zarr engine does not take: most often it is for the source."""
+        """Raise TypeError for an option that xarray's zarr engine does not have: most often it is for the source."""
         for name in options:
             if name not in self.open_dataset_parameters:
                 near = difflib.get_close_matches(name, self.open_dataset_parameters, 1)
-                meant = f"did you mean {near[0]}=? " if near else ""
+                meant = f": did you mean {near[0]}=?" if near else "."
                 raise TypeError(
-                    f"engine='refshard' has no argument {name!r}: {meant}What opens the source goes into "
+                    f"engine='refshard' has no argument {name!r}{meant} Options of the source go into "
                     f"storage_options={{{name!r}: ...}}"
                 )
 
 
 class _TypedStore(ZarrStore):
-    """xarray's store, with what a file says and zarr's metadata does not, and without what stops a copy of it.
+    """xarray's store, with facts of the file that zarr's metadata cannot hold.
 
-    That is the dimensions that may grow, and the dtypes of attributes, since JSON knows one kind of numbers: from that
-    of ``scale_factor`` xarray concludes whether values that it decodes are single or double precision. Codecs of zarr
-    format 2 are left out of ``encoding``: `xarray.Dataset.to_zarr` would hand them to zarr format 3, which takes none.
+    These are the unlimited dimensions and the dtypes of attributes, since JSON has one type of numbers. xarray
+    decodes to single or double precision by the dtype of ``scale_factor``. Codecs of zarr format 2 are left out of
+    ``encoding``: `xarray.Dataset.to_zarr` would pass them to zarr format 3, which refuses them.
     """
 
     task_size = 0
-    # Index coordinates that are not read with the variables, in one round; None if none are.
+    # Index coordinates that are not loaded. None: no coordinate is loaded together with others.
     not_loaded: Container[Any] | None = None
 
     @classmethod
     def open_all(cls, store: Any, root: str, opening: Mapping[str, Any]) -> dict[str, _TypedStore]:
-        """Return the group ``root`` and all below it, by their paths: from the root, or else from that group."""
-        top = PurePosixPath("/" if root == "/" else ".")
-        if not hasattr(cls, "get_child_store"):  # an xarray of zarr 2's time
-            found = cls.open_store(store, mode="r", group=root, **opening)
-            return {str(top / PurePosixPath(path).relative_to(root)): typed for path, typed in found.items()}
-        return dict(cls.open_group(store, mode="r", group=root, **opening)._with_all_below(top))
+        """Open the group ``root`` and all groups below it; return them by path.
 
-    def _with_all_below(self, path: PurePosixPath) -> Iterator[tuple[str, _TypedStore]]:
-        """Yield this group and all below it. Each array is made once; xarray's ``open_store`` makes each one twice."""
+        Paths begin with "/" if ``root`` is "/", and are relative to ``root`` otherwise.
+        """
+        top = PurePosixPath("/" if root == "/" else ".")
+        if not hasattr(cls, "get_child_store"):  # older versions of xarray, which are used with zarr 2
+            stores = cls.open_store(store, mode="r", group=root, **opening)
+            return {str(top / PurePosixPath(path).relative_to(root)): typed for path, typed in stores.items()}
+        return dict(cls.open_group(store, mode="r", group=root, **opening)._walk(top))
+
+    def _walk(self, path: PurePosixPath) -> Iterator[tuple[str, _TypedStore]]:
+        """Yield this group and all below it. Each array is opened once; xarray's ``open_store`` opens each twice."""
         yield str(path), self
         for name, member in self.members.items():
             if isinstance(member, type(self.zarr_group)):
-                yield from self.get_child_store(name)._with_all_below(path / name)
+                yield from self.get_child_store(name)._walk(path / name)
 
     def get_variables(self) -> Any:
         variables = super().get_variables()
-        if self.not_loaded is not None:  # xarray would read the first, the last and then all values of each in turn
-            wanted = {name: v for name, v in variables.items() if v.dims == (name,) and name not in self.not_loaded}
-            _load_together(wanted.values())
+        if self.not_loaded is not None:  # xarray would read each in turn: its first value, its last, and then all
+            indexes = {name: v for name, v in variables.items() if v.dims == (name,) and name not in self.not_loaded}
+            _load_together(indexes.values())
         if self.task_size:
             _enlarge(variables, self.task_size)
         return variables
@@ -208,18 +217,18 @@ class _TypedStore(ZarrStore):
         if guard is not None:
             is_index = variable.dims == (name,)
             guard.add(join(self.zarr_group.path, name), document_of(self._array(name)), is_loaded=is_index)
-        if "_Unsigned" in variable.attrs:  # for which xarray takes the bytes of the fill value for those of the machine
+        if "_Unsigned" in variable.attrs:  # xarray's decoder of _Unsigned assumes the machine's byte order
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)
         if self._filesystem is not None:
-            metadata = getattr(self.zarr_group, "metadata", None)  # zarr 2 has none, and writes what it reads
+            metadata = getattr(self.zarr_group, "metadata", None)  # None in zarr 2, which writes these codecs itself
             if getattr(metadata, "zarr_format", None) == 2:
                 for name in ("compressors", "filters"):
                     variable.encoding.pop(name, None)
         return variable
 
     def _array(self, name: Any) -> Any:
-        """Return an array of the group: the one that xarray keeps, if it does, whose metadata were read."""
+        """Return an array of the group: the one in xarray's cache, if there is one, else a new one."""
         return self.members[name] if getattr(self, "_cache_members", False) else self.zarr_group[name]
 
     def get_attrs(self) -> dict[str, Any]:
@@ -239,9 +248,9 @@ class _TypedStore(ZarrStore):
         return fs if isinstance(fs, RefShardFileSystem) else None
 
     def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
-        """Give ``attributes``, of the group or of a member, the dtypes that they have in the file."""
+        """Convert ``attributes``, of the group or of its member ``name``, to the dtypes that they have in the file."""
         if self._filesystem is not None:
-            if self._filesystem.source.open().format == "hdf5":  # as h5netcdf, which has no lists of one value
+            if self._filesystem.source.open().format == "hdf5":  # as h5netcdf does: a list of one value is a scalar
                 for attribute, value in attributes.items():
                     if isinstance(value, list) and len(value) == 1:
                         attributes[attribute] = value[0]
@@ -252,83 +261,83 @@ class _TypedStore(ZarrStore):
             path = join(self.zarr_group.path, name)
             for attribute, dtype in self._filesystem.attribute_dtypes.get(path, {}).items():
                 if attribute in attributes:
-                    attributes[attribute] = _typed(attributes[attribute], np.dtype(dtype))
+                    attributes[attribute] = _convert(attributes[attribute], np.dtype(dtype))
 
 
 class _Preferred(dict[Any, Any]):
-    """The chunks of a variable by dimension: as they are stored and, for who gives a default, the ones to be made.
+    """The stored chunks of a variable by dimension; `get` with a default returns the enlarged chunks instead.
 
-    xarray gives one where it makes chunks, and none where it warns of chunks of the user's that divide stored ones.
+    xarray passes a default where it makes chunks, and none where it warns that the user's chunks divide stored ones.
     """
 
-    def __init__(self, stored: Mapping[Any, Any], made: Mapping[Any, Any]) -> None:
+    def __init__(self, stored: Mapping[Any, Any], enlarged: Mapping[Any, Any]) -> None:
         super().__init__(stored)
-        self.made = made
+        self.enlarged = enlarged
 
     def get(self, dim: Any, default: Any = None) -> Any:
-        return super().get(dim) if default is None else self.made.get(dim, default)
+        return super().get(dim) if default is None else self.enlarged.get(dim, default)
 
     def __reduce__(self) -> Any:
-        return _Preferred, (dict(self), self.made)
+        return _Preferred, (dict(self), self.enlarged)
 
 
 def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
-    """Have dask make chunks of stored ones, along the first dimensions, that have ``least`` bytes or the whole array.
+    """Enlarge the chunks of dask along the first dimensions until they have ``least`` bytes or span the whole array.
 
-    Variables with the same chunks along a dimension get the same there, as far as none gets chunks of `MOST` times
-    that.
+    Variables with the same stored chunks along a dimension get the same chunks there, unless one of them would get
+    chunks of more than ``MOST * least`` bytes.
     """
-    cut: dict[Any, dict[Any, int]] = {}
+    regular: dict[Any, dict[Any, int]] = {}
     for name, variable in variables.items():
         stored = variable.encoding.get("preferred_chunks", {})
         is_regular = len(stored) == variable.ndim and all(isinstance(size, int) for size in stored.values())
         if is_regular and variable.size and variable.dims != (name,) and variable.dtype.kind not in "OT":
-            cut[name] = dict(stored)
-    sizes = {name: variables[name].dtype.itemsize * math.prod(stored.values()) for name, stored in cut.items()}
-    made = {name: dict(stored) for name, stored in cut.items()}
-    for dim, size in dict.fromkeys(along for stored in cut.values() for along in stored.items()):
-        alike = [name for name, stored in cut.items() if stored.get(dim) == size < variables[name].sizes[dim]]
+            regular[name] = dict(stored)
+    sizes = {name: variables[name].dtype.itemsize * math.prod(stored.values()) for name, stored in regular.items()}
+    enlarged = {name: dict(stored) for name, stored in regular.items()}
+    for dim, size in dict.fromkeys(along for stored in regular.values() for along in stored.items()):
+        alike = [name for name, stored in regular.items() if stored.get(dim) == size < variables[name].sizes[dim]]
         counts = {name: -(-variables[name].sizes[dim] // size) for name in alike}
         needed = [min(-(-least // sizes[name]), counts[name]) for name in alike if sizes[name] < least]
         largest = max((sizes[name] for name in alike), default=1)
         times = min([*needed, max(MOST * least // largest, 1)]) if needed else 1
         for name in alike:
-            made[name][dim] = times * size
+            enlarged[name][dim] = times * size
             sizes[name] *= times
-    for name, chunks in made.items():
-        if chunks != cut[name]:
-            variables[name].encoding["preferred_chunks"] = _Preferred(cut[name], chunks)
+    for name, chunks in enlarged.items():
+        if chunks != regular[name]:
+            variables[name].encoding["preferred_chunks"] = _Preferred(regular[name], chunks)
 
 
-def _typed(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an attribute's value in the file's dtype; of complex numbers, JSON has pairs."""
+def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Convert an attribute's value to the file's dtype; complex numbers are pairs in JSON."""
     if dtype.kind == "c":
         return np.asarray(value, f"f{dtype.itemsize // 2}").view(dtype)[..., 0][()]
     return dtype.type(value)
 
 
 def _opening(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the options for xarray's zarr engine that say how its store is opened."""
+    """Select the options of xarray's zarr engine that its store takes."""
     names = ("group", "consolidated", "zarr_format", "cache_members")
     return {name: options[name] for name in names if name in options}
 
 
 def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
-    """Return ``source`` as a store of the zarr that is installed."""
+    """Make a store of ``source`` for the installed version of zarr."""
     try:
         from zarr.storage import FsspecStore
-    except ImportError:  # zarr 2: a synchronous mapping
+    except ImportError:  # zarr 2 takes a synchronous mapping
         return _filesystem(source, storage_options or {}).get_mapper("")
     fs = _filesystem(source, {**(storage_options or {}), "asynchronous": True})
     return FsspecStore(fs, read_only=True, path="")
 
 
 def _consolidates(store: Any, group: str | None) -> bool:
-    """Return whether ``group`` has consolidated metadata, which cost one request where each array has one or more."""
-    sync, session = run_by_zarr(), store.fs.source
-    if sync is None or session.transaction is not None:  # what is written may change one without the other
+    """Return whether ``group`` has consolidated metadata: one request instead of one or more for each array."""
+    sync, source = run_by_zarr(), store.fs.source
+    if sync is None or source.transaction is not None:  # uncommitted writes may change an array's metadata alone
         return False
-    keyspace = sync(session.keyspace())
+    keyspace = sync(source.keyspace())
     is_root = not (group or "").strip("/")
     return bool(keyspace.consolidates and (is_root or keyspace.format != "zarr-hierarchy"))
 
@@ -336,9 +345,9 @@ def _consolidates(store: Any, group: str | None) -> bool:
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
     """Load all variables of ``ds`` together, and return it: a Dataset or a DataArray, as its own ``load()`` does.
 
-    ``ds.load()`` reads one variable after the other. Here as many are under way at once as their filesystem's
-    ``max_memory`` has room for. ``callback`` counts the variables that have arrived. May be called from a notebook or
-    a coroutine's thread. The first error is raised, and names its key.
+    ``ds.load()`` reads one variable after the other. This function reads as many at once as fit into the filesystem's
+    ``max_memory``. ``callback`` counts the variables that have arrived. It may be called in a notebook, and in
+    a thread that runs an event loop. If a read fails, the first error is raised; its text names the key.
 
     >>> import json, refshard_fs, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -355,7 +364,7 @@ def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
     with progress("load", callback) as shown:
         shown.set_size(len(every))
         _load_together(every, shown.relative_update)
-    return ds.load()  # what is dask's
+    return ds.load()  # variables of dask
 
 
 def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
@@ -363,7 +372,7 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
     _load_together(coordinates)
     if _guard.get() is not None:
-        for variable in coordinates:  # what xarray would load later, without the guard
+        for variable in coordinates:  # else xarray would load the rest later, without the guard
             variable.load()
 
 
@@ -372,8 +381,8 @@ _guard: ContextVar[OpeningGuard | None] = ContextVar("_guard", default=None)
 
 @contextlib.contextmanager
 def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
-    """Bound what chunks take that are decoded in this block, if the set is not the user's own."""
-    fs.source.open()  # which tells whose the set is
+    """Limit the memory and time of chunks that are decoded in this block, if the set is not the user's own."""
+    fs.source.open()  # `is_own` is known only then
     guard = None if fs.source.is_own else OpeningGuard()
     tokens = _guard.set(guard), GUARD.set(None if guard is None else guard.check)
     try:
@@ -383,24 +392,24 @@ def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
         GUARD.reset(tokens[1])
 
 
-def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], object] | None = None) -> None:
+def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int], object] | None = None) -> None:
     variables = list(variables)
     sync = run_by_zarr()
-    if sync is None or not hasattr(xr.Variable, "load_async"):  # then xarray loads one after the other
+    if sync is None or not hasattr(xr.Variable, "load_async"):  # old versions: xarray loads one after the other
         return
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
         return
 
-    async def one(variable: xr.Variable) -> None:
+    async def load_one(variable: xr.Variable) -> None:
         if not variable._in_memory and variable.chunks is None:
-            with contextlib.suppress(NotImplementedError):  # big-endian numbers: xarray loads them only by itself
+            with contextlib.suppress(NotImplementedError):  # load_async refuses big-endian numbers; load() reads them
                 await variable.load_async()
-        if tell is not None:
-            tell(1)
+        if on_progress is not None:
+            on_progress(1)
 
-    async def together() -> None:
-        TOGETHER.set(Together())  # which the tasks know, and nobody else
-        tasks = [asyncio.ensure_future(one(variable)) for variable in variables]
+    async def load_all() -> None:
+        TOGETHER.set(Together())  # a context variable: only the tasks made here see it
+        tasks = [asyncio.ensure_future(load_one(variable)) for variable in variables]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -408,26 +417,26 @@ def _load_together(variables: Iterable[xr.Variable], tell: Callable[[int], objec
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    sync(together())
+    sync(load_all())
 
 
 @contextlib.contextmanager
-def _named_group(store: Any, group: str | None) -> Iterator[None]:
-    """Let what is raised where there is no such group say which groups there are."""
+def _explain_missing_group(store: Any, group: str | None) -> Iterator[None]:
+    """Raise FileNotFoundError with the names of the groups that exist, if ``group`` does not."""
     try:
         yield
-    except (KeyError, FileNotFoundError, ValueError) as e:  # zarr 3 of consolidated metadata, of others; zarr 2
+    except (KeyError, FileNotFoundError, ValueError) as e:  # KeyError: consolidated metadata; ValueError: zarr 2
         path = (group or "").strip("/")
         if isinstance(e, RefShardError) or not path:
             raise
-        sync = run_by_zarr()  # the filesystem of zarr 2 is synchronous
+        sync = run_by_zarr()  # None with zarr 2, which has a synchronous filesystem
         if store.fs.exists(path) if sync is None else sync(store.fs._exists(path)):
             raise
         import zarr
 
         names = sorted(zarr.open_group(store, mode="r").group_keys())
         known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-        raise FileNotFoundError(f"there is no group {group!r}: at the root are {known or 'no groups'}") from e
+        raise FileNotFoundError(f"no group {group!r}: the groups at the root are {known or '(none)'}") from e
 
 
 def _warn_of_groups(root: Any, group: str | None) -> None:
@@ -436,22 +445,22 @@ def _warn_of_groups(root: Any, group: str | None) -> None:
     if names:
         path = f"{(group or '').strip('/')}/{names[0]}".strip("/")
         warnings.warn(
-            f"there are no variables in {group or 'the root group'}, but there are groups: {', '.join(names[:8])}"
-            f"{' ...' if len(names) > 8 else ''}. group={path!r} opens one, xarray.open_datatree all of them",
+            f"{group or 'the root group'} has no variables, but it has groups: {', '.join(names[:8])}"
+            f"{' ...' if len(names) > 8 else ''}. Open one with group={path!r}, or all with xarray.open_datatree",
             UserWarning,
             stacklevel=4,
         )
 
 
 def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
-    if isinstance(source, RefShardFileSystem):  # which shares what it has opened
+    if isinstance(source, RefShardFileSystem):  # a copy shares the open source
         return type(source)(*source.storage_args, **{**source.storage_options, **options})
     if isinstance(source, str) and source.startswith(_URLS):
         scheme, _, rest = source.partition("://")
         if rest and scheme in _PLAIN and "fo" not in options:
             raise ValueError(
-                f"{source!r} names a key in a source that is not given: for the source itself say {rest!r} or "
-                f"'refshard::{rest}', or give storage_options={{'fo': {rest!r}}} with 'refshard://'"
+                f"{source!r} names a key, but no source is given: to open {rest!r} as the source, pass {rest!r} or "
+                f"'refshard::{rest}', or 'refshard://' with storage_options={{'fo': {rest!r}}}"
             )
         if scheme == "reference":
             source = f"refshard://{rest}"

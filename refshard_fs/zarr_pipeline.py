@@ -1,15 +1,15 @@
-"""Whole selections through zarr's codec pipeline: what zarr asks for is read at once, and decoded as it comes.
+"""A codec pipeline for zarr that reads all chunks of a selection together, and decodes each as it arrives.
 
-zarr 3 hands all chunks of a selection to its codec pipeline in one call. For arrays that lie in a `RefShardFileSystem`,
-the pipeline made here gives all of their keys to the filesystem together: they are looked up in rounds, fetched in few
-requests at full concurrency within ``max_memory``, and decoded as they come. zarr's own pipeline asks for each chunk by
-itself, ten at a time (``async.concurrency``). Arrays in other stores have the pipeline that zarr would have made.
+zarr 3 hands all chunks of a selection to its codec pipeline in one call. For arrays in a `RefShardFileSystem`, this
+pipeline passes all of their keys to the filesystem together. The filesystem looks them up in rounds, and fetches them
+in few requests at full concurrency within ``max_memory``. zarr's own pipeline requests each chunk alone, ten at a time
+(``async.concurrency``). Arrays in other stores get zarr's own pipeline.
 
-Nothing of zarr is replaced: its setting ``codec_pipeline.path`` names our class, where it still had zarr's default (see
-`install`). ``REFSHARD_ZARR_PIPELINE=0`` in the environment and ``tune_zarr(pipeline=False)`` turn that off.
+No code of zarr is replaced: its setting ``codec_pipeline.path`` names our class, unless the user set another one (see
+`install`). ``REFSHARD_ZARR_PIPELINE=0`` in the environment and ``tune_zarr(pipeline=False)`` turn this off.
 
-Source: zarr-python's `zarr.abc.codec.CodecPipeline`. On zarr 3.4 decoding is that of its `FusedCodecPipeline`; 3.1 to
-3.3 have none, and decode with their own pipeline what was read at once.
+Source: zarr-python's `zarr.abc.codec.CodecPipeline`. With zarr 3.4, its `FusedCodecPipeline` decodes each chunk as it
+arrives; with zarr 3.1 to 3.3, its `BatchedCodecPipeline` decodes batches of chunks after they have been read.
 """
 
 from __future__ import annotations
@@ -59,41 +59,44 @@ OURS: Final = f"{__name__}.RefShardCodecPipeline"
 _Fused: Any = getattr(codec_pipeline, "FusedCodecPipeline", None)  # since zarr 3.4
 _decode_and_scatter: Any = getattr(codec_pipeline, "decode_and_scatter_chunk", None)
 _Base: Any = _Fused or codec_pipeline.BatchedCodecPipeline
-_to_make: ContextVar[Any] = ContextVar("_to_make", default=None)
+_factory: ContextVar[Any] = ContextVar("_factory", default=None)  # makes the pipeline of the next call of from_codecs
 
 
 class RefShardCodecPipeline(CodecPipeline):
-    """What zarr asks for pipelines: it makes ours for our arrays, and zarr's own for all others."""
+    """The class that zarr's setting names: it makes our pipeline for our arrays, and zarr's own for all others."""
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: abc.Store) -> Any:
-        """Return the pipeline of one array."""
-        made = (
-            _of_zarr().from_codecs
+        """Make the pipeline of one array."""
+        factory = (
+            _zarr_pipeline().from_codecs
             if _filesystem(store) is None or problem() is not None
             else partial(_make_selection_pipeline, _chunk_size(array_metadata))
         )
-        token = _to_make.set(made)
+        token = _factory.set(factory)
         try:
-            return create_codec_pipeline(array_metadata)  # which comes back to `from_codecs`
+            return create_codec_pipeline(array_metadata)  # this calls `from_codecs`
         finally:
-            _to_make.reset(token)
+            _factory.reset(token)
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Any], **options: Any) -> Any:
-        """Return the pipeline of ``codecs``: zarr's, but for the array that is being made; not for codecs within it."""
-        made = _to_make.get() or _of_zarr().from_codecs
-        _to_make.set(None)
-        return made(codecs, **options)
+        """Make a pipeline of ``codecs``: ours if `from_array_metadata_and_store` chose it, else zarr's.
+
+        zarr calls this again for codecs inside a codec, such as those of shards: they get zarr's pipeline.
+        """
+        factory = _factory.get() or _zarr_pipeline().from_codecs
+        _factory.set(None)
+        return factory(codecs, **options)
 
 
 def _make_selection_pipeline(chunk_size: int, codecs: Iterable[Any], **options: Any) -> Any:
-    """Return a pipeline of ``codecs``, those of zlib and gzip by libdeflate, for chunks of ``chunk_size`` bytes."""
-    return SelectionPipeline.from_codecs([_fast(codec, chunk_size) for codec in codecs], **options)
+    """Make a pipeline of ``codecs`` for chunks of ``chunk_size`` bytes, with libdeflate in place of zlib."""
+    return SelectionPipeline.from_codecs([_use_libdeflate(codec, chunk_size) for codec in codecs], **options)
 
 
 def _chunk_size(metadata: ArrayMetadata) -> int:
-    """Return the bytes of a decoded chunk; 0 where its elements are of no fixed size."""
+    """Return the bytes of a decoded chunk; 0 if its elements have no fixed size."""
     grid: Any = metadata if metadata.zarr_format == 2 else metadata.chunk_grid
     chunks = getattr(grid, "chunks" if metadata.zarr_format == 2 else "chunk_shape", None)
     dtype: Any = metadata.dtype.to_native_dtype() if hasattr(metadata.dtype, "to_native_dtype") else metadata.dtype
@@ -101,17 +104,17 @@ def _chunk_size(metadata: ArrayMetadata) -> int:
     return math.prod(chunks or ()) * dtype.itemsize if is_fixed else 0
 
 
-def _fast(codec: Any, chunk_size: int) -> Any:
-    """Return zarr's ``codec`` with libdeflate in the place of zlib; ``codec`` itself if it uses neither."""
+def _use_libdeflate(codec: Any, chunk_size: int) -> Any:
+    """Return zarr's ``codec`` with libdeflate in place of zlib; ``codec`` itself if it does not use zlib."""
     if isinstance(codec, V2Codec):
         return replace(codec, compressor=fast_codec(codec.compressor, chunk_size))
-    for name in ("_codec", "_gzip_codec"):  # where zarr's codecs of version 3 keep numcodecs' codec, once it is used
+    for name in ("_codec", "_gzip_codec"):  # cached properties of zarr's codecs that hold a codec of numcodecs
         own = getattr(codec, name, None) if isinstance(getattr(type(codec), name, None), cached_property) else None
         fast = fast_codec(own, chunk_size)
         if fast is not own:
-            made = replace(codec) if name == "_gzip_codec" else type(codec)(**codec.codec_config)
-            made.__dict__[name] = fast
-            return made
+            changed = replace(codec) if name == "_gzip_codec" else type(codec)(**codec.codec_config)
+            changed.__dict__[name] = fast
+            return changed
     return codec
 
 
@@ -119,21 +122,21 @@ class SelectionPipeline(_Base):
     """The codec pipeline of one array in a `RefShardFileSystem`."""
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """Read the chunks of one selection into ``out``: the fill value where one is missing; other failures raise."""
+        """Read the chunks of one selection into ``out``: the fill value for a missing chunk; other failures raise."""
         batch = list(batch_info)
-        found = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
-        if found is None:
+        ours = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
+        if ours is None:
             return await super().read(batch, out, drop_axes)
-        fs, root = found
+        fs, root = ours
         spec = batch[0][1]
         size = math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
         together = TOGETHER.get()
         if together is None:
-            return await self._read(fs, root, size, batch, out, drop_axes)
+            return await self._read_batch(fs, root, size, batch, out, drop_axes)
         async with together.room(fs.source.selections, len(batch) * size):
-            return await self._read(fs, root, size, batch, out, drop_axes)
+            return await self._read_batch(fs, root, size, batch, out, drop_axes)
 
-    async def _read(
+    async def _read_batch(
         self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> Any:
         if self.supports_partial_decode:
@@ -141,7 +144,7 @@ class SelectionPipeline(_Base):
         keys = [join(root, getter.path) for getter, *_ in batch]
         transform = getattr(self, "sync_transform", None)
         if transform is None or _decode_and_scatter is None:
-            return await self._read_first(fs, keys, size, batch, out, drop_axes)
+            return await self._read_then_decode(fs, keys, size, batch, out, drop_axes)
         results: list[Any] = [None] * len(batch)
 
         def take(number: int, data: bytes | None) -> None:
@@ -162,9 +165,9 @@ class SelectionPipeline(_Base):
     async def _read_parts(
         self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> tuple[Any, ...]:
-        """Have zarr read what it needs of each shard, of as many at a time as there is memory for."""
+        """Let zarr read the ranges that it needs of each shard, with as many shards at a time as fit into memory."""
         memory = fs.source.selections
-        share = Share(memory, memory.memory // 2)  # the rest is for the requests, which zarr makes one by one
+        share = Share(memory, memory.memory // 2)  # the rest is for the bytes of requests, which zarr makes one by one
         results: list[Any] = [None] * len(batch)
         waiting = deque(range(len(batch)))
         running: dict[asyncio.Future[Any], int] = {}
@@ -181,7 +184,7 @@ class SelectionPipeline(_Base):
                 try:
                     results[number] = task.result()
                 except Exception as e:
-                    if not isinstance(e, RefShardError):  # which names its key
+                    if not isinstance(e, RefShardError):  # our errors name their key themselves
                         await fs.source.note_decoding(e, join(root, batch[number][0].path))
                     raise
                 share.give_back(size)
@@ -194,25 +197,25 @@ class SelectionPipeline(_Base):
                 share.give_back(share.used)
         return tuple(result for some in results for result in some or ())
 
-    async def _read_first(
+    async def _read_then_decode(
         self, fs: RefShardFileSystem, keys: list[str], size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> Any:
-        """Read as many chunks as memory allows, and have zarr's pipeline decode them, until there are no more."""
+        """Read as many chunks as fit into memory, let zarr's pipeline decode them, and repeat for the rest."""
         results: list[Any] = []
         share = Share(fs.source.selections, ANSWER)
         first = 0
         try:
             while first < len(batch):
-                step = share.take(repeat(2 * size, len(batch) - first))  # the bytes of each, and its values
+                step = share.take(repeat(2 * size, len(batch) - first))  # a chunk's bytes, and its values
                 some, names = batch[first : first + step], keys[first : first + step]
                 chunks: list[bytes | None] = [None] * step
-                memory: SharedMemory = SharedMemory(2 * step * size)  # which is ours until all is decoded
+                memory: SharedMemory = SharedMemory(2 * step * size)  # reserved in `share` until all is decoded
                 await fs._read_selection(names, chunks.__setitem__, chunk_size=size, threads=False, memory=memory)
-                read = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, some, strict=True)]
+                in_memory = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, some, strict=True)]
                 try:
-                    results += await super().read(read, out, drop_axes) or ()
+                    results += await super().read(in_memory, out, drop_axes) or ()
                 except Exception as e:
-                    await fs.source.note_decoding(e, names[await self._first_failing(read, out, drop_axes)])
+                    await fs.source.note_decoding(e, names[await self._find_failing(in_memory, out, drop_axes)])
                     raise
                 share.give_back(share.used)
                 first += step
@@ -220,23 +223,23 @@ class SelectionPipeline(_Base):
             share.give_back(share.used)
         return tuple(results)
 
-    async def _first_failing(self, read: list[Any], out: NDBuffer, drop_axes: Any) -> int:
-        """Return which of several chunks cannot be decoded, by decoding one after the other."""
-        for number, one in enumerate(read[:-1]):
+    async def _find_failing(self, chunks: list[Any], out: NDBuffer, drop_axes: Any) -> int:
+        """Return the number of the first chunk that cannot be decoded, by decoding one after the other."""
+        for number, chunk in enumerate(chunks[:-1]):
             try:
-                await super().read([one], out, drop_axes)
-            except Exception:  # noqa: BLE001  # whatever codecs raise
+                await super().read([chunk], out, drop_axes)
+            except Exception:  # noqa: BLE001  # codecs raise anything
                 return number
-        return len(read) - 1
+        return len(chunks) - 1
 
     @property
     def _is_compressed(self) -> bool:
-        """Whether decoding is work of a codec, which lets go of the interpreter's lock."""
+        """Whether decoding calls a codec, which releases the GIL, so that threads help."""
         return bool(self.bytes_bytes_codecs) or getattr(self.array_bytes_codec, "compressor", None) is not None
 
 
 class _InMemory:
-    """A chunk that was read, in the place of the store that zarr's pipelines ask for it."""
+    """The bytes of a chunk, in place of the `StorePath` that zarr's pipelines read it from."""
 
     def __init__(self, data: bytes | None) -> None:
         self._data = data
@@ -246,7 +249,7 @@ class _InMemory:
 
 
 def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
-    """Return the filesystem of ours that ``store`` reads, and the key of its root; None for all other stores."""
+    """Return the `RefShardFileSystem` that ``store`` reads, and the key of the store's root; None for other stores."""
     if isinstance(store, Store) and type(store).get is Store.get:
         return store.fs, ""
     if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
@@ -260,47 +263,47 @@ def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
 # ------------------------------------------------------------------ zarr's setting
 
 
-def _default() -> str:
+def _default_path() -> str:
     path: str = config.defaults[0]["codec_pipeline"]["path"]
     return path
 
 
-def _of_zarr() -> Any:
-    """Return zarr's own pipeline."""
-    module, _, name = _default().rpartition(".")
+def _zarr_pipeline() -> Any:
+    """Return zarr's own class of pipelines."""
+    module, _, name = _default_path().rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def setting(ours: bool) -> dict[str, str]:
-    """Return zarr's setting that has our pipeline made for our arrays, or zarr's for all."""
-    made: Any = RefShardCodecPipeline  # abstract: only what it makes is used
-    register_pipeline(made)
-    return {SETTING: OURS if ours else _default()}
+    """Return the setting that makes zarr use our pipeline for our arrays (``ours``), or zarr's own for all."""
+    factory: Any = RefShardCodecPipeline  # an abstract class, which is never instantiated
+    register_pipeline(factory)
+    return {SETTING: OURS if ours else _default_path()}
 
 
 def is_set() -> bool:
-    """Whether zarr makes our pipeline for our arrays."""
+    """Return whether zarr uses our pipeline for our arrays."""
     problem()
     return bool(config.get(SETTING) == OURS)
 
 
 def install() -> None:
-    """Have zarr make our pipeline for our arrays, unless it is set to make another than its own.
+    """Make zarr use our pipeline for our arrays, unless its setting names another pipeline than zarr's default.
 
-    Before it makes one, two chunks are read: of a zarr that has changed, users shall see no error. That takes some
-    milliseconds, in which the first request for a source is under way: see `problem`.
+    A thread first reads two chunks on trial, so that users see no error if a later zarr has changed. This takes some
+    milliseconds, while the first request for a source is under way: `problem` waits for it.
     """
     global _trial
-    if config.get(SETTING) != _default():
+    if config.get(SETTING) != _default_path():
         return
     config.set(setting(True))
     trial = _Trial(name="refshard-trial")
     trial.start()
-    _trial = trial  # only now: other threads join it
+    _trial = trial  # after the start, since other threads join it
 
 
 def problem() -> Exception | None:
-    """Return why our pipeline cannot be used, once that is known; then zarr makes its own."""
+    """Wait for the trial, and return its error, if it failed: then zarr uses its own pipeline."""
     trial = _trial
     if trial is None or trial is threading.current_thread():
         return None
@@ -309,14 +312,14 @@ def problem() -> Exception | None:
 
 
 class _Trial(threading.Thread):
-    """Reads two chunks, on an event loop of its own: one may be running where the trial begins."""
+    """Read two chunks on an event loop of its own, since one may be running in the thread that starts the trial."""
 
     error: Exception | None = None
 
     def run(self) -> None:
         try:
-            asyncio.run(_try())
-        except Exception as e:  # noqa: BLE001  # whatever a later zarr has changed
+            asyncio.run(_read_two_chunks())
+        except Exception as e:  # noqa: BLE001  # a later zarr may fail in any way
             self.error = e
             config.set(setting(False))
 
@@ -324,15 +327,15 @@ class _Trial(threading.Thread):
 _trial: _Trial | None = None
 
 
-async def _try() -> None:
+async def _read_two_chunks() -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     document = json.dumps({**meta, "filters": None, "compressor": None}).encode()
-    # Not of a dict: what parses those is slow to import.
+    # Not a dict of references: the module that parses these is slow to import.
     refs = ReferenceSet(Texts.of(()), {}, {".zarray": document, "0": b"a", "1": b"b"})
     fs = RefShardFileSystem(InMemorySource(refs, digest_of(refs)), asynchronous=True, skip_instance_cache=True)
     array = await AsyncArray.open(StorePath(FsspecStore(fs, read_only=True, path="")), zarr_format=2)
     if type(array.codec_pipeline) is not SelectionPipeline:
-        raise NotImplementedError("it makes a pipeline of its own for arrays in our stores")
+        raise NotImplementedError("this zarr does not use the pipeline of its setting for arrays in our stores")
     values: Any = await array.getitem(slice(None))
     if bytes(values) != b"ab":
-        raise NotImplementedError("it does not have our pipeline read")
+        raise NotImplementedError("this zarr reads other bytes through our pipeline than were stored")

@@ -1,8 +1,8 @@
 """`Store`: a source as a store of zarr 3, without fsspec's interface in between.
 
-zarr hands whole selections to `refshard_fs.zarr_pipeline`, for this store as for its own `FsspecStore` over a
-filesystem of ours. Values that are asked for together (`Store.get_partial_values`) are read together. The blocking
-methods take no turn of an event loop where the bytes are on this machine.
+zarr hands whole selections to `refshard_fs.zarr_pipeline`, for this store as for zarr's `FsspecStore` over a
+`RefShardFileSystem`. `Store.get_partial_values` reads all of its values together. The blocking methods use no event
+loop if the bytes are on this machine.
 
 Source: zarr-python's `zarr.abc.store`, and its tests of stores.
 """
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 class Store(abc.Store):
-    """A source as a store of zarr 3: what zarr, and xarray's ``engine="zarr"``, take where they take a store.
+    """Show a source as a store of zarr 3, for zarr's functions and for xarray's ``engine="zarr"``.
 
-    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is one. The store takes writes
-    where the filesystem does (``mode="a"``), unless ``read_only``; ``store.fs.commit()`` makes them part of the source.
+    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is such a filesystem. The store
+    takes writes if the filesystem does (``mode="a"``), unless ``read_only``; ``store.fs.commit()`` saves them in the
+    source.
 
-    Stores are equal if they show the same source, opened with the same options, and share uncommitted writes. They may
-    be pickled. A chunk whose bytes cannot be had raises `ReferenceNotReachable`: zarr does not fill it.
+    Two stores are equal if they show the same source, with the same options, and share uncommitted writes. Stores can
+    be pickled. A chunk whose bytes cannot be read raises `ReferenceNotReachable`, so that zarr does not fill it.
 
     >>> import json, refshard_fs, zarr
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -42,19 +43,22 @@ class Store(abc.Store):
     [97, 98, 99]
     """
 
-    # In threads, zarr asks for a chunk at a time; its coroutines ask for all chunks of a selection.
+    # With synchronous I/O zarr would read one chunk at a time; its coroutines pass all chunks of a selection.
     _supports_sync_io = False
     supports_listing = True
 
     def __init__(self, source: Any, *, read_only: bool | None = None, **options: Any) -> None:
         if isinstance(source, RefShardFileSystem):
             if options:
-                raise TypeError(f"{', '.join(options)}: a filesystem was given, which has its options already")
+                raise TypeError(
+                    f"expected no options beside a filesystem, got {', '.join(options)}: pass them when you make "
+                    "the filesystem"
+                )
             fs = source
         else:
             fs = RefShardFileSystem(source, asynchronous=True, **options)
         if read_only is False and fs.mode == "r":
-            raise ValueError("read_only=False: the source was opened for reading; mode='a' lets one write")
+            raise ValueError("read_only=False needs a source that is opened for writing, but its mode is 'r': use 'a'")
         self.fs = fs
         super().__init__(read_only=fs.mode == "r" if read_only is None else read_only)
 
@@ -64,10 +68,10 @@ class Store(abc.Store):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Store) and self.read_only == other.read_only and self.fs.is_alike(other.fs)
 
-    __hash__ = None  # type: ignore[assignment]  # as zarr's own: what it shows may change
+    __hash__ = None  # type: ignore[assignment]  # as zarr's own stores, whose contents may change
 
     def with_read_only(self, read_only: bool = False) -> Store:
-        """Return a store of the same source that takes no writes, or takes them."""
+        """Return a store of the same source that refuses writes (``read_only``), or takes them."""
         return type(self)(self.fs, read_only=read_only)
 
     @property
@@ -85,7 +89,7 @@ class Store(abc.Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: abc.ByteRequest | None = None
     ) -> Buffer | None:
-        """Return the bytes of ``key``, or a range of them; None if there is no such key."""
+        """Return the bytes of ``key``, or a range of them; None if the key does not exist."""
         await self._ensure_open()
         try:
             data = await self.fs._cat_file(key, *_bounds(byte_range))
@@ -96,7 +100,7 @@ class Store(abc.Store):
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: abc.ByteRequest | None = None
     ) -> Buffer | None:
-        """Return what `get` does, for callers that may block."""
+        """Do what `get` does, and block."""
         try:
             data = self.fs.cat_file(key, *_bounds(byte_range))
         except FileNotFoundError:
@@ -106,7 +110,7 @@ class Store(abc.Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, abc.ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return what `get` does for each of several keys, read together."""
+        """Do what `get` does for several keys, and read them together."""
         await self._ensure_open()
         requests = [Request(self.fs._strip_protocol(key), *_bounds(span)) for key, span in key_ranges]
         out: list[Buffer | None] = []
@@ -117,11 +121,11 @@ class Store(abc.Store):
         return out
 
     async def exists(self, key: str) -> bool:
-        """Return whether there is ``key``; directories are no keys."""
+        """Return whether ``key`` exists; False for a directory."""
         return await self.fs._isfile(key)
 
     async def getsize(self, key: str) -> int:
-        """Return the number of bytes of ``key``, which are not read."""
+        """Return the size of ``key`` in bytes, without reading them."""
         info = await self.fs._info(key)
         if info["type"] != "file":
             raise FileNotFoundError(key)
@@ -140,7 +144,7 @@ class Store(abc.Store):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names of what lies directly below ``prefix``."""
+        """Yield the names of the keys and directories directly below ``prefix``."""
         directory = self.fs._strip_protocol(prefix)
         stem = directory and directory + "/"
         with contextlib.suppress(FileNotFoundError):
@@ -151,43 +155,43 @@ class Store(abc.Store):
     # ------------------------------------------------------------------ writing
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Let ``key`` hold ``value``."""
+        """Write ``value`` to ``key``."""
         self._check_writable()
         await self._ensure_open()
         await self.fs._pipe_file(key, value.to_bytes())
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Do what `set` does, for callers that may block."""
+        """Do what `set` does, and block."""
         self._check_writable()
         self.fs.pipe_file(key, value.to_bytes())
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Let ``key`` hold ``value`` unless there is such a key."""
+        """Write ``value`` to ``key`` unless the key exists."""
         self._check_writable()
         with contextlib.suppress(FileExistsError):
             await self.fs._pipe_file(key, value.to_bytes(), mode="create")
 
     async def delete(self, key: str) -> None:
-        """Let there be no ``key``."""
+        """Remove ``key``, if it exists."""
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             await self.fs._rm(key)
 
     def delete_sync(self, key: str) -> None:
-        """Do what `delete` does, for callers that may block."""
+        """Do what `delete` does, and block."""
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             self.fs.source.wait(self.fs._rm, key)
 
     async def delete_dir(self, prefix: str) -> None:
-        """Let there be nothing at ``prefix``, nor below it."""
+        """Remove ``prefix`` and everything below it."""
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             await self.fs._rm(prefix, recursive=True)
 
 
 def _bounds(span: abc.ByteRequest | None) -> tuple[int | None, int | None]:
-    """Return the first byte that ``span`` asks for, and the one after its last, as slicing has them."""
+    """Return the bounds of zarr's byte range as those of a slice."""
     match span:
         case None:
             return None, None
@@ -197,4 +201,4 @@ def _bounds(span: abc.ByteRequest | None) -> tuple[int | None, int | None]:
             return span.offset, None
         case SuffixByteRequest():
             return (-span.suffix, None) if span.suffix else (0, 0)
-    raise ValueError(f"Unexpected byte_range, got {span!r}: expected one of zarr.abc.store's ByteRequest")
+    raise ValueError(f"Unexpected byte_range, got {span!r}: expected a ByteRequest of zarr.abc.store")

@@ -44,7 +44,7 @@ class Spelled(NamedTuple):
     """One value of a set: as it is written (DIR stands for the targets' folder), its bytes, and what kind it is."""
 
     value: Any
-    data: bytes | None  # None: there is such a key, and its bytes cannot be had
+    data: bytes | None  # None: the key exists, but its bytes cannot be read
     kind: str
 
 

@@ -230,7 +230,7 @@ def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     assert ds["a"][1].values.tobytes() == values[100:200]
     fs = filesystem_of(ds)
-    fs.source.edited().put("a/0.0", Inline(bytes(400)))
+    fs.source.ensure_transaction().put("a/0.0", Inline(bytes(400)))
     assert ds["a"][1].values.tobytes() == bytes(100)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem, UnknownSource
-from refshard_fs.known_formats import BUILT_IN, known_formats
+from refshard_fs.known_formats import BUILT_IN, all_formats
 
 
 def test_every_module_that_opens_a_source_is_registered() -> None:
@@ -17,7 +17,7 @@ def test_every_module_that_opens_a_source_is_registered() -> None:
     modules = {f"refshard_fs.{'.'.join(path.with_suffix('').parts)}" for path in readers}
     assert modules == {known.module for known in BUILT_IN}
     assert len(readers) == len(BUILT_IN)
-    assert "kerchunk-json" in known_formats()
+    assert "kerchunk-json" in all_formats()
 
 
 def test_unknown_content_names_the_candidates(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_loading_together_stays_within_the_memory(
     )
     reading: list[int] = []
     most: list[int] = []
-    read = SelectionPipeline._read
+    read = SelectionPipeline._read_batch
 
     async def counted(self: Any, fs: Any, root: str, size: int, batch: list[Any], *rest: Any) -> Any:
         reading.append(size * len(batch))
@@ -118,7 +118,7 @@ def test_loading_together_stays_within_the_memory(
         finally:
             reading.remove(size * len(batch))
 
-    monkeypatch.setattr(SelectionPipeline, "_read", counted)
+    monkeypatch.setattr(SelectionPipeline, "_read_batch", counted)
     refshard_fs.load(ds)
     assert [int(ds[f"v{i}"].values.sum()) for i in range(30)] == [chunks * size * i for i in range(30)]
     assert max(most) == memory  # and no less: several at a time

@@ -1,4 +1,4 @@
-"""What is set in zarr: at the first read by zarr, unless it is turned off."""
+"""Settings of zarr: made at the first read by zarr, unless turned off."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_what_is_made_needs_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> N
     values = np.arange(64 * BLOCK, dtype="i2")
     tracemalloc.start()
     try:
-        made = unpacking._computed(values, [lambda some: some.astype("f8"), lambda some: some * 2.0])
+        made = unpacking._apply([lambda some: some.astype("f8"), lambda some: some * 2.0], values)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -77,7 +77,7 @@ def test_a_dict_opens_with_the_filesystems_options(folder: Path) -> None:
 
 @pytest.mark.parametrize("open_", [xr.open_dataset, xr.open_datatree, xr.open_groups])
 def test_option_of_source_in_wrong_place_is_told_right_one(folder: Path, open_: Any) -> None:
-    with pytest.raises(TypeError, match=r"no argument 'anon': .* storage_options=\{'anon': \.\.\.\}"):
+    with pytest.raises(TypeError, match=r"no argument 'anon'. .* storage_options=\{'anon': \.\.\.\}"):
         open_(str(folder / "refs.json"), engine="refshard", anon=True)
 
 
@@ -163,7 +163,7 @@ def test_variables_are_dropped_and_groups_chosen(folder: Path) -> None:
 
 @pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
 def test_a_group_that_does_not_exist_is_told_with_those_that_do(opened: Any, folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no group 'nope': at the root are sub"):
+    with pytest.raises(FileNotFoundError, match="no group 'nope': the groups at the root are sub"):
         opened(folder / "refs.json", engine=RefShardBackend, group="nope")
 
 
@@ -228,7 +228,9 @@ def test_a_url_of_reference_is_taken_as_ours() -> None:
 
 
 def test_a_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
-    with pytest.raises(ValueError, match=r"say 'refs\.json' or 'refshard::refs\.json', or give storage_options"):
+    with pytest.raises(
+        ValueError, match=r"pass 'refs\.json' or 'refshard::refs\.json', or 'refshard://' with storage_options"
+    ):
         xr.open_dataset("refshard://refs.json", engine=RefShardBackend)
 
 
@@ -240,7 +242,7 @@ def test_a_pattern_without_matches_says_what_is_there(tmp_path: Path) -> None:
 
 def test_groups_are_named_where_the_root_has_no_arrays() -> None:
     refs = {".zgroup": '{"zarr_format": 2}', **group("inner/")}
-    with pytest.warns(UserWarning, match="there are groups: inner. group='inner' opens one"):
+    with pytest.warns(UserWarning, match="it has groups: inner. Open one with group='inner'"):
         xr.open_dataset(refs, engine=RefShardBackend)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

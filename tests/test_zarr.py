@@ -1,4 +1,4 @@
-"""zarr reads through us, whichever version: the same values, and an error where bytes cannot be had."""
+"""Every version of zarr reads the same values through us, and gets an error if bytes cannot be read."""
 
 from __future__ import annotations
 

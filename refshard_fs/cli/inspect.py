@@ -25,7 +25,7 @@ from refshard_fs.cli.command import (
 )
 from refshard_fs.core.keys import normalise, relative
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
-from refshard_fs.errors import ManifestError, redacted
+from refshard_fs.errors import ManifestError, redact
 
 
 @command("refs.json", json=True)
@@ -34,7 +34,7 @@ def _info(arguments: Namespace) -> None:
     from refshard_fs.tools.info import summarise
 
     found = summarise(open_source(arguments))
-    source = redacted(arguments.source)
+    source = redact(arguments.source)
     if arguments.json:
         print_json(found, source=source)
         return
@@ -153,7 +153,7 @@ def _check(arguments: Namespace) -> int:
     fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
     mode: Literal["full", "read", "head"] = "full" if arguments.full else "read" if arguments.read else "head"
     report = refshard_fs.check(fs, mode, sample=arguments.read or 1)
-    source = redacted(arguments.source)
+    source = redact(arguments.source)
     status = 2 if "source" in report.counts else int(report.has_errors)
     if arguments.json:
         print_json(report, source=source, has_errors=report.has_errors)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from refshard_fs import __version__
 from refshard_fs.cli import inspect, make, serve
 from refshard_fs.cli.command import Command, argument, as_options, command
-from refshard_fs.errors import RefShardError, redacted, told
+from refshard_fs.errors import RefShardError, redact, sanitize
 
 
 @command("bash", argument("shell", "bash, zsh or fish", "SHELL", "bash zsh fish"), sources=())
@@ -86,9 +86,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    print(f"refshard: warning: {told(as_options(str(message)))}", file=sys.stderr)
+    print(f"refshard: warning: {sanitize(as_options(str(message)))}", file=sys.stderr)
 
 
 def _fail(reason: str) -> int:
-    print(f"refshard: {told(' '.join(as_options(redacted(reason)).split()))}", file=sys.stderr)
+    print(f"refshard: {sanitize(' '.join(as_options(redact(reason)).split()))}", file=sys.stderr)
     return FAILED

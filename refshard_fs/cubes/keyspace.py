@@ -1,7 +1,8 @@
-"""Sets in a row as one key space: keys are rewritten on look-up, parts are opened when they are asked for. No I/O here.
+"""The key space of a cube: show sets, joined along a dimension, as one set. No I/O here.
 
-Arrays along the dimension have the chunks of all parts, and the first part's metadata with the whole length. Everything
-else is the first part's. A part whose arrays do not fit the first part's, or the document, is an error.
+A look-up translates the key to a key of a part, which is opened when it is first needed. Arrays along the dimension
+have the chunks of all parts, and the first part's metadata with the whole length. Everything else comes from the first
+part. If arrays of a part do not fit the first part's, or the document, reading them is an error.
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of
 
-LISTED: Final = 10_000_000  # names in a directory: a few lines of documents in documents can promise any number
-COUNTED: Final = 100_000_000  # chunks of an array that are listed as columns
-TOGETHER: Final = 64  # parts that are opened at a time to list them
+LISTED: Final = 10_000_000  # most names in a directory: a few lines of nested documents can claim any number
+COUNTED: Final = 100_000_000  # most chunks of an array that are listed as columns
+TOGETHER: Final = 64  # parts that are opened at a time when all parts are listed
 
 
 class ConcatArray(msgspec.Struct, frozen=True):
     """An array as it is shown.
 
-    ``meta`` is the first part's; None where the array is not along the dimension, and wholly that part's. Along
-    ``axis`` the chunks of each part begin at one of ``starts``, of which the last is the end. An array that is
-    ``recut`` has chunks that are joined from those of the parts. Chunks of one that ``is_stacked`` lack the first
-    dimension in the parts.
+    ``meta`` is the metadata of the first part; None if the array is not along the dimension, so that it lies wholly in
+    the first part. ``starts`` are the chunk coordinates along ``axis`` at which the parts begin, and at last the end.
+    ``recut``: chunks of the array are joined from chunks of the parts. ``is_stacked``: in the parts, chunks lack the
+    first dimension.
     """
 
     grid: ChunkGrid | None
@@ -78,23 +79,23 @@ class ConcatArray(msgspec.Struct, frozen=True):
     is_stacked: bool = False
 
     def stored_coords(self, coords: Sequence[int]) -> Sequence[int]:
-        """Return coordinates as a part has them, given with all dimensions."""
+        """Drop the dimension that the parts lack from ``coords``."""
         return coords[1:] if self.is_stacked else coords
 
     @property
     def stored_grid(self) -> ChunkGrid:
-        """The grid of a part, but for the number of chunks."""
+        """The grid of a part, except for the number of chunks."""
         assert self.grid is not None, "an array that is joined has a grid"
         return msgspec.structs.replace(self.grid, counts=tuple(self.stored_coords(self.grid.counts)))
 
     def grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of the part of a number, which has only the chunks at ``places`` along these axes."""
+        """Return the grid of part ``number``, which has only the chunks at ``places`` along these axes."""
         assert self.grid is not None, "an array that is joined has a grid"
         shown = self.shown_grid_of_part(number, places)
         return msgspec.structs.replace(shown, counts=tuple(self.stored_coords(shown.counts)))
 
     def shown_grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the same grid with all dimensions; chunks have the same numbers in both."""
+        """Return the grid of `grid_of_part` with all dimensions; chunks have the same numbers in both."""
         assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
         if self.axis not in places:
@@ -102,7 +103,10 @@ class ConcatArray(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.grid, counts=tuple(counts))
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the part that has a chunk, or all that begin with ``coords``, and their coordinates there."""
+        """Return the number of the part that holds the chunk at ``coords``, and the chunk's coordinates in it.
+
+        ``coords`` may be the leading coordinates of several chunks.
+        """
         number = bisect_right(self.starts, coords[self.axis]) - 1
         return number, self.move(coords, -self.starts[number])
 
@@ -111,16 +115,16 @@ class ConcatArray(msgspec.Struct, frozen=True):
 
 
 class FullLength:
-    """Rewrites metadata: arrays in the document's ``axes`` are shown with the length of all parts."""
+    """Rewrite metadata: give arrays in the document's ``axes`` the length of all parts."""
 
     def __init__(self, document: ConcatDocument, where: str) -> None:
         self.document, self.where = document, where
         self.starts = document.starts
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[ConcatArray]]:
-        return self._shown
+        return self._rewrite
 
-    def _shown(self, doc: Mapping[str, Any], path: str) -> Shown[ConcatArray]:
+    def _rewrite(self, doc: Mapping[str, Any], path: str) -> Shown[ConcatArray]:
         if doc.get("node_type") == "group":
             return doc, None
         is_stacked = path in self.document.stacked
@@ -131,12 +135,14 @@ class FullLength:
             return doc, ConcatArray(None if meta is None else meta.grid)
         axis, total = self.document.axes[path], self.starts[-1]
         if axis >= len(meta.shape):
-            raise ManifestError(f"{self.where}: {path!r} has {len(meta.shape)} dimensions, and no axis {axis}")
+            raise ManifestError(
+                f"{self.where}: {path!r} should be joined along axis {axis}, but has {len(meta.shape)} dimensions"
+            )
         if path == self.document.coordinate:
             shown: Mapping[str, Any] = plain_document(meta, [total])
             return shown, ConcatArray(grid_of(shown), meta, is_stacked=is_stacked)
         if meta.chunks is None or meta.grid is None:
-            raise ManifestError(f"{self.where}: the chunks of {path!r} are not of one size, or not known")
+            raise ManifestError(f"{self.where}: expected chunks of one known size in {path!r}")
         if path in self.document.chunks:
             full = [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]
             recut = Recut.of(meta, full, self.document.chunks[path], f"{path!r} of {self.where}")
@@ -145,8 +151,8 @@ class FullLength:
         for part, (start, _) in zip(self.document.parts, pairwise(self.starts), strict=True):
             if start % size:
                 raise ManifestError(
-                    f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, and the set "
-                    f"{part.name!r} begins at {start}, within one: only the last set may end within a chunk"
+                    f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, but the set "
+                    f"{part.name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
                 )
         shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
         counts = accumulate((-(-part.length // size) for part in self.document.parts), initial=0)
@@ -154,15 +160,15 @@ class FullLength:
 
 
 class _OpenPart:
-    """A part that is open, and how those of its arrays that were read fit the first part's."""
+    """A part that is open, and how its arrays fit the first part's: by path, filled as arrays are read."""
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
         self.fits: dict[str, Fit] = {}
 
 
-def _unread(part: _OpenPart, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield coordinates in ``part`` of a chunk of each block of its index that was not read yet."""
+def _unread_blocks(part: _OpenPart, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield, for each block of the part's index that has not been read, the coordinates of one chunk in it."""
     fit = part.fits.get(path)
     stored = None if fit is None else fit.stored_chunk(coords)
     if fit is None or stored is None or array.grid is None:
@@ -177,7 +183,7 @@ def _unread(part: _OpenPart, path: str, array: ConcatArray, coords: Sequence[int
 
 
 def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
-    """Return all that is in a directory of chunks, which have one ``size``, if it is known."""
+    """List a directory of chunks, all of which have the same ``size`` (None: unknown)."""
     if directory is None:
         return []
     is_leaf = directory.is_leaf
@@ -215,25 +221,25 @@ class ConcatKeySpace(KeySpace):
         self._keep = max(keep, 1)
         self._first = document.first
         self._first_part = _OpenPart(first)
-        self._parts: LRU[int, _OpenPart] = LRU(self._keep)  # the last ones that were read, but for the first part
-        self._sharing = Sharing()  # of opening and comparing parts
-        # By array: length, metadata and units of the last part that needed no recoding, and how it fits. Parts with the
-        # same fit alike.
+        self._parts: LRU[int, _OpenPart] = LRU(self._keep)  # the parts read last, without the first part
+        self._sharing = Sharing()  # opens a part once, and compares an array once, for all look-ups that wait for it
+        # By array: length, metadata and units of the last part that needed no recoding, and its fit. Parts with equal
+        # values have the same fit.
         self._plain: dict[str, tuple[tuple[Any, ...], Fit]] = {}
 
     @property
     def strangers(self) -> frozenset[str]:
-        return self.first.strangers  # whose metadata are shown
+        return self.first.strangers  # the metadata shown are the first part's
 
     @property
-    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # found when it is asked
+    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property here
         return self.first.holds_all_metadata
 
     def resolve(self, url: str | None) -> str:
         return self._resolve(url)
 
     def register_arrays(self) -> Steps[None]:
-        """Read the metadata of the document's arrays; ManifestError where the first part lacks one of them."""
+        """Read the metadata of the document's arrays; ManifestError if the first part lacks one of them."""
         for path in self.document.axes:
             for name in METADATA:
                 if path not in self._documents.arrays:
@@ -248,7 +254,7 @@ class ConcatKeySpace(KeySpace):
 
     @property
     def zarr_format(self) -> int:
-        """The version of the metadata of the first set, and of all."""
+        """The version of zarr's metadata, which is the same in all parts."""
         return next((array.meta.zarr_format for array in self._documents.arrays.values() if array.meta is not None), 2)
 
     @property
@@ -265,7 +271,7 @@ class ConcatKeySpace(KeySpace):
         coords = None if grid is None else grid.encoding.decode(relative(key, path), len(grid.counts))
         if array is None or grid is None or coords is None:
             if array is not None and array.is_stacked and array.stored_grid.decode(relative(key, path)) is not None:
-                return None  # a chunk's key as the part has it
+                return None  # a chunk's key in the part, which has another key here
             return (yield from self.first.lookup(key))
         if grid.number_of(coords) is None:
             return None
@@ -278,7 +284,7 @@ class ConcatKeySpace(KeySpace):
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``, one for all chunks of an array that a part has."""
+        """Return look-ups for all ``keys``: one for all chunks of an array that lie in the same part."""
         found: list[LookUp] = []
         by_part: dict[tuple[str, int], tuple[list[int], list[Sequence[int]]]] = {}
         for number, key in enumerate(keys):
@@ -307,14 +313,14 @@ class ConcatKeySpace(KeySpace):
         for number in (here, *islice(both, self._keep // 2)):
             part = self._first_part if number == self._first else self._parts.peek(number)
             first = local if number == here else [*coords[: array.axis], 0, *coords[array.axis + 1 :]]
-            unread = [first] if part is None else _unread(part, at.array, array, first)
+            unread = [first] if part is None else _unread_blocks(part, at.array, array, first)
             for placed in unread:
                 yield join(at.array, array.grid.encoding.encode(array.move(placed, array.starts[number])))
 
     def _entries(
         self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]
     ) -> Steps[list[Entry | None]]:
-        """Return the entries of ``chunks`` of a part, given by coordinates along which the part begins at 0."""
+        """Return the entries of chunks of a part; ``chunks`` are coordinates relative to the part's start."""
         assert array.grid is not None, "an array that is joined has a grid"
         part, fit = yield from self._part(number, path, array)
         stored = [fit.stored_chunk(placed) for placed in chunks]
@@ -322,26 +328,26 @@ class ConcatKeySpace(KeySpace):
         keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
         look_ups = part.lookups(keys)
         in_part: list[Entry | None] = [None] * len(keys)
-        for look_up, some in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
+        for look_up, some in zip(look_ups, (yield from together([each.steps for each in look_ups])), strict=True):
             for at, entry in zip(look_up.places, some, strict=True):
                 in_part[at] = entry
         if fit.recoding is not None:
             in_part = [fit.recoding.entry(entry) for entry in in_part]
-        left = iter(in_part)
-        return [None if coords is None else next(left) for coords in stored]
+        entries = iter(in_part)
+        return [None if coords is None else next(entries) for coords in stored]
 
     def _join_chunk(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
-        """Return the entry of a chunk of an array that is recut, joined from entries of parts."""
+        """Return the entry of a chunk of a recut array, joined from entries of parts."""
         starts, size = self._starts, recut.chunks[array.axis]
         begin = coords[array.axis] * size
         first = bisect_right(starts, begin) - 1
         stop = min(bisect_left(starts, begin + size), len(starts) - 1)
-        numbers = range(first, stop)[: PIECES + 1]  # one more is too many, as `check_pieces` says
+        numbers = range(first, stop)[: PIECES + 1]  # `check_pieces` refuses more than PIECES
         parts = yield from together([self._part(number, path, array) for number in numbers])
         flat = []
         try:
             for number, (part, fit) in zip(numbers, parts, strict=True):
-                if fit.source is not None:  # else the part lacks the array
+                if fit.source is not None:  # None: the part lacks the array
                     last, meta = number == len(starts) - 2, fit.source.meta
                     pieces = cut_pieces(recut, coords, starts[number], array.axis, meta, fit.places, is_last=last)
                     flat += [(part, fit.source, w) for w in pieces]
@@ -355,7 +361,7 @@ class ConcatKeySpace(KeySpace):
     # ------------------------------------------------------------------ parts
 
     def _array_of(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
-        """Return path, array and grid of the array along the dimension that ``key`` lies below, if there is one."""
+        """Return path, array and grid of the joined array that ``key`` lies below; "", None, None if there is none."""
         path = yield from self._documents.array_of(key)
         array = None if path is None else self._documents.arrays.get(path)
         if path is None or array is None or array.meta is None:
@@ -363,9 +369,9 @@ class ConcatKeySpace(KeySpace):
         return path, array, array.grid
 
     def _part(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, Fit]]:
-        """Return a part, and how its array ``path`` fits the first part's; ManifestError where it does not.
+        """Return a part, and how its array ``path`` fits the first part's; ManifestError if it does not fit.
 
-        Whatever asks at the same time, a part is opened once, and each of its arrays compared once.
+        Concurrent calls share the work: a part is opened once, and each of its arrays is compared once.
         """
         part = self._find_open_part(number)
         if part is None:
@@ -379,7 +385,7 @@ class ConcatKeySpace(KeySpace):
         return part.space, fit
 
     def _find_open_part(self, number: int) -> _OpenPart | None:
-        """Return a part if it is open, and count it as the last one that was read."""
+        """Return a part if it is open, and mark it as the part read last."""
         return self._first_part if number == self._first else self._parts.get(number)
 
     def _open_and_keep(self, number: int) -> Steps[_OpenPart]:
@@ -392,7 +398,7 @@ class ConcatKeySpace(KeySpace):
         return fit
 
     def _compare(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Fit]:
-        """Compare the array of a part, which is open, with the first part's."""
+        """Compare the array of an open part with the first part's."""
         line = self.document.parts[number]
         where = f"the set {line.name!r} of {self.where}"
         first, recut = array.meta, array.recut
@@ -402,7 +408,7 @@ class ConcatKeySpace(KeySpace):
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
         data = yield from part.read(join(path, name))
         attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
-        coordinate = self.document.bounds.get(path)  # whose units it has
+        coordinate = self.document.bounds.get(path)  # bounds have the units of their coordinate
         units = {} if coordinate is None else (yield from self._units(part, coordinate, first.zarr_format, where))
         compared = line.length, data, attributes, units, line.places, line.take
         plain = self._plain.get(path)
@@ -415,18 +421,19 @@ class ConcatKeySpace(KeySpace):
         other = next(each for each in METADATA if each != name)
         if doc is None and (yield from part.read(join(path, other))) is not None:
             raise ManifestError(
-                f"{path!r} of {where} has metadata of another version than the first set, which has {first.zarr_format}"
+                f"{path!r} of {where}: expected metadata of zarr format {first.zarr_format}, as in the first set, "
+                f"found {other!r}"
             )
         if meta is None and (self.document.join == "outer" or line.is_gap):
             return Fit(is_absent=True)
         if meta is None:
-            raise ManifestError(f"{where} has no array {path!r}, which others have along {self.document.dim!r}")
+            raise ManifestError(f"{where} has no array {path!r}, which other sets have along {self.document.dim!r}")
         expected = list(first.shape)
         expected[array.axis] = line.length
         for axis, placement in elements.items():
             expected[axis] = placement.length
         if list(meta.shape) != expected:
-            raise ManifestError(f"{path!r} of {where} has the shape {list(meta.shape)}, not {expected}")
+            raise ManifestError(f"{path!r} of {where}: expected the shape {expected}, found {list(meta.shape)}")
         own = (yield from self.first.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         shown: dict[str, Any] = {}
         if coordinate is not None:
@@ -439,7 +446,7 @@ class ConcatKeySpace(KeySpace):
         return found
 
     def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
-        """Return the places of a part's elements, by axis, along dimensions of which it has only some."""
+        """Return, by axis, the places of a part's elements along dimensions where it has only some elements."""
         found: dict[int, Placement] = {}
         for dim, placement in self.document.parts[number].places.items():
             axis = self.document.unions[dim].get(path)
@@ -465,7 +472,7 @@ class ConcatKeySpace(KeySpace):
         return {name: found[name] for name in UNITS if name in found} if isinstance(found, dict) else {}
 
     def _check_coordinate(self, path: str) -> None:
-        """Raise ManifestError where the document does not have all values of the coordinate, in its type."""
+        """Raise ManifestError unless the document has a value of the coordinate for each element of each part."""
         meta = self._documents.arrays[path].meta
         size_of_one = None if meta is None else itemsize_of(meta)
         if meta is None or size_of_one is None or len(meta.shape) != 1:
@@ -508,7 +515,7 @@ class ConcatKeySpace(KeySpace):
         return (yield from self.children(prefix)) is not None
 
     def _array_directory(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
-        """Return what lies in the directory of an array: its documents, and the chunks of all parts."""
+        """List the directory of an array: its documents, and the chunks of all parts."""
         names = yield from self.first.children(path)
         shown = yield from self._documents.sized(path, names or ())
         grids = {grid, array.stored_grid}
@@ -522,24 +529,24 @@ class ConcatKeySpace(KeySpace):
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _chunk_size(self, path: str, array: ConcatArray) -> int | None:
-        """Return the size of all chunks of an array whose chunks are made on reading; None where parts have them."""
+        """Return the size in bytes of chunks that are made while reading; None if the parts have the chunks."""
         if path == self.document.coordinate:
             return len(self._values)
         return None if array.recut is None else array.recut.nbytes
 
     def _all_chunks(self, path: str, grid: ChunkGrid, size: int, directory: str) -> list[Listed]:
-        """Return the members of a directory of an array all of whose chunks exist, with one size."""
+        """List a directory of an array all of whose chunks exist and have the same size."""
         found = grid.directory(directory)
         if found is not None and len(found.numbers) > LISTED:
-            raise NotListable(f"{path!r} of {self.where} has more than {LISTED} names: too many to list")
+            raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
         return sorted(_children(found, size), key=by_name)
 
     def _in_all_parts(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """Return the chunks, and directories of them, of all parts whose coordinates begin with ``leading``.
+        """List the chunks of all parts, and their directories, whose coordinates begin with ``leading``.
 
-        If that is None, what lies in the array's own directory.
+        None lists the array's own directory.
         """
         found: dict[str, Listed] = {}
         for some in batches(range(len(self.document.parts)), TOGETHER):
@@ -553,14 +560,14 @@ class ConcatKeySpace(KeySpace):
     def _listing(
         self, number: int, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """Return what a part has in the directory of chunks that begin with ``leading``, under the names shown."""
+        """List a part's directory of chunks whose coordinates begin with ``leading``, by the names shown."""
         part, fit = yield from self._part(number, path, array)
         start, stored = array.starts[number], array.stored_grid
         if fit.encoding is not None and not (fit.recoding is not None and fit.recoding.shows_absent):
             own = msgspec.structs.replace(stored, encoding=fit.encoding)
             directory = "" if leading is None else grid.directory_of(leading)
             return (yield from _list_respelled(part, path, own, array, fit, grid.encoding, start, directory))
-        if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # a directory for each part
+        if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # each part is a directory
             return [] if self.document.parts[number].is_gap else [Listed(str(start), None, True)]
         directory = path
         if leading is not None:
@@ -568,7 +575,7 @@ class ConcatKeySpace(KeySpace):
             if local is None:
                 return []
             directory = join(path, stored.directory_of(array.stored_coords(local)))
-        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks are made
+        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks exist here, too
             own = array.grid_of_part(number, fit.places)
             names: Sequence[Listed] = _children(own.directory(relative(directory, path)), None)
         else:
@@ -581,7 +588,7 @@ class ConcatKeySpace(KeySpace):
             if placed is not None:
                 here = array.move(placed, start) if len(placed) > array.axis else placed
                 name = (str(here[-1]) if here else "c") if grid.is_nested else grid.encoding.encode(here)
-                # The sizes of chunks that are recoded are not known before.
+                # The sizes of recoded chunks are known only after recoding.
                 size = listed.size if fit.recoding is None or listed.is_directory else None
                 named.append(msgspec.structs.replace(listed, name=name, size=size))
         return named
@@ -610,7 +617,7 @@ class ConcatKeySpace(KeySpace):
     def _chunks_of(
         self, path: str, array: ConcatArray, first: ArrayChunks, errors: dict[str, Exception] | None
     ) -> Steps[ArrayChunks]:
-        """Return which chunks an array that is joined may have; ``first`` are the chunks of the first part."""
+        """Return the chunks that a joined array may have; ``first`` are the chunks of the first part."""
         assert array.grid is not None, "an array that is joined has a grid"
         columns, sizes, count = [np.zeros(0, np.uint64)], list[UInt64s | None](), 0
         try:
@@ -628,24 +635,24 @@ class ConcatKeySpace(KeySpace):
                     sizes.append(own)
         except (OSError, RefShardError) as e:
             _note(errors, path, e)
-        # Sizes tell that chunks were listed, so that they exist.
+        # Sizes are known only for chunks that were listed, so these exist.
         known = [own for own in sizes if own is not None]
         are_listed = len(known) == len(sizes) and len(known) > 0
         return ArrayChunks(array.grid, np.concatenate(columns), np.concatenate(known) if are_listed else None)
 
     def _check_count(self, path: str, count: int) -> None:
         if count > COUNTED:
-            raise NotListable(f"{path!r} of {self.where} has more than {COUNTED} chunks: too many to list")
+            raise NotListable(f"{path!r} of {self.where} has {count} chunks or more: at most {COUNTED} are listed")
 
     def _numbers_in(
         self, number: int, path: str, array: ConcatArray, first: ArrayChunks
     ) -> Steps[tuple[UInt64s, UInt64s | None]]:
-        """Return the numbers, as they are shown, of the chunks that a part may have; their sizes if it lists them."""
+        """Return the numbers that chunks of a part have in the joined array; and sizes, if the part lists chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
         part, fit = yield from self._part(number, path, array)
         own = array.shown_grid_of_part(number, fit.places)
         chunks = ArrayChunks(own, (), np.zeros(0, np.uint64))
-        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks are made
+        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks exist here, too
             self._check_count(path, own.size)
             chunks = ArrayChunks(own, [range(own.size)], np.full(own.size, WHOLE, np.uint64))
         elif not fit.is_absent and number == self._first:
@@ -655,10 +662,10 @@ class ConcatKeySpace(KeySpace):
             chunks = (yield from KeySpace.contents(part, path)).arrays[path] if known is None else known
         self._check_count(path, chunks.count)
         along: dict[int, Move] = {axis: placement.places for axis, placement in fit.places.items()}
-        along[array.axis] = shown_from(array.starts[number], fit.places.get(array.axis))
+        along[array.axis] = move_to_cube(array.starts[number], fit.places.get(array.axis))
         numbers, is_inside = move_numbers(chunks.column, own, array.grid, along)
         sizes = chunks.sizes
-        if sizes is not None and fit.recoding is not None:  # sizes of chunks that are recoded are not known before
+        if sizes is not None and fit.recoding is not None:  # sizes are known only after recoding
             sizes = np.full(len(numbers), WHOLE, np.uint64)
         return numbers[is_inside], None if sizes is None else sizes[is_inside]
 
@@ -682,13 +689,13 @@ class ConcatKeySpace(KeySpace):
     def _chunks_in(
         self, number: int, path: str, array: ConcatArray, numbers: UInt64s
     ) -> Steps[tuple[npt.NDArray[np.int64], Callable[[str | None], str], Chunks]]:
-        """Return where chunks lie that a part may have, and the places of these among ``numbers``."""
+        """Return where the chunks of a part lie: positions in ``numbers``, the part's ``resolve``, and the chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
         part, fit = yield from self._part(number, path, array)
         if fit.is_absent:
             return np.zeros(0, np.int64), part.resolve, ChunksBuilder(0).finish()
         along: dict[int, Move] = {axis: placement.elements for axis, placement in fit.places.items()}
-        along[array.axis] = stored_from(array.starts[number], fit.places.get(array.axis))
+        along[array.axis] = move_to_part(array.starts[number], fit.places.get(array.axis))
         own = array.shown_grid_of_part(number, fit.places)
         stored, is_inside = move_numbers(numbers, array.grid, own, along)
         stored, places = stored[is_inside], np.flatnonzero(is_inside)
@@ -702,8 +709,11 @@ class ConcatKeySpace(KeySpace):
         return places, part.resolve, builder.finish()
 
 
-def shown_from(start: int, placement: Placement | None) -> Move:
-    """Return where a part's chunks are shown that begins at ``start``; -1 for those that are not."""
+def move_to_cube(start: int, placement: Placement | None) -> Move:
+    """Return the move from chunk coordinates of a part, which begins at ``start``, to those of the joined array.
+
+    The result is -1 for chunks that are not shown.
+    """
     if placement is None:
         return shift_by(start)
     places = placement.places
@@ -715,8 +725,8 @@ def shown_from(start: int, placement: Placement | None) -> Move:
     return move
 
 
-def stored_from(start: int, placement: Placement | None) -> Move:
-    """Return where chunks that are shown lie in a part that begins at ``start``."""
+def move_to_part(start: int, placement: Placement | None) -> Move:
+    """Return the move from chunk coordinates of the joined array to those of a part, which begins at ``start``."""
     elements = None if placement is None else placement.elements
     return shift_by(-start) if elements is None else lambda coords: elements(coords - start)
 
@@ -737,7 +747,7 @@ def _list_respelled(
     start: int,
     directory: str,
 ) -> Steps[list[Listed]]:
-    """Return what a part that spells keys otherwise has in a ``directory`` of the array, as it is shown."""
+    """List a ``directory`` of the array in a part that encodes chunk keys in another way, by the names shown."""
     found: dict[str, Listed] = {}
     folders = [""]
     while folders:
@@ -760,23 +770,25 @@ def _list_respelled(
 
 
 def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
-    """Return the places of chunks, given their ``elements``; ManifestError where chunks would be divided."""
+    """Convert places of ``elements`` to places of chunks; ManifestError where chunks would be divided."""
     found: dict[int, Placement] = {}
     for axis, placement in elements.items():
         chunks = placement.in_chunks((first.chunks or ())[axis], first.shape[axis])
         if chunks is None:
-            raise ManifestError(f"{path!r} of {where} lies at {placement.runs} of axis {axis}, within chunks")
+            raise ManifestError(
+                f"{path!r} of {where} lies at {placement.runs} of axis {axis}: expected places on the borders of chunks"
+            )
         found[axis] = chunks
     return found
 
 
 def _add_dimension(doc: Mapping[str, Any], dim: str, where: str) -> dict[str, Any]:
-    """Return the metadata of an array of a part with the dimension that the part lacks."""
+    """Add the dimension that a part lacks to the metadata of its array."""
     meta = zarrmeta.array_meta(doc, where)
     if meta is None:
         return dict(doc)
     if meta.grid is None or meta.chunks is None:
-        raise ManifestError(f"{where} cannot get the dimension {dim!r}: its chunks are not of one size")
+        raise ManifestError(f"{where} cannot get the dimension {dim!r}: expected chunks of one size")
     return stack_metadata(doc, meta.chunks, dim)
 
 
@@ -796,7 +808,7 @@ def _parse(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a document, and its first part."""
+    """Open a document and its first part."""
     document: ConcatDocument = yield Load(
         probe.document(options.max_manifest_bytes), Parsed(ConcatDocument.read, (probe.url,))
     )
@@ -807,16 +819,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 def _open_document(
     document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str | None], str]
 ) -> Steps[KeySpace]:
-    """Return the key space of a document, whose first part is opened."""
+    """Return the key space of a document; this opens its first part."""
     version = document.zarr_format or options.zarr_format
     theirs = msgspec.structs.replace(
         options, shards="whole", base_url=None, depth=options.depth + 1, zarr_format=version
     )
     if options.depth > DEEPEST:
-        raise ManifestError(f"{where} joins sets that join sets, more than {DEEPEST} deep")
+        raise ManifestError(f"{where} joins sets that join sets: more than {DEEPEST} levels, the most allowed")
     open_other = options.open_other
     if open_other is None:
-        raise ManifestError(f"{where} joins other sets, which cannot be opened here")
+        raise ManifestError(f"{where} joins other sets: expected `open_other` in the options, which opens them")
 
     def open_part(number: int) -> Steps[KeySpace]:
         part = document.parts[number]
@@ -836,7 +848,7 @@ def _open_document(
     first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
     yield from space.register_arrays()
-    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all others like the first
+    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all other parts have the first one's
     if not document.beside:
         return space
     beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])

@@ -185,6 +185,6 @@ class MergedKeySpace(View):
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         return (yield from self._arrays.get(array, self.base).chunks(array, numbers, grid))
 
-    def snapshot(self, threshold: int, tell: Any) -> Steps[Any]:
+    def snapshot(self, threshold: int, on_progress: Any) -> Steps[Any]:
         yield from ()
         return None

@@ -319,7 +319,7 @@ class Selection(View):
             return (yield from super().chunks(array, numbers, grid))
         return (yield from self.base.chunks(known.source, known.source_numbers(numbers), known.stored))
 
-    def snapshot(self, threshold: int, tell: Any) -> Steps[Any]:
+    def snapshot(self, threshold: int, on_progress: Any) -> Steps[Any]:
         yield from ()
         return None
 

@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 from refshard_fs.core.checksums import crc32c
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import Facts, Span
-from refshard_fs.errors import CostlyPattern, told
+from refshard_fs.errors import CostlyPattern, sanitize
 from refshard_fs.reading.index_cache import STALE, is_own_file, is_private, open_as_it_is
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import seconds, strong
@@ -195,8 +195,8 @@ class ChunkCache:
             self._is_broken = True
             reason = e.strerror if isinstance(e, OSError) and e.strerror else repr(e)
             warnings.warn(
-                f"chunks are not kept in cache_dir={told(self._root)!r}: {told(reason)}. Reading goes on without; give "
-                "a directory of your own on a disk with room, or leave cache_dir= out",
+                f"chunks are not kept in cache_dir={sanitize(self._root)!r}: {sanitize(reason)}. Reading continues "
+                "without the cache. Pass a directory of your own on a disk with free space, or leave cache_dir= out",
                 CostlyPattern,
                 stacklevel=2,
             )

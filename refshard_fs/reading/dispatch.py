@@ -12,7 +12,7 @@ import msgspec
 
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import told
+from refshard_fs.errors import sanitize
 from refshard_fs.reading.failures import fail
 from refshard_fs.reading.memory import Budget, Share, SharedBudget
 from refshard_fs.targets import Answer, Pool, check
@@ -260,7 +260,7 @@ class Dispatch(Share):
         except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
             if logger.isEnabledFor(logging.DEBUG):
                 span = block.span
-                logger.debug("%s [%s:%s] failed: %s", told(span.url), span.start, span.stop, told(repr(error)))
+                logger.debug("%s [%s:%s] failed: %s", sanitize(span.url), span.start, span.stop, sanitize(repr(error)))
             self._receiver.failed(block, error)
         finally:
             self._ended(block)
@@ -283,6 +283,6 @@ class Dispatch(Share):
         if span.stop is None and most is None:  # documents are small, and tell nothing of chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
-            where, size = told(span.url), len(answer.data)
+            where, size = sanitize(span.url), len(answer.data)
             logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, span.start, span.stop, size, took * 1e3)
         return answer

@@ -11,8 +11,8 @@ from refshard_fs.errors import (
     RefShardError,
     SourceNotReachable,
     TargetNotAllowed,
-    told,
-    told_cause,
+    sanitize,
+    sanitize_cause,
 )
 from refshard_fs.security.admission import ANONYMOUS
 from refshard_fs.security.policy import place_of, protocol_of
@@ -132,14 +132,14 @@ def note(error: Exception, need: Need) -> None:
             where = describe(entry)
         case Stat(url) | Head(url) | Names(url) | Tree(url):
             where = url
-    error.add_note(READING + told(where))
+    error.add_note(READING + sanitize(where))
 
 
 def blame(key: str, error: Exception) -> Exception:
     """Return ``error`` as one that names ``key``, and is never taken for a missing key."""
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
         named = type(error)(key, error.target, error.reason)
-        named.__cause__ = told_cause(error.__cause__ or error)
+        named.__cause__ = sanitize_cause(error.__cause__ or error)
         return named
     if isinstance(error, TargetNotAllowed):
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
@@ -155,7 +155,7 @@ def blame(key: str, error: Exception) -> Exception:
 def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
     """Note on ``error``, which a codec raised, which bytes it was to decode, and what may be wrong with them."""
     where = "" if entry is None else f" ({describe(entry)})"
-    error.add_note(told(f"while {key!r}{where} was decoded. {_OTHER}"))
+    error.add_note(sanitize(f"while {key!r}{where} was decoded. {_OTHER}"))
 
 
 def source_failed(source: object, error: Exception) -> SourceNotReachable:
@@ -175,7 +175,7 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
 
 def cause_of(error: Exception) -> Exception:
     """Return ``error`` as the cause of another: its like, if its text may not be shown."""
-    return told_cause(error)
+    return sanitize_cause(error)
 
 
 def too_large(where: str, most: int) -> str:
@@ -185,5 +185,5 @@ def too_large(where: str, most: int) -> str:
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:
     named = ReferenceNotReachable(key, where, explain(error, where))
-    named.__cause__ = told_cause(error)
+    named.__cause__ = sanitize_cause(error)
     return named

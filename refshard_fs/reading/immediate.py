@@ -13,7 +13,7 @@ from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Need, Origin, Pin, Span, Steps
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import RefShardError, TargetChanged, told_cause
+from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.failures import blame, cause_of, fail
 from refshard_fs.reading.loading import Answers, Found, Scanned, Streamed, advance, decode, naming, sized
@@ -149,7 +149,7 @@ class Immediate:
                     return None
                 entry = found.value
         except Exception as e:  # noqa: BLE001  # `blame` tells which
-            raise blame(key, e) from told_cause(e.__cause__ or e)
+            raise blame(key, e) from sanitize_cause(e.__cause__ or e)
         if entry is None:
             raise FileNotFoundError(key)
         return entry

@@ -225,12 +225,12 @@ class Ahead:
         return True
 
     async def announce(
-        self, keyspace: KeySpace, keys: Sequence[str], *, wait: bool, tell: Callable[[int], object]
+        self, keyspace: KeySpace, keys: Sequence[str], *, wait: bool, on_progress: Callable[[int], object]
     ) -> None:
         """Fetch ``keys``, which will be read, in waves within the budget.
 
         ``wait`` until nothing more of it can arrive before some of it is read; cancelled meanwhile, take it back.
-        ``tell(n)`` is called as n requests more are answered.
+        ``on_progress(n)`` is called as n requests more are answered.
         """
         self._expected.update(keys)
         spans: list[Span] = []
@@ -244,7 +244,7 @@ class Ahead:
             while wait and (requests.active or not (feeding.done() or requests.queued)):
                 before = self._fetcher.progress
                 await requests.change()
-                tell(self._fetcher.progress - before)
+                on_progress(self._fetcher.progress - before)
         except asyncio.CancelledError:
             feeding.cancel()
             self._fetcher.drop(spans, stop=True)

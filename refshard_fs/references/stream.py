@@ -40,10 +40,10 @@ class ReferenceStream:
     """A set of references as sinks take it, whose URLs ``respell`` spells; ``run`` runs the look-ups.
 
     ``checks`` are checksums and versions of single chunks, by array and number. With ``pins_as_checks``, chunks have
-    the versions of their targets as well. ``tell`` is called with how many rows more were gone through.
+    the versions of their targets as well. ``on_progress`` is called with how many rows more were gone through.
     """
 
-    tell: Callable[[int], object] | None = None
+    on_progress: Callable[[int], object] | None = None
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class ReferenceStream:
         for i in blocks:
             numbers = range(i * size, min((i + 1) * size, stop))
             chunks = self._chunks(array, numbers)
-            if self.tell is not None:
-                self.tell(len(numbers))
+            if self.on_progress is not None:
+                self.on_progress(len(numbers))
             yield numbers, chunks
 
     def _chunks(self, array: str, numbers: range) -> Chunks:

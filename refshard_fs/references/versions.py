@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from refshard_fs.core.model import Facts, Pin, Stat, Steps, batches
-from refshard_fs.errors import SourceNotReachable, told_cause
+from refshard_fs.errors import SourceNotReachable, sanitize_cause
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.origins import NOTHING, Origins
@@ -16,14 +16,14 @@ from refshard_fs.security.origins import NOTHING, Origins
 TOGETHER: Final = 256  # objects that are asked for at a time
 
 
-def pin_targets(refs: ReferenceSet, tell: Callable[[int], object]) -> Steps[ReferenceSet]:
+def pin_targets(refs: ReferenceSet, on_progress: Callable[[int], object]) -> Steps[ReferenceSet]:
     """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
     urls = list(refs.urls)
     pins: list[Pin | None] = []
     for part in batches(urls, TOGETHER):
         found = iter((yield from ask_versions([url for url in part if url is not None], refs.origins)))
         pins += [None if url is None else pin_of(next(found)) for url in part]
-        tell(len(part))
+        on_progress(len(part))
     return msgspec.structs.replace(refs, pins=Pins.of(pins))
 
 
@@ -33,7 +33,7 @@ def ask_versions(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Seque
         found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
     except OSError as e:
         where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
-        raise SourceNotReachable(f"{where} cannot be asked for its present version: {e}") from told_cause(e)
+        raise SourceNotReachable(f"{where} cannot be asked for its present version: {e}") from sanitize_cause(e)
     return found
 
 

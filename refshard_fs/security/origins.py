@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from refshard_fs.errors import ManifestError, told
+from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.security.admission import Admission, normalize, origin_of
 from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
 
@@ -89,14 +89,14 @@ class Origins(msgspec.Struct, frozen=True):
     def remark(self) -> str:
         """Which servers the strangers' sets lead to beside their own, and with what limits; empty if to none."""
         others = {
-            told(server_of(prefix))
+            sanitize(server_of(prefix))
             for prefix, origins in self.by_prefix.items()
             if origins and origin_of(prefix) not in {origin_of(links(origin)[-1]) for origin in origins}
         }
         if not others:
             return ""
         return (
-            f"sets that are not yours, from {_list_names(map(told, self.servers))}, name targets on other servers: "
+            f"sets that are not yours, from {_list_names(map(sanitize, self.servers))}, name targets on other servers: "
             f"{_list_names(others)}. The result keeps the limits of these sets: it reaches those servers without your "
             "credentials, and not in private networks. If you trust one, name its prefix in options= when you open it"
         )

@@ -22,7 +22,7 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.cubes.merging import MergedKeySpace
-from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, told
+from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
@@ -109,8 +109,8 @@ def append(
     try:
         if isinstance(joined, MergedKeySpace):
             raise ManifestError(
-                f"{told(str(url))} shows sets of different variables, and nothing is appended to such: make it anew "
-                "(cube(..., resume=) remembers what was found of each file)"
+                f"{sanitize(str(url))} shows sets of different variables: append does not support these. Make it anew "
+                "with cube(..., resume=), which reads only new files"
             )
         if isinstance(joined, ConcatKeySpace):
             added = _append_line(fs, base, joined, fo, rules, options)
@@ -136,7 +136,7 @@ def append(
         fs.discard()  # nothing is left to be committed
         if isinstance(e, ConflictError):
             done = "Nothing was appended" if e.is_certain else "What was to be appended may be there, or not"
-            conflict = ConflictError(f"somebody else wrote {told(str(url))} meanwhile. {done}: append again")
+            conflict = ConflictError(f"somebody else wrote {sanitize(str(url))} meanwhile. {done}: append again")
             conflict.is_certain = e.is_certain
             raise conflict from e
         raise

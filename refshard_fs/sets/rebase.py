@@ -13,7 +13,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.errors import ManifestError, SourceNotReachable, UnknownSource, redacted
+from refshard_fs.errors import ManifestError, SourceNotReachable, UnknownSource, redact
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References, ReferenceSet, adopt
 from refshard_fs.references.stream import Respell
@@ -87,7 +87,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
             return ""
         return (
             f"only refshard reads {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
-            f"within others, such as {redacted(chained[0])}"
+            f"within others, such as {redact(chained[0])}"
         )
 
     def _repr_html_(self) -> str:
@@ -234,7 +234,7 @@ def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
     for prefix in prefixes:
         place = {_place(prefix): None}
         if not any(longest_prefix(place, _place(url)) for url in urls):
-            example = f", such as {redacted(urls[0])!r}" if urls else ""
+            example = f", such as {redact(urls[0])!r}" if urls else ""
             raise ValueError(
                 f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
                 "slash. missing='ignore' passes over prefixes that are not there"
@@ -279,8 +279,8 @@ def snapshot(
     >>> refshard_fs.RefShardFileSystem(now, skip_instance_cache=True).cat_file("notes")
     Traceback (most recent call last):
     ...
-    refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be had: it is not \
-the object that the manifest was made for: its size is 6 bytes, not 5; make the references anew; `refshard check` \
+    refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be read: it is \
+not the object that the manifest was made for: its size is 6 bytes, not 5; make the references anew; `refshard check` \
 names all objects that were replaced
     """
     if shards not in ("whole", "inner"):
@@ -297,5 +297,5 @@ names all objects that were replaced
 
 
 def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
-    refs = fs._pinned(threshold, flatten=flatten, callback=callback)
+    refs = fs._pin(threshold, flatten=flatten, callback=callback)
     return made(adopt(refs, fs.source.admission))

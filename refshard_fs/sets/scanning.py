@@ -28,7 +28,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
 from refshard_fs.cubes.document import of_part
 from refshard_fs.cubes.selection import Selection
-from refshard_fs.errors import ManifestError, RefShardError, told_cause
+from refshard_fs.errors import ManifestError, RefShardError, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.loading import Heads
@@ -201,14 +201,14 @@ class _Scanner(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
-            raise source_failed(url, e) from told_cause(e)
+            raise source_failed(url, e) from sanitize_cause(e)
         try:
             part = NamedSet(url, refs, self._variables.read(refs, url))
             refs = (yield from first.run(with_coordinates(part))).refs
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # `blame` tells which
-            raise blame("", e) from told_cause(e)
+            raise blame("", e) from sanitize_cause(e)
         return Scanned(refs, first.facts)
 
     def _document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
@@ -227,7 +227,7 @@ class _Scanner(Engines):
         try:
             refs = yield from first.run(collected(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which
-            raise blame("", e) from told_cause(e)
+            raise blame("", e) from sanitize_cause(e)
         return respelled(refs, respelling(OpenOptions(), first.url))
 
 

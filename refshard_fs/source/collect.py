@@ -322,17 +322,17 @@ def pin(
     respell: Respell,
     threshold: int,
     shard_options: tuple[tuple[str, Any], ...] | None,
-    tell: Callable[[int], object],
+    on_progress: Callable[[int], object],
 ) -> ReferenceSet:
-    """Return all references of ``keyspace`` pinned to what their targets are now, as `snapshots` does.
+    """Return all references of ``keyspace``, pinned to the current versions of their targets, as `snapshots` does.
 
-    ``tell`` is called with how many more objects are known. ``shard_options`` has sharded arrays become arrays of
+    ``on_progress(n)`` is called when n more objects are known. With ``shard_options``, sharded arrays become arrays of
     their inner chunks.
     """
     keyspace = unedited(keyspace)
-    found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, tell))
+    found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, on_progress))
     if found is None:
-        found = run("", partial(pin_targets, collect(keyspace, run, respell), tell))
+        found = run("", partial(pin_targets, collect(keyspace, run, respell), on_progress))
     else:
         found = respelled(found, respell)
     return found if shard_options is None else run("", partial(_flattened, found, shard_options))

@@ -19,7 +19,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from refshard_fs.core.keyspace import Listing
 from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
-from refshard_fs.errors import ReferenceNotReachable, TargetChanged, told
+from refshard_fs.errors import ReferenceNotReachable, TargetChanged, sanitize
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Request
 from refshard_fs.source.source import Source
@@ -230,7 +230,7 @@ class WrittenFile(io.BytesIO):
     def __del__(self) -> None:
         fs, self._fs = self._fs, None  # never closed: not known to be whole
         if fs is not None:
-            what = f"the file {told(self.path)!r} was opened for writing and never closed: what was written is lost"
+            what = f"the file {sanitize(self.path)!r} was opened for writing and never closed: what was written is lost"
             warnings.warn(what, RuntimeWarning, stacklevel=2)
 
 

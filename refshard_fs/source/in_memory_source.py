@@ -40,7 +40,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """Return the first bytes of the sources that it was made from; None where this process does not have them."""
         return None
 
-    def spelled(self) -> dict[str, str]:
+    def spell_out(self) -> dict[str, str]:
         """Return a JSON value of it, for `source_of`: in this process its name, elsewhere its content if small."""
         _known[self.digest] = self
         out = {_MARK: self.digest}

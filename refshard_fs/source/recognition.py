@@ -16,7 +16,7 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NoSuchSource, SourceNotReachable, UnknownSource
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
-from refshard_fs.known_formats import known_formats
+from refshard_fs.known_formats import all_formats
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
@@ -38,10 +38,10 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
     SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
     """
     most = options.max_manifest_bytes
-    if format is not None and format in known_formats() and known_formats()[format].opens_unseen:
+    if format is not None and format in all_formats() and all_formats()[format].opens_unseen:
         return (yield from _open(Probe(url), options, format))
     probe = yield from _probe(url, most, min(options.head, most))
-    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in known_formats().values()):
+    if format is None and not probe.is_directory and not any(f.recognises(probe) for f in all_formats().values()):
         try:  # a web server may answer a directory's URL with a page about it
             probe = yield from _probe_directory(url, most)
         except SourceNotReachable:
@@ -93,10 +93,10 @@ def _refuse_unread(probe: Probe, most: int) -> Steps[None]:
         inner = within(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
     kind = unread_kind(inner.head)
     if codec is None:
-        if kind is not None and not any(f.recognises(probe) for f in known_formats().values()):
+        if kind is not None and not any(f.recognises(probe) for f in all_formats().values()):
             raise UnknownSource(f"{probe.url} is {kind[0]}, which is not read: {kind[1]}")
         return
-    fitting = [f.name for f in known_formats().values() if not f.is_general and f.recognises(inner)]
+    fitting = [f.name for f in all_formats().values() if not f.is_general and f.recognises(inner)]
     if kind or fitting:
         what = kind[0] if kind else f"a file of format {fitting[0]!r}"
         raise UnknownSource(
@@ -108,7 +108,7 @@ def _refuse_unread(probe: Probe, most: int) -> Steps[None]:
 
 def _format_of(probe: Probe, name: str | None) -> Format:
     """Return the format called ``name``, or the one that recognises the source; UnknownSource if there is not one."""
-    known = known_formats()
+    known = all_formats()
     if name is not None:
         if name not in known:
             raise UnknownSource(f"format={name!r} is not known; there are: {', '.join(sorted(known))}")
@@ -210,7 +210,7 @@ def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
 
 
 def _probe_directory(url: str, most: int) -> Steps[Probe]:
-    below, known = locator(url), known_formats()
+    below, known = locator(url), all_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)

@@ -32,7 +32,7 @@ from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.selection import Selection
-from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, told_cause
+from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.failures import blame, note_decoding, source_failed
@@ -132,7 +132,7 @@ class Engines:
         try:
             return self._at_once_reader().run(steps)
         except Exception as e:  # noqa: BLE001  # `blame` tells which
-            raise blame(key, e) from told_cause(e.__cause__ or e)
+            raise blame(key, e) from sanitize_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
         """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""
@@ -275,7 +275,7 @@ class Source(Engines):
 
     # ------------------------------------------------------------------ copies of a filesystem
 
-    def shared_as(self, name: str, arguments: object) -> Source:
+    def share(self, name: str, arguments: object) -> Source:
         """Return the session that filesystems with equal ``arguments`` share by ``name``: this one, if it is new."""
         with _naming:
             known = _named.get(name)
@@ -369,7 +369,7 @@ class Source(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
-            raise source_failed(options.source, e) from told_cause(e)
+            raise source_failed(options.source, e) from sanitize_cause(e)
 
     def _selected(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
         """Return what is shown of the source that ``steps`` open."""
@@ -422,7 +422,7 @@ class Source(Engines):
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
-    def edited(self) -> Transaction:
+    def ensure_transaction(self) -> Transaction:
         """Return the transaction; that of a source in memory is made here, at the first write."""
         transaction = self.transaction
         if transaction is not None:
@@ -526,9 +526,9 @@ class Source(Engines):
         self._guard(request, data)
         return data
 
-    async def read_all(self, requests: list[Request], tell: Callable[[int], object] | None = None) -> list[Any]:
-        """Return the bytes, or the error, of each request; ``tell`` is called with how many more have ended."""
-        out = await self._read_all(requests, tell)
+    async def read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None = None) -> list[Any]:
+        """Return the bytes, or the error, of each request; ``on_progress`` is called with how many more have ended."""
+        out = await self._read_all(requests, on_progress)
         for number, request in enumerate(requests):
             try:
                 if self._is_part_of_metadata(request):
@@ -538,7 +538,7 @@ class Source(Engines):
                 out[number] = e
         return out
 
-    async def _read_all(self, requests: list[Request], tell: Callable[[int], object] | None) -> list[Any]:
+    async def _read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None) -> list[Any]:
         keyspace = await self.keyspace()
         reader = self._at_once_reader()
         out: list[Any] = [None] * len(requests)
@@ -563,17 +563,17 @@ class Source(Engines):
         threads = min(WORKERS, len(groups))
         await asyncio.gather(*(asyncio.to_thread(take, groups[first::threads]) for first in range(threads)))
         late = [number for number, value in enumerate(out) if value is None]
-        if tell is not None:
-            tell(len(requests) - len(late))
+        if on_progress is not None:
+            on_progress(len(requests) - len(late))
         if not late:
             return out
         engine = self.engine()
         guess = len(requests) == 1  # several at once are all that the caller wants
         some, places = [requests[number] for number in late], [entries.get(number) for number in late]
         futures = engine.read_many(keyspace, some, places, guess=guess)
-        if tell is not None:
+        if on_progress is not None:
             for future in futures:
-                future.add_done_callback(lambda _: tell(1))
+                future.add_done_callback(lambda _: on_progress(1))
         for number, value in zip(late, await asyncio.gather(*futures, return_exceptions=True), strict=True):
             out[number] = value
         return out
@@ -766,13 +766,13 @@ class Source(Engines):
                         spans.setdefault((span.url, span.pin, limits), []).append((key, span.start, span.stop))
         return [p for (url, _, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
 
-    async def prefetch(self, keys: Sequence[str], *, wait: bool, tell: Callable[[int], object]) -> None:
+    async def prefetch(self, keys: Sequence[str], *, wait: bool, on_progress: Callable[[int], object]) -> None:
         """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.
 
-        Errors are not reported here: reading the key raises them. ``tell(n)``: n more requests were answered.
+        Errors are not reported here: reading the key raises them. ``on_progress(n)``: n more requests were answered.
         """
         keyspace = await self.keyspace()
-        await self.engine().ahead.announce(keyspace, keys, wait=wait, tell=tell)
+        await self.engine().ahead.announce(keyspace, keys, wait=wait, on_progress=on_progress)
 
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches.

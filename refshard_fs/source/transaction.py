@@ -27,7 +27,7 @@ from refshard_fs.core.keys import is_within
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import ABSENT, Facts, Inline, Span, Version
-from refshard_fs.errors import CostlyPattern, told
+from refshard_fs.errors import CostlyPattern, sanitize
 
 
 class Reading(Protocol):
@@ -117,7 +117,7 @@ _FORK: Final = re.compile(r"~([0-9a-f]{32})\Z")  # at the end of the name of a f
 def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
     if uncommitted[0] and pid == os.getpid():
         warnings.warn(
-            f"{uncommitted[0]} writes to {told(source)} were never committed, and are lost: "
+            f"{uncommitted[0]} writes to {sanitize(source)} were never committed, and are lost: "
             "call commit(), or discard(), or write within `with fs.transaction:`",
             RuntimeWarning,  # shown by default: data is lost
             stacklevel=2,
@@ -153,7 +153,7 @@ class CostlyWrites:
         for about, text in list(self._texts.items()):
             self._texts[about] = ""
             if text:
-                warnings.warn(told(f"array {about[0]!r}: {text}"), CostlyPattern, stacklevel=4)
+                warnings.warn(sanitize(f"array {about[0]!r}: {text}"), CostlyPattern, stacklevel=4)
 
 
 class Transaction:
@@ -318,7 +318,7 @@ class Transaction:
             known = self._copy = OverlayCopy.of(self)
         return known
 
-    def forked(self) -> OverlayCopy:
+    def make_fork(self) -> OverlayCopy:
         """Return a fork: an overlay that begins with these edits, and whose own are merged only when a user says so."""
         return msgspec.structs.replace(self.copy(), id=f"{self.id}~{uuid.uuid4().hex}")
 

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final
 
-from refshard_fs.errors import told
+from refshard_fs.errors import sanitize
 
 _HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and modes
 _MOST_LINKS: Final = 40  # links in a path: the limit of Linux
@@ -28,8 +28,8 @@ def path_to_write(path: str, root: str | None = None) -> str:
         place = os.path.join(place, step)
         if os.path.islink(place):
             raise PermissionError(
-                f"{told(place)} is a symbolic link inside the hierarchy that is written to: expected a directory. "
-                f"Nothing is written or removed behind links: to write there, open {told(os.path.realpath(place))} "
+                f"{sanitize(place)} is a symbolic link inside the hierarchy that is written to: expected a directory. "
+                f"Nothing is written or removed behind links: to write there, open {sanitize(os.path.realpath(place))} "
                 "itself"
             )
     return os.path.join(place, os.path.basename(path)) if path != root else place
@@ -56,8 +56,8 @@ def _without_links(path: str) -> str:
         target = os.readlink(place)
         if found.st_uid not in (0, os.geteuid()):
             raise PermissionError(
-                f"{told(place)} is a symbolic link of another user (number {found.st_uid}): writes follow only "
-                f"links of yours and of the system. To write where it leads, give that path: {told(target)}"
+                f"{sanitize(place)} is a symbolic link of another user (number {found.st_uid}): writes follow only "
+                f"links of yours and of the system. To write where it leads, give that path: {sanitize(target)}"
             )
         links += 1
         if links > _MOST_LINKS:

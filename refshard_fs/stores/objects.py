@@ -11,7 +11,7 @@ from glob import has_magic
 from typing import BinaryIO, Final
 
 from refshard_fs.core.model import ABSENT, Facts, Version
-from refshard_fs.errors import ReadOnlyError, SourceNotReachable, told
+from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
 from refshard_fs.security.policy import climbs, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.store import Buffer, Condition, Fetched, Place, Store, facts_in
@@ -74,7 +74,7 @@ class Objects:
         """
         root = self._open()[1]
         if ".." in name and ".." in name.replace("\\", "/").split("/"):
-            raise ReadOnlyError(f"{told(name)!r} lies outside {told(self.url)}: expected a name without '..'")
+            raise ReadOnlyError(f"{sanitize(name)!r} lies outside {sanitize(self.url)}: expected a name without '..'")
         return f"{root}/{name}" if name else root
 
     def _place_of(self, name: str) -> Place:

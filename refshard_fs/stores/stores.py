@@ -14,7 +14,7 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import tokenize
 
 from refshard_fs.core.forks import fork_safe, in_child
-from refshard_fs.errors import ReadOnlyError, told
+from refshard_fs.errors import ReadOnlyError, sanitize
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.stores.local import LocalStore
 from refshard_fs.stores.memory import MemoryStore
@@ -77,8 +77,8 @@ class Stores:
     ) -> tuple[Store, str]:
         if opened is None:
             raise ReadOnlyError(
-                f"{told(url)} cannot be written to: expected a local path, or a URL of an object store or of another "
-                "writable filesystem"
+                f"{sanitize(url)} cannot be written to: expected a local path, or a URL of an object store or of "
+                "another writable filesystem"
             )
         fs, path = opened
         kind = {LocalFileSystem: LocalStore, MemoryFileSystem: MemoryStore}.get(type(fs), Store)

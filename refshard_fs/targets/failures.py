@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from refshard_fs.errors import TargetNotAllowed, told, told_cause
+from refshard_fs.errors import TargetNotAllowed, sanitize, sanitize_cause
 
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -84,7 +84,7 @@ def _phrase(status: int) -> str:
 def as_failure(error: Exception) -> OSError:
     """Return ``error`` as an OSError of this module; OSErrors stay as they are."""
     if isinstance(error, ABSENT) and not _is_empty_to_zarr(error):
-        return type(error)(told(str(error)))
+        return type(error)(sanitize(str(error)))
     import aiohttp  # slow, and not needed for local files
     from aiohttp.http_exceptions import HttpProcessingError
 
@@ -104,10 +104,10 @@ def as_failure(error: Exception) -> OSError:
         case aiohttp.ClientConnectionError():
             failure = ConnectionLost(str(error) or type(error).__name__)
         case OSError() if not _is_empty_to_zarr(error):
-            return told_cause(error)
+            return sanitize_cause(error)
         case _:
             failure = Unreadable(f"{type(error).__name__}: {error}".rstrip(": ").replace("not satisfiable", "outside"))
-    failure.__cause__ = told_cause(error)
+    failure.__cause__ = sanitize_cause(error)
     return failure
 
 

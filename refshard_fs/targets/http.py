@@ -22,7 +22,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from refshard_fs.core.model import Facts
-from refshard_fs.errors import TargetNotAllowed, told
+from refshard_fs.errors import TargetNotAllowed, sanitize
 from refshard_fs.security.admission import Access, remedy
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, Judge, close_with, open_session, without_certificate
@@ -145,7 +145,7 @@ class HttpTarget(Target):
                         return await take(response)
             else:
                 raise Unreadable(
-                    f"the server redirected more than {_MOST_REDIRECTS} times, last to {told(str(location.url))}: "
+                    f"the server redirected more than {_MOST_REDIRECTS} times, last to {sanitize(str(location.url))}: "
                     "give the URL that it should lead to"
                 )
             self._locations.pop(path, None)
@@ -254,7 +254,8 @@ def _proxy_of(url: URL) -> str | None:
 
 def _misdirected(response: aiohttp.ClientResponse, where: str) -> Unreadable:
     return Unreadable(
-        f"the server answered HTTP {response.status} with the Location {told(where)!r}: expected an http or https URL"
+        f"the server answered HTTP {response.status} with the Location {sanitize(where)!r}: expected an http or "
+        "https URL"
     )
 
 

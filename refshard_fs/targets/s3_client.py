@@ -27,7 +27,7 @@ from multidict import CIMultiDict
 from s3fs.core import S3FileSystem
 from yarl import URL
 
-from refshard_fs.errors import TargetNotAllowed, told
+from refshard_fs.errors import TargetNotAllowed, sanitize
 from refshard_fs.security.admission import remedy
 from refshard_fs.targets.connections import GuardedResolver, close_session, in_context, open_session
 from refshard_fs.targets.failures import Unreadable
@@ -166,7 +166,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         """Send a prepared request of botocore and return the answer; failures are raised as botocore's errors."""
         url = request.url
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s by s3fs", told(f"{request.method} {url}"))
+            logger.debug("%s by s3fs", sanitize(f"{request.method} {url}"))
         headers = CIMultiDict((name, _text(value)) for name, value in request.headers.items())
         headers["Accept-Encoding"] = "identity"
         is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"

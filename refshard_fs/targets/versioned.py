@@ -23,7 +23,7 @@ from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import ABSENT, OWN, Absent, Facts, Listed, Pin, Span
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, told
+from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, sanitize
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check
 from refshard_fs.targets.failures import ABSENT as MISSING
@@ -332,7 +332,7 @@ class VersionedObject:
         if answer.unasked:
             server = server_of(self._version.url)
             if self._stats.add_unasked(server, answer.unasked):
-                warnings.warn(told(f"{server} {IGNORES_RANGES}"), CostlyPattern, stacklevel=2)
+                warnings.warn(sanitize(f"{server} {IGNORES_RANGES}"), CostlyPattern, stacklevel=2)
         return answer
 
     async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
@@ -397,7 +397,7 @@ class VersionedObject:
 
     def _log(self, what: str, path: str) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s %s", told(f"{server_of(self._version.url)}: {path}"), what)
+            logger.debug("%s %s", sanitize(f"{server_of(self._version.url)}: {path}"), what)
 
     def read_now(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None

@@ -32,7 +32,7 @@ from refshard_fs.errors import (
     RefShardError,
     TargetChanged,
     TargetNotAllowed,
-    told,
+    sanitize,
 )
 from refshard_fs.reading.failures import explain
 from refshard_fs.security.admission import WEB
@@ -139,7 +139,7 @@ class Findings:
         """Add one finding."""
         self.count(kind, 1)
         if self.counts[kind] <= SHOWN:
-            self.shown.append(Finding(severity, kind, key, told(url)[:1000], told(text)))
+            self.shown.append(Finding(severity, kind, key, sanitize(url)[:1000], sanitize(text)))
 
     def report(self, mode: CheckMode, **figures: Any) -> Report:
         """Return the findings, errors first, with the ``figures`` of checked items."""

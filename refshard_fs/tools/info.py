@@ -16,7 +16,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join, normalise, parent
 from refshard_fs.core.stats import count_text
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, undecodable
-from refshard_fs.errors import redacted
+from refshard_fs.errors import redact
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
 
@@ -156,14 +156,14 @@ def _targets(found: Survey) -> Targets:
         references=int(references.sum()),
         bytes=int(sizes.sum()),
         protocols=dict(Counter(protocol_of(found.urls[i]) or "file" for i in used).most_common()),
-        top=tuple(Target(redacted(found.urls[i]), int(references[i]), int(sizes[i])) for i in top.tolist()),
+        top=tuple(Target(redact(found.urls[i]), int(references[i]), int(sizes[i])) for i in top.tolist()),
     )
 
 
 def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Iterator[str]:
     for path, reason in sorted(left_whole.items()):
         what = "its shards are left whole" if path in found.arrays else "it is not shown"
-        yield redacted(f"{path or '/'}: {what}: {reason}")
+        yield redact(f"{path or '/'}: {what}: {reason}")
     for path, extents in found.arrays.items():
         problem = undecodable(extents.meta, path)
         if problem is not None:

@@ -22,7 +22,7 @@ from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.keys import normalise
 from refshard_fs.core.selection import chunk_numbers
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
-from refshard_fs.errors import ManifestError, NotListable, printable, redacted
+from refshard_fs.errors import ManifestError, NotListable, printable, redact
 from refshard_fs.reading.plan import Planned
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.picture import HUES, MARGIN, ROOM, Box, Page, Picture, Swatch, boxes_at, mix, ramp, width_of
@@ -174,7 +174,7 @@ def _files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Planned
     file_of = np.full(len(chunks.targets), INLINE, np.int64)
     file_of[in_files] = np.argsort(order)[places]
     found = [urls[i] for i in known[order].tolist()]
-    names = tuple(map(redacted, found))
+    names = tuple(map(redact, found))
     common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
     base = common[: common.rfind("/") + 1]
     base = "" if base.endswith("://") or len(base) < 8 else base  # it is but a protocol
@@ -327,7 +327,7 @@ def map_of_array(source: str, extents: Extents, urls: Sequence[str], selection: 
     plane = plane_of(grid.counts, chunks.numbers, None if selection is None else selection.numbers)
     shard_of = _shards(grid.counts, extents.shards, plane)
     files = _files(chunks, urls, [] if selection is None else selection.requests)
-    return Map(redacted(source), (extents,), files, _colours_by_file(files), plane, shard_of, selection)
+    return Map(redact(source), (extents,), files, _colours_by_file(files), plane, shard_of, selection)
 
 
 def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
@@ -336,7 +336,7 @@ def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> M
         *(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True))
     )
     colours = np.repeat([_hue(i) for i in range(len(arrays))], [len(extents) for extents in arrays])
-    return Map(redacted(source), tuple(arrays), _files(chunks, urls, []), colours)
+    return Map(redact(source), tuple(arrays), _files(chunks, urls, []), colours)
 
 
 def _hue(array: int) -> str:

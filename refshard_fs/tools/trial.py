@@ -25,7 +25,7 @@ from refshard_fs.core.compression import MOST, check_chunk, is_bounded, promised
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import splits
 from refshard_fs.core.zarrmeta import ArrayMeta, unsafe
-from refshard_fs.errors import ManifestError, told
+from refshard_fs.errors import ManifestError, sanitize
 
 PATIENCE: Final = 30.0  # seconds that a stranger's chunk may take: 256 MiB take one to three
 MEMORY: Final = 2 << 30  # bytes that decoding it may take: zarr holds a chunk of 256 MiB up to four times
@@ -190,7 +190,7 @@ def work(patience: float, memory: int) -> None:
         answers.flush()
         faulthandler.dump_traceback_later(patience, exit=True, file=watchdog)
         problem = trial.problem(*chunk)
-        answer = ("", "") if problem is None else ("wrong", told(str(problem)))
+        answer = ("", "") if problem is None else ("wrong", sanitize(str(problem)))
         if isinstance(problem, NotDecoded):
             answer = ("left out", f"takes more than {memory:,} bytes of memory")
         answers.write(msgspec.json.encode(answer) + b"\n")

@@ -23,7 +23,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
-from refshard_fs.errors import ManifestError, told
+from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.reading.plan import Planned
 from refshard_fs.source.source import Source
 
@@ -82,7 +82,7 @@ def view(title: str, subtitle: str, *parts: str) -> str:
 
 def text(value: object) -> str:
     """Return ``value`` escaped for HTML, without credentials."""
-    return escape(told(str(value)))
+    return escape(sanitize(str(value)))
 
 
 def paragraph(value: str) -> str:
@@ -209,9 +209,9 @@ class Plan(list[Planned]):
 def _request(request: Planned) -> tuple[str, str, str, str]:
     """Return a row of a plan: the target, the bytes of it, how many these are, and the keys that they serve."""
     url, start, stop, keys = request
-    first = told(keys[0]) if keys else ""
+    first = sanitize(keys[0]) if keys else ""
     return (
-        told(url),
+        sanitize(url),
         f"{start:,} to the end" if stop is None else f"{start:,} to {stop:,}",
         "" if stop is None else bytes_text(stop - start),
         f"{first} and {len(keys) - 1:,} more" if len(keys) > 1 else first,

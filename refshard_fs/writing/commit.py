@@ -10,7 +10,7 @@ from refshard_fs.core.edits import EditedKeySpace, Edits
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
-from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, told
+from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, sanitize
 from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.sharding.writing import sharded_by
 from refshard_fs.sinks.kerchunk_json import JsonSink
@@ -100,7 +100,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finis
     try:
         finish = _COMMITTERS[format](writer, stored, made)
     except TargetChanged as e:
-        if not e.target.startswith(told(source).rstrip("/")):
+        if not e.target.startswith(sanitize(source).rstrip("/")):
             raise
         raise ConflictError(
             f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "

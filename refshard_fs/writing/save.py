@@ -74,7 +74,7 @@ def save(
                     adoption.add_own(edit.url)
         stream = stream_of(found, session, respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
-        stream.tell = callback.relative_update
+        stream.on_progress = callback.relative_update
 
         def origins() -> Origins:  # of all that was gone through
             if copies is not None and copies.remark is not None:

@@ -50,7 +50,7 @@ class Writer:
     @property
     def overlay(self) -> Transaction:
         """The uncommitted writes; a source in memory has an overlay from the first use on."""
-        return self.session.edited()
+        return self.session.ensure_transaction()
 
     @property
     def source(self) -> str | InMemorySource:

@@ -123,7 +123,7 @@ def test_a_plugin_of_another_kind_is_named_and_left_out(monkeypatch: pytest.Monk
 
 def test_a_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Format("toy", lambda probe: probe.head == b"toy", "tests.core.test_format")
-    monkeypatch.setattr("refshard_fs.source.recognition.known_formats", lambda: {"toy": toy})
+    monkeypatch.setattr("refshard_fs.source.recognition.all_formats", lambda: {"toy": toy})
     with pytest.raises(
         refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) returns dict: expected a KeySpace"
     ):

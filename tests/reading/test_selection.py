@@ -296,7 +296,7 @@ def test_requests_of_a_closed_loop_are_collected_while_counting(http_server: Ran
     )
 
     async def begin() -> None:
-        await fs.source.prefetch(KEYS[:3], wait=True, tell=lambda count: None)
+        await fs.source.prefetch(KEYS[:3], wait=True, on_progress=lambda count: None)
         http_server.fault("silent", "/x")
         begun = [asyncio.ensure_future(fs._cat_file(key)) for key in KEYS[10:12]]
         requests = fs.source.engine().fetcher.requests

@@ -1,4 +1,4 @@
-"""A stranger's manifest, tried for real: what it may not do, it cannot, and the refusal says what would permit it."""
+"""Attacks by manifests of strangers: each is refused, and the error says how to permit the access."""
 
 from __future__ import annotations
 

@@ -611,7 +611,9 @@ def test_files_and_stores_of_version_3_are_opened_alike(tmp_path: Path, is_store
     if is_store_first:
         assert shown_bare.exists("t/c.1.0")
     else:
-        with pytest.raises(ManifestError, match=r"another version than the first set, which has 2"):
+        with pytest.raises(
+            ManifestError, match=r"expected metadata of zarr format 2, as in the first set, found 'zarr\.json'"
+        ):
             shown_bare.cat_file("t/1.0")
 
 

@@ -98,7 +98,7 @@ def test_a_token_is_part_of_the_signature(aws: AwsServer) -> None:
     keys = aws.assume()
     check(opened(aws.url, **by_keys(keys)))
     for wrong in (keys._replace(token=aws.assume().token), keys._replace(secret="wrong"), keys._replace(token=None)):
-        with pytest.raises(ReferenceNotReachable, match="cannot be had"):
+        with pytest.raises(ReferenceNotReachable, match="cannot be read"):
             opened(aws.url, **by_keys(wrong)).cat_file("0")
 
 

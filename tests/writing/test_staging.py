@@ -33,7 +33,7 @@ def test_workers_write_keys_with_any_characters_and_long_names(tmp_path: Path, n
 def test_uncommitted_edits_are_packed_once_for_all_processes(fs: RefShardFileSystem) -> None:
     for number in range(1000):
         fs.refer(f"a/c/{number}", "s3://bucket/of/a/long/name.nc", number * 100, 100)
-    overlay = fs.source.edited()
+    overlay = fs.source.ensure_transaction()
     assert overlay.copy() is overlay.copy()
     assert len(pickle.dumps(fs)) < 30_000
     fs.discard()

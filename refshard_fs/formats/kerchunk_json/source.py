@@ -21,7 +21,7 @@ from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_si
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Load, Steps
-from refshard_fs.errors import ManifestError, TargetNotAllowed, gives_access, redacted
+from refshard_fs.errors import ManifestError, TargetNotAllowed, gives_access, redact
 from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references import binary as compiled
@@ -172,7 +172,7 @@ def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templ
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JSON reference set."""
-    where = redacted(probe.url)
+    where = redact(probe.url)
     rule = Admission() if options.rule_of is None else options.rule_of(probe.url)
     if not options.simple_templates and not rule.trusts_source:
         raise TargetNotAllowed(

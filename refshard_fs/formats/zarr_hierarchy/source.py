@@ -36,8 +36,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 class ZarrHierarchy(Hierarchy):
     """A hierarchy of zarr that can be pinned."""
 
-    def snapshot(self, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
-        return (yield from _pinned_hierarchy(self, threshold, tell))
+    def snapshot(self, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
+        return (yield from _pinned_hierarchy(self, threshold, on_progress))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -50,18 +50,18 @@ class ZarrHierarchy(Hierarchy):
 Tell = Callable[[int], object]
 
 
-def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps[ReferenceSet]:
+def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
     """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
 
-    ``tell`` hears of how many more keys it is known what they are.
+    ``on_progress`` hears of how many more keys it is known what they are.
 
     NotListable where neither listings nor consolidated metadata tell the keys.
     """
     if (yield from hierarchy.can_list()):
-        pins = yield from _listed(hierarchy, tell)
+        pins = yield from _listed(hierarchy, on_progress)
         documents, grids = yield from _documents(hierarchy, pins)
     else:
-        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.known()).keys), tell)
+        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.known()).keys), on_progress)
         documents, grids = yield from _documents(hierarchy, pins)
         if not pins:
             raise NotListable(
@@ -70,7 +70,7 @@ def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps
                 "an object store, such as s3://bucket/store"
             )
         for path, grid in grids.items():
-            pins |= yield from _requested(hierarchy, (join(path, tail) for tail in grid.tails()), tell)
+            pins |= yield from _requested(hierarchy, (join(path, tail) for tail in grid.tails()), on_progress)
     side: dict[str, Value] = {}
     rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
     urls: list[str] = []
@@ -91,7 +91,7 @@ def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, tell: Tell) -> Steps
     return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(kept))
 
 
-def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
+def _listed(hierarchy: Hierarchy, on_progress: Tell) -> Steps[dict[str, Pin]]:
     found: dict[str, Pin] = {}
     known = yield from hierarchy.directories("")
     directories = [""]
@@ -106,18 +106,18 @@ def _listed(hierarchy: Hierarchy, tell: Tell) -> Steps[dict[str, Pin]]:
                     directories.append(key)
                 else:
                     found[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
-                    tell(1)
+                    on_progress(1)
     return dict(sorted(found.items()))
 
 
-def _requested(hierarchy: Hierarchy, keys: Iterable[str], tell: Tell) -> Steps[dict[str, Pin]]:
+def _requested(hierarchy: Hierarchy, keys: Iterable[str], on_progress: Tell) -> Steps[dict[str, Pin]]:
     """Return those of ``keys`` that exist."""
     found: dict[str, Pin] = {}
     left = iter(keys)
     while part := list(islice(left, TOGETHER)):
         answers = yield from ask_versions([hierarchy.url_of(name) for name in part])
         found |= {name: pin for name, facts in zip(part, answers, strict=True) if (pin := pin_of(facts)) is not None}
-        tell(len(part))
+        on_progress(len(part))
     return found
 
 

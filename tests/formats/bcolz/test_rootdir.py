@@ -218,7 +218,7 @@ def files_of(files: dict[str, bytes], directory: str) -> list[str]:
 def test_a_chunk_file_cut_within_its_headers_says_so(length: int) -> None:
     files = carray_of(np.arange(25), 10)
     files[f"{ROOT}/data/__1.blp"] = files[f"{ROOT}/data/__1.blp"][:length]
-    with pytest.raises(DamagedIndex, match=r"cut short.* written or copied anew; `refshard check`"):
+    with pytest.raises(DamagedIndex, match=r"cut short.* Write or copy this object again; `refshard check`"):
         chunk_of(Files(files), "data/1")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext as configured
 
-from refshard_fs.errors import LONGEST, ManifestError, ReferenceNotReachable, gives_access, printable, redacted, told
+from refshard_fs.errors import LONGEST, ManifestError, ReferenceNotReachable, gives_access, printable, redact, sanitize
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -24,12 +24,12 @@ def seeds() -> list[bytes]:
 
 def one_input(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    shown = told(text)
+    shown = sanitize(text)
     assert all(character.isprintable() or character.isspace() or ord(character) > 0xA0 for character in set(shown))
     assert not set(map(chr, [*range(0x20), *range(0x7F, 0xA0)])).intersection(shown)
     assert printable(shown) == shown
     assert len(shown) < 12 * LONGEST
-    if redacted(text) == text:
+    if redact(text) == text:
         assert "?token=HUSH" not in text
     else:
         assert gives_access(text.encode()) or len(text) > LONGEST or ":" in text
