@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from refshard_fs.serving import asgi
     from refshard_fs.sets.append import append
     from refshard_fs.sets.concat import concat
-    from refshard_fs.sets.cube import cube
+    from refshard_fs.sets.cube import cube, open
     from refshard_fs.sets.lazy_set import LazySet
     from refshard_fs.sets.rebase import MadeSet, rebase, snapshot
     from refshard_fs.tools.check import Finding, Report, check
@@ -84,6 +84,7 @@ __all__ = [
     "concat",
     "cube",
     "load",
+    "open",
     "rebase",
     "replace_reference_filesystem",
     "snapshot",
@@ -98,7 +99,7 @@ _NAMES = {  # the names that are imported at their first use, by module
     "serving": "asgi",
     "sets.append": "append",
     "sets.concat": "concat",
-    "sets.cube": "cube",
+    "sets.cube": "cube open",
     "sets.lazy_set": "LazySet",
     "sets.rebase": "MadeSet rebase snapshot",
     "tools.check": "Finding Report check",

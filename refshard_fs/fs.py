@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import os
 import uuid
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -67,7 +68,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         ``(store, path)``, an object in a store of obstore, or in any other store with obspec's methods. The format is
         recognised by the content; ``format=`` overrides this.
         A pattern, a list of URLs, or a table of URLs and their positions opens all of these, joined as by
-        `refshard_fs.cube`.
+        `refshard_fs.open`.
     target:
         URL of the references that have none (``[null, offset, length]``).
     ref_storage_args:
@@ -165,7 +166,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     select:
         Show a part of the source: a list of selections, applied in turn, each the arguments of `select` as JSON values.
     concat:
-        Arguments of `refshard_fs.cube`, if ``fo`` is many sources: a pattern (``"2024/*.nc"``), a list of URLs, or a
+        Arguments of `refshard_fs.open`, if ``fo`` is many sources: a pattern (``"2024/*.nc"``), a list of URLs, or a
         table. They are joined when the filesystem is made: ``{"dim": "time", "keep": ["sst"]}``.
     verify:
         Whether to verify each chunk's checksum, if the source (bloscpack) has checksums; a
@@ -709,7 +710,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         keep: Iterable[str] | str | None = None,
         rename: Mapping[str, str] | None = None,
         attrs: Mapping[str, Mapping[str, Any]] | None = None,
-        isel: Mapping[str, slice] | None = None,
+        isel: Mapping[str, int | slice] | None = None,
+        sel: Mapping[str, Any] | None = None,
+        squeeze: Iterable[str] | str | bool = (),
+        assign: Mapping[str, Any] | None = None,
     ) -> RefShardFileSystem:
         """Return a read-only filesystem that shows a part of this one, without copying chunks.
 
@@ -721,8 +725,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         attributes that name them (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``,
         ``cell_measures`` ...). ``attrs`` sets attributes of a variable or group (``""``: of the root); None removes
         one. ``isel`` takes a range of elements along dimensions: slices of step 1, whose negative bounds count from
-        the end. If a slice begins where a chunk begins, its chunks stay references, wherever it ends. Otherwise chunks
-        are decoded, cut and joined, uncompressed, when they are read.
+        the end, or an integer, which drops the dimension. ``sel`` takes labels of coordinates as xarray does
+        (``{"time": slice("2024-01", "2024-03")}``); it needs xarray, and reads the coordinates. If a slice begins where
+        a chunk begins, its chunks stay references, wherever it ends. Otherwise chunks are decoded, cut and joined,
+        uncompressed, when they are read. ``squeeze`` drops dimensions of length 1: those that it names, or all if it is
+        True. ``assign`` adds small arrays, or replaces others, under the names that are shown: values along a dimension
+        of the array's name, or ``(dims, values, attrs)``, as ``ds.assign_coords`` takes them.
 
         Raises ManifestError, with the names that exist, for a name that does not exist, and for a slice that begins
         within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. ValueError if
@@ -742,7 +750,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(
                 f"{count_text(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
             )
-        choice = Choice.of(drop, keep, rename, attrs, isel).to_json()
+        if sel:
+            isel = {**(isel or {}), **importlib.import_module("refshard_fs.labels").places_of(self, sel)}
+        choice = Choice.of(drop, keep, rename, attrs, isel, squeeze, assign).to_json()
         others = (SESSION, MAPPER, "mode", "overlay")
         options = {name: value for name, value in self._storage_options.items() if name not in others}
         options["select"] = [*(options.get("select") or ()), choice]

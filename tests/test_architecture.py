@@ -41,7 +41,7 @@ direct_array
 unpacking
 serving
 cli obspec_store universal_path virtualizarr xarray_backend zarr_pipeline zarr_store
-url_pipeline
+labels url_pipeline
 __main__
 """
 PLACE = {module: depth for depth, line in enumerate(LAYERS.split("\n")) for module in line.split()}

@@ -143,16 +143,32 @@ def renaming(text: str) -> tuple[str, str]:
     return old, new
 
 
-def extent(text: str) -> tuple[str, slice]:
-    """Return the dimension and the slice that NAME=START:STOP says; either bound may be left out."""
+def extent(text: str) -> tuple[str, int | slice]:
+    """Return the dimension and what NAME=START:STOP or NAME=PLACE says of it; either bound may be left out."""
     name, _, bounds = text.partition("=")
     try:
-        start, stop = (int(bound) if bound else None for bound in bounds.split(":"))
+        places = [int(bound) if bound else None for bound in bounds.split(":")]
     except ValueError:
         name = ""
-    if not name:
-        raise ArgumentTypeError(f"{text!r} is not NAME=START:STOP, the name of a dimension and two numbers")
-    return name, slice(start, stop)
+    if not name or not bounds or len(places) > 2:
+        raise ArgumentTypeError(f"{text!r} is not NAME=START:STOP or NAME=PLACE, a dimension and whole numbers")
+    return name, slice(*places) if len(places) == 2 else int(bounds)
+
+
+def labels(text: str) -> tuple[str, Any]:
+    """Return the dimension and the labels that NAME=FROM/TO or NAME=LABEL says; either end may be left out."""
+    name, _, rest = text.partition("=")
+    ends = [_number_or_text(end) if end else None for end in rest.split("/")]
+    if not name or not rest or len(ends) > 2:
+        raise ArgumentTypeError(f"{text!r} is not NAME=FROM/TO or NAME=LABEL, such as time=2024-01/2024-03")
+    return name, slice(*ends) if len(ends) == 2 else ends[0]
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return text if re.fullmatch(r"\d{4}(\d\d){0,2}", text) else float(text)  # a year is no number of days
+    except ValueError:
+        return text
 
 
 def pair(text: str) -> tuple[str, Any]:
@@ -259,9 +275,24 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
 
 
 _OPTIONS: Final = (
-    *("any_order", "chunks", "dim", "dims", "drop", "freq", "grid", "isel", "join", "keep", "lazy", "missing"),
+    *(
+        "any_order",
+        "assign",
+        "chunks",
+        "dim",
+        "dims",
+        "drop",
+        "freq",
+        "grid",
+        "isel",
+        "join",
+        "keep",
+        "lazy",
+        "missing",
+    ),
     *("on_duplicate", "on_error", "rename"),
-    *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sort", "subchunks"),
+    *("overlap", "overwrite", "remote_options", "remote_protocol", "resume", "same", "sel", "sort", "squeeze"),
+    "subchunks",
 )
 _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "head", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),

@@ -11,6 +11,7 @@ from refshard_fs.cli.command import (
     argument,
     command,
     extent,
+    labels,
     lengths,
     open_source,
     opening_options,
@@ -22,9 +23,10 @@ from refshard_fs.cli.command import (
 )
 from refshard_fs.core.stats import count_text
 
+DOCUMENT = ".refshard"  # how names of documents that join sets end
 _WHERE = (
-    "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, all else "
-    "parquet"
+    "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, .refshard "
+    "the document of a cube, all else parquet"
 )
 
 
@@ -56,14 +58,24 @@ _PART = (
     _OVERWRITE,
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
     *_PART,
-    argument("--isel", "write these elements along a dimension alone", "NAME=START:STOP", type=extent, **_MANY),
+    argument("--isel", "these elements along a dimension alone, or one", "NAME=START:STOP", type=extent, **_MANY),
+    argument("--sel", "those with these labels, such as time=2024-01/2024-03", "NAME=FROM/TO", type=labels, **_MANY),
+    argument("--squeeze", "leave out this dimension, of length 1", "NAME", **_MANY),
+    argument("--assign", "show these values as a coordinate", "NAME=JSON", type=pair, **_MANY),
 )
 def _convert(arguments: Namespace) -> None:
-    """Write references as parquet, JSON or manifests."""
+    """Write references as parquet, JSON or manifests, or a smaller document that joins sets."""
     source = open_source(arguments, index_cache=False)  # read once, to be replaced
-    words = _part(arguments)
-    if words or arguments.isel:
-        source = source.select(**words, isel=dict(arguments.isel))
+    words = _part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel", "assign")}
+    words = {name: value for name, value in (words | {"squeeze": arguments.squeeze}).items() if value}
+    if arguments.destination.endswith(DOCUMENT) and arguments.format is None:
+        cube = refshard_fs.LazySet.of(source)
+        if cube is None:
+            raise ValueError(f"{arguments.source} joins no sets, so that it is not written as {DOCUMENT}")
+        _save(arguments, cube.select(**words) if words else cube, arguments.destination)
+        return
+    if words:
+        source = source.select(**words)
     remark = source.save(
         arguments.destination,
         arguments.format,

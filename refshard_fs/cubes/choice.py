@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import base64
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Given
 from refshard_fs.core.consolidated import reconsolidated, repeats
 from refshard_fs.core.keys import is_within, join, nearest, parent
 from refshard_fs.core.zarrmeta import CONSOLIDATED
@@ -23,13 +28,82 @@ COORDINATES: Final = "coordinates"
 _NAMES: Final = (COORDINATES, "bounds", "climatology", "grid_mapping", "ancillary_variables")
 _ROLES: Final = ("cell_measures", "formula_terms")
 _SHOWN: Final = 20  # names in an error
+_KINDS: Final = "biufSU"  # of types that are assigned
+
+
+class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An array that a selection adds: its dimensions, numpy's name of its type, and its values, little-endian."""
+
+    dims: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    data: str
+    attrs: Attributes = {}
+
+    @classmethod
+    def of(cls, name: str, given: Any) -> Assigned:
+        """Return an array as xarray's ``assign_coords`` takes it: values, ``(dims, values[, attrs])``, or an array."""
+        dims: Any
+        attrs: Mapping[str, Any] = {}
+        match given:
+            case tuple() if len(given) in (2, 3):
+                dims, given, attrs = given if len(given) == 3 else (*given, {})
+                dims = (dims,) if isinstance(dims, str) else tuple(dims)
+            case _ if hasattr(given, "dims") and hasattr(given, "values"):
+                dims, given, attrs = tuple(given.dims), given.values, given.attrs
+            case _:
+                dims = None
+        values = np.asarray(given)
+        if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):
+            values = values.astype("U")
+        if values.dtype.kind == "O":  # of the standard library's times
+            with suppress(ValueError):
+                values = values.astype("M8[us]")
+        if values.dtype.kind == "M":
+            whole = values.astype("M8[s]")
+            is_whole = (whole == values).all()
+            unit = "seconds" if is_whole else "nanoseconds"
+            values = (whole if is_whole else values.astype("M8[ns]")).astype("i8")
+            attrs = {"units": f"{unit} since 1970-01-01", "calendar": "proleptic_gregorian", **attrs}
+        if dims is None:
+            dims = (name,) if values.ndim == 1 else ()
+        if len(dims) != values.ndim or values.dtype.kind not in _KINDS:
+            raise TypeError(
+                f"assign={{{name!r}: ...}}: expected numbers, texts or times, as values or (dims, values, attrs), got "
+                f"{values.dtype} of shape {values.shape} along {dims}"
+            )
+        values = values.astype(values.dtype.newbyteorder("<"))
+        data = base64.b64encode(values.tobytes()).decode()
+        return cls(dims, values.dtype.str, values.shape, data, dict(attrs))
+
+    def description(self, path: str) -> ArrayDescription:
+        """Return what its metadata say; ManifestError where its parts do not fit each other."""
+        where = f"assign= of {path!r}"
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError as e:
+            raise ManifestError(f"{where}: {e}") from None
+        if dtype.kind not in _KINDS or len(self.dims) != len(self.shape) or min(self.shape, default=0) < 0:
+            raise ManifestError(f"{where}: {self.dtype} of shape {list(self.shape)} along {list(self.dims)}")
+        if len(self.values()) != math.prod(self.shape) * dtype.itemsize:
+            raise ManifestError(f"{where}: {len(self.values())} bytes are no {list(self.shape)} of {self.dtype}")
+        chunks = tuple(max(length, 1) for length in self.shape)
+        return ArrayDescription(where, self.shape, chunks, dtype, self.dims, self.attrs)
+
+    def values(self) -> bytes:
+        """Return the bytes of its one chunk; ManifestError where they are not base64."""
+        try:
+            return base64.b64decode(self.data, validate=True)
+        except ValueError as e:
+            raise ManifestError(f"assign=: {e}") from None
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The arguments of one selection; all names are names in the source.
 
     A name without a slash means the variables, or groups, of that name in every group; one with a slash is the path of
-    one ("/air" in the root). ``isel`` has the bounds of slices.
+    one ("/air" in the root). ``isel`` has the bounds of slices. ``squeeze`` names dimensions of length 1 that are not
+    shown, or is True for all. ``assign`` are arrays that are added, or shown in place of others, by path.
     """
 
     drop: tuple[str, ...] = ()
@@ -37,6 +111,8 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     rename: dict[str, str] = {}
     attrs: dict[str, Attributes] = {}
     isel: dict[str, tuple[int | None, int | None]] = {}
+    squeeze: tuple[str, ...] | Literal[True] = ()
+    assign: dict[str, Assigned] = {}
 
     @classmethod
     def of(
@@ -46,14 +122,20 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         rename: Mapping[str, str] | None = None,
         attrs: Mapping[str, Mapping[str, Any]] | None = None,
         isel: Mapping[str, Any] | None = None,
+        squeeze: Iterable[str] | str | bool = (),
+        assign: Mapping[str, Any] | None = None,
     ) -> Choice:
         """Return what the arguments of ``fs.select`` say; TypeError or ValueError for what they do not take."""
+        single = [dim for dim, chosen in (isel or {}).items() if isinstance(chosen, int | np.integer)]
+        squeezed: Any = True if squeeze is True else [*single, *_names_of(squeeze or ())]
         given = {
             "drop": _names_of(drop),
             "keep": None if keep is None else _names_of(keep),
             "rename": dict(rename or {}),
             "attrs": {path: dict(values) for path, values in (attrs or {}).items()},
             "isel": {dim: _bounds(dim, chosen) for dim, chosen in (isel or {}).items()},
+            "squeeze": squeezed,
+            "assign": {path: msgspec.to_builtins(Assigned.of(path, value)) for path, value in (assign or {}).items()},
         }
         return cls.read(given)
 
@@ -70,18 +152,23 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         found: dict[str, Any] = zarrmeta.loads(zarrmeta.dumps(msgspec.to_builtins(self)))
         return found
 
+    def added(self, zarr_format: int) -> ArrayGroup:
+        """Return the arrays that it adds, as a source of its own."""
+        arrays = {path.strip("/"): one.description(path) for path, one in self.assign.items()}
+        chunks = {path.strip("/"): Given(one.values()) for path, one in self.assign.items()}
+        return ArrayGroup(arrays, chunks, zarr_format, {})
+
 
 def _names_of(given: Iterable[str] | str) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
 def _bounds(dim: str, chosen: Any) -> tuple[int | None, int | None]:
+    if isinstance(chosen, int | np.integer):
+        one = int(chosen)
+        return one, None if one == -1 else one + 1
     if not isinstance(chosen, slice):
-        one = f"slice({chosen}, {chosen + 1})" if isinstance(chosen, int) and chosen != -1 else "a slice of length 1"
-        raise TypeError(
-            f"isel={{{dim!r}: {chosen!r}}}: expected a slice. {one} keeps the dimension; squeeze() of the opened "
-            "dataset drops it"
-        )
+        raise TypeError(f"isel={{{dim!r}: {chosen!r}}}: expected an integer or a slice, for chunks hold all elements")
     if chosen.step not in (None, 1):
         raise ValueError(f"isel={{{dim!r}: {chosen!r}}}: expected a slice of step 1, for chunks hold all elements")
     start, stop = (None if bound is None else index(bound) for bound in (chosen.start, chosen.stop))
@@ -95,7 +182,8 @@ def _bounds(dim: str, chosen: Any) -> tuple[int | None, int | None]:
 class Node:
     """An array or a group: its metadata documents by name, which are its own. ``source`` is its path in the source.
 
-    Of the elements of an array that is ``stored`` as its document there says, those from ``starts`` on are shown.
+    Of the elements of an array that is ``stored`` as its document there says, those from ``starts`` on are shown. The
+    axes in ``dropped``, of length 1, are not; `drop_axes` takes them out of the documents.
     """
 
     def __init__(self, source: str, documents: Mapping[str, Any]) -> None:
@@ -103,6 +191,7 @@ class Node:
         self.documents = {name: dict(document) for name, document in documents.items()}
         self.stored = dict(self.array) if self.is_array else {}
         self.starts = (0,) * len(self.shape)
+        self.dropped: tuple[int, ...] = ()
 
     @property
     def is_array(self) -> bool:
@@ -147,6 +236,28 @@ class Node:
             after = edit(before)
             if after != before:
                 self.documents[".zattrs"] = after
+
+    def drop_axes(self) -> None:
+        """Take the axes that are not shown out of the documents."""
+        if not self.dropped:
+            return
+
+        def kept(values: Any) -> Any:
+            return (
+                [v for axis, v in enumerate(values) if axis not in self.dropped] if isinstance(values, list) else values
+            )
+
+        dims = [dim or "" for dim in kept(self.dims)]
+        document = dict(self.array)
+        for name in {"shape", "chunks", "dimension_names"} & document.keys():
+            document[name] = kept(list(document[name] or ()) or None)
+        grid = document.get("chunk_grid")
+        if grid is not None:
+            chunks = kept(list(grid["configuration"]["chunk_shape"]))
+            document["chunk_grid"] = {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunks}}
+        self.documents["zarr.json" if "zarr.json" in self.documents else ".zarray"] = document
+        self.edit_attributes(lambda attrs: {**attrs, DIMENSIONS: dims} if DIMENSIONS in attrs else attrs)
+        self.dropped = ()
 
     def rename_dimensions(self, names: Mapping[str, str]) -> None:
         """Rename dimensions, wherever the metadata name them."""
@@ -252,11 +363,49 @@ def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
     _shorten(shown, nodes, choice.isel)
     if len(shown) < len(nodes):
         _mend_coordinates(shown, nodes)
+    if choice.squeeze:
+        _squeeze(shown, nodes, choice.squeeze)
     for name, values in choice.attrs.items():
         for path in nodes.matching(name, "attrs") if name.strip("/") else [""]:
             if path in shown:
                 shown[path].edit_attributes(partial(_update_attributes, values))
-    return _rename_nodes(shown, nodes, choice.rename) if choice.rename else shown
+    named = _rename_nodes(shown, nodes, choice.rename) if choice.rename else shown
+    for path, added in choice.assign.items():
+        group, name = parent(path.strip("/"))
+        if group not in named:
+            raise nodes.unknown(f"assign= names {path!r}, whose group the source does not have")
+        named.pop(join(group, name), None)
+        if added.dims != (name,):
+            _add_coordinates(named[group], [name])
+    return named
+
+
+def _add_coordinates(group: Node, names: Iterable[str]) -> None:
+    """Name variables that are coordinates in the attributes of their group."""
+    words = dict.fromkeys([*_words(group), *names])
+    group.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words) or None}))
+
+
+def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | Literal[True]) -> None:
+    """Let arrays not have dimensions of length 1; their coordinates become scalar ones."""
+    lengths: dict[str | None, set[int]] = {}
+    for node in shown.values():
+        for dim, length in zip(node.dims, node.shape, strict=True):
+            lengths.setdefault(dim, set()).add(length)
+    if dims is True:
+        dims = [dim for dim, known in lengths.items() if dim is not None and known == {1}]
+    for dim in dims:
+        if dim not in lengths:
+            raise nodes.unknown(f"squeeze= names {dim!r}, which is not a dimension of the source", dims=True)
+        if lengths[dim] != {1}:
+            raise ManifestError(
+                f"{dim!r} has the length {', '.join(map(str, sorted(lengths[dim])))}, and squeeze= drops dimensions of "
+                f"length 1: isel={{{dim!r}: 0}} takes one element"
+            )
+    for path, node in shown.items():
+        node.dropped = tuple(axis for axis, dim in enumerate(node.dims) if dim in dims)
+        if node.dropped and node.dims == [parent(path)[1]]:
+            _add_coordinates(shown[parent(path)[0]], node.dims[:1])  # type: ignore[arg-type]
 
 
 def _update_attributes(values: Attributes, before: Attributes) -> Attributes:

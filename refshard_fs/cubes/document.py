@@ -85,6 +85,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     stacked: tuple[str, ...] = ()
     unions: dict[str, dict[str, _Axis]] = {}
     select: tuple[Choice, ...] = ()
+    view: tuple[Choice, ...] = ()
 
 
 class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     them, by path, and as which axis) a part may have only some elements. The coordinates of such dimensions are
     ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which each
     part that is a URL is shown, one after the other: all else here describes what they show. Arrays of the documents
-    ``beside`` it are shown with its own.
+    ``beside`` it are shown with its own. ``view`` are the selections by which all of it is shown.
     """
 
     parts: tuple[Part, ...]
@@ -194,6 +195,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         members |= {"join": "outer" if self.join == "outer" else None}
         members["held"] = {path: _base64(data) for path, data in self.held.items()}
         members["select"] = [choice.to_json() for choice in self.select]
+        members["view"] = [choice.to_json() for choice in self.view]
         members["beside"] = [document._to_json(respell) for document in self.beside]
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}

@@ -24,7 +24,7 @@ from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.documents import Documents, Shown
 from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative
+from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative, splits
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place, tails
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
@@ -41,7 +41,7 @@ from refshard_fs.cubes.document import (
     stack_metadata,
 )
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
-from refshard_fs.cubes.merging import MergedKeySpace
+from refshard_fs.cubes.merging import MergedKeySpace, selected
 from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
 from refshard_fs.cubes.recutting import (
     PIECES,
@@ -51,7 +51,6 @@ from refshard_fs.cubes.recutting import (
     cut_pieces,
     join_pieces,
 )
-from refshard_fs.cubes.selection import Selection
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
@@ -251,6 +250,22 @@ class ConcatKeySpace(KeySpace):
         inline = dict(self.first.inline_grids)
         along = {path: self._documents.arrays[path].grid for path in self.document.axes if path in inline}
         self._inline_grids = inline | {path: grid for path, grid in along.items() if grid is not None}
+
+    def documents_of_first(self) -> Steps[dict[str, dict[str, Any]]]:
+        """Return the documents of joined arrays and of their groups, as the first part has them, by key.
+
+        Where a document shows these, another part may come first.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        paths = {above for path in self.document.axes for above, _ in splits(path)} | self.document.axes.keys()
+        for key in (join(path, name) for path in sorted(paths) for name in (*METADATA, ".zattrs")):
+            data = None if key in self.document.metadata else (yield from self.first.read(key))
+            doc = None if data is None else zarrmeta.object_in(data, f"{key!r} of {self.where}")
+            if doc is not None and key.rpartition("/")[0] in self.document.stacked and not key.endswith(".zattrs"):
+                doc = _add_dimension(doc, self.document.dim, f"{key!r} of {self.where}")
+            if doc is not None:
+                found[key] = {name: value for name, value in doc.items() if name != "consolidated_metadata"}
+        return found | self.document.metadata
 
     @property
     def zarr_format(self) -> int:
@@ -843,13 +858,14 @@ def _open_document(
         return PartView((yield from of_part(open_selection(url), (origin,))), origin)
 
     def open_selection(url: str) -> Steps[KeySpace]:
-        return (yield from Selection.of((yield from open_other(url, theirs)), document.select))
+        return (yield from selected((yield from open_other(url, theirs)), document.select))
 
     first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
     yield from space.register_arrays()
     theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all other parts have the first one's
-    if not document.beside:
-        return space
-    beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])
-    return (yield from MergedKeySpace.of(space, beside))
+    whole: KeySpace = space
+    if document.beside:
+        beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])
+        whole = yield from MergedKeySpace.of(space, beside)
+    return (yield from selected(whole, document.view))

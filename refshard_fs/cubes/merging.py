@@ -11,8 +11,8 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, nearest, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, merged
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
-from refshard_fs.cubes.choice import documents_of, nodes_of
-from refshard_fs.cubes.selection import all_documents
+from refshard_fs.cubes.choice import Choice, documents_of, nodes_of
+from refshard_fs.cubes.selection import Selection, all_documents
 
 
 class MergedKeySpace(View):
@@ -188,3 +188,13 @@ class MergedKeySpace(View):
     def snapshot(self, threshold: int, on_progress: Any) -> Steps[Any]:
         yield from ()
         return None
+
+
+def selected(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
+    """Return ``base`` with each of ``choices`` taken of what the one before it shows."""
+    for choice in choices:
+        base = yield from Selection.of(base, choice)
+        if choice.assign:
+            is_version_3 = any(key.endswith("zarr.json") for key in (yield from base.documents()))
+            base = yield from MergedKeySpace.of(base, [choice.added(3 if is_version_3 else 2)])
+    return base

@@ -27,7 +27,8 @@ DEEPEST = 32  # groups within groups that are looked through
 class _Array(msgspec.Struct, frozen=True):
     """An array that is shown: its path in the source, its grid there and here, and how many chunks lie before it.
 
-    Chunks of an array that is ``recut`` are joined of pieces; its elements begin at ``starts``.
+    Chunks of an array that is ``recut`` are joined of pieces; its elements begin at ``starts``. The source's axes in
+    ``dropped``, along which there is one chunk, are not shown; `full` adds them to coordinates.
     """
 
     source: str
@@ -37,6 +38,19 @@ class _Array(msgspec.Struct, frozen=True):
     recut: Recut | None = None
     starts: tuple[int, ...] = ()
     meta: ArrayMeta | None = None
+    dropped: tuple[int, ...] = ()
+
+    def full(self, coords: Sequence[int], filling: int = 0) -> Sequence[int]:
+        """Return coordinates, or counts, along all axes of the source, given those that are shown."""
+        if not self.dropped:
+            return coords
+        left = iter(coords)
+        return [filling if k in self.dropped else next(left) for k in range(len(coords) + len(self.dropped))]
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many chunks are shown along each axis of the source."""
+        return () if self.grid is None else self.full(self.grid.counts, 1)
 
     @property
     def is_whole(self) -> bool:
@@ -45,15 +59,15 @@ class _Array(msgspec.Struct, frozen=True):
 
     def source_numbers(self, numbers: Numbers) -> Numbers:
         """Return the numbers in the source of chunks, given those here."""
-        if self.is_whole or self.grid is None or self.stored is None or not self.grid.counts:
+        if self.is_whole or self.stored is None or not self.counts:
             return numbers
-        coords = np.unravel_index(column_of(numbers).astype(np.int64), self.grid.counts)
+        coords = np.unravel_index(column_of(numbers).astype(np.int64), tuple(self.counts))
         there = [along + first for along, first in zip(coords, self.before, strict=True)]
         return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
 
     def shown(self, chunks: ArrayChunks) -> ArrayChunks:
         """Return the source's chunks that are shown, by their numbers here."""
-        if self.is_whole or self.grid is None or not self.grid.counts:
+        if self.is_whole or self.grid is None or not self.counts:
             return chunks
         if isinstance(chunks.numbers, np.ndarray):
             numbers = chunks.numbers
@@ -61,10 +75,10 @@ class _Array(msgspec.Struct, frozen=True):
             numbers = np.concatenate([column_of(some) for some in chunks.numbers] or [np.zeros(0, np.uint64)])
         coords = np.unravel_index(numbers.astype(np.int64), chunks.grid.counts)
         shown_key = np.array([along - first for along, first in zip(coords, self.before, strict=True)])
-        counts = np.array(self.grid.counts)[:, None]
+        counts = np.array(self.counts)[:, None]
         is_shown = ((shown_key >= 0) & (shown_key < counts)).all(axis=0)
         if self.grid.size:
-            placed = np.asarray(np.ravel_multi_index(tuple(shown_key[:, is_shown]), self.grid.counts), np.uint64)
+            placed = np.asarray(np.ravel_multi_index(tuple(shown_key[:, is_shown]), tuple(self.counts)), np.uint64)
         else:
             placed = np.zeros(0, np.uint64)
         sizes = None if chunks.sizes is None else chunks.sizes[is_shown]
@@ -86,6 +100,8 @@ class Selection(View):
         if base.url_of is not None:
             self.url_of = lambda key: (base.url_of or str)(self.object_of(key))
         self._arrays = {path: _array_of(base, node) for path, node in nodes.items() if node.is_array}
+        for node in nodes.values():
+            node.drop_axes()
         self._documents = {key: zarrmeta.dumps(doc) for key, doc in documents_of(nodes).items()}
         self._sources = {node.source: path for path, node in nodes.items()}
         self.grids = {path: array.grid for path, array in self._arrays.items() if array.grid is not None}
@@ -100,15 +116,12 @@ class Selection(View):
         self.reports = self._by_new_path(base.reports)
 
     @classmethod
-    def of(cls, base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
-        """Return ``base`` with each of ``choices`` taken of what the one before it shows; it is read for its metadata.
+    def of(cls, base: KeySpace, choice: Choice) -> Steps[KeySpace]:
+        """Return what ``choice`` takes of ``base``, which is read for its metadata, but for the arrays that it adds.
 
         ManifestError, with the names that exist, for a name that is not there.
         """
-        for choice in choices:
-            nodes = nodes_of((yield from all_documents(base)))
-            base = cls(base, choose(nodes, choice))
-        return base
+        return cls(base, choose(nodes_of((yield from all_documents(base))), choice))
 
     @property
     def source(self) -> KeySpace:
@@ -136,6 +149,7 @@ class Selection(View):
         coords = array.grid.decode(tail)
         if coords is None or not array.grid.contains(coords):
             return None
+        coords = tuple(array.full(coords))
         if array.recut is not None:
             return array, coords
         there = [at + first for at, first in zip(coords, array.before, strict=True)]
@@ -260,10 +274,18 @@ class Selection(View):
             size = array.recut.nbytes if found is not None and found.is_leaf else None
             numbers = () if found is None else found.numbers
             return sorted((Listed(found.child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)
+        if not grid.counts:  # a scalar, whose one chunk lies at any depth in the source
+            key = grid.encoding.encode(())
+            (entry,) = yield from self.base.entries([join(array.source, stored.encoding.encode(array.before))])
+            return [Listed(key, None)] if entry is not None and not directory else None
         leading = grid.leading(directory)
         if leading is None and directory:
             return None
-        there = "" if leading is None else stored.directory_of([a + b for a, b in zip(leading, array.before)])  # noqa: B905  # the first ones
+        there = ""
+        if leading is not None:
+            axes = [axis for axis in range(len(array.counts)) if axis not in array.dropped]
+            above = array.full([*leading, *[0] * (len(axes) - len(leading))])[: axes[len(leading)]]
+            there = stored.directory_of([a + b for a, b in zip(above, array.before)])  # noqa: B905  # the first ones
         listed_there = yield from self.base.children(join(array.source, there))
         shown: list[Listed] = []
         for listed in listed_there or ():
@@ -271,10 +293,12 @@ class Selection(View):
             coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
             if coords is None:
                 continue
-            shown_key = [at - first for at, first in zip(coords, array.before)]  # noqa: B905  # of a directory, the first
-            if all(0 <= at < count for at, count in zip(shown_key, grid.counts)):  # noqa: B905  # of a directory, the first
-                name = (str(shown_key[-1]) if shown_key else "c") if grid.is_nested else grid.encoding.encode(shown_key)
-                shown.append(msgspec.structs.replace(listed, name=name))
+            local = [at - first for at, first in zip(coords, array.before)]  # noqa: B905  # of a directory, the first
+            if all(0 <= at < count for at, count in zip(local, array.counts)):  # noqa: B905  # of a directory, the first
+                at = [coord for axis, coord in enumerate(local) if axis not in array.dropped]
+                name = (str(at[-1]) if at else "c") if grid.is_nested else grid.encoding.encode(at)
+                is_directory = listed.is_directory and len(at) < len(grid.counts)
+                shown.append(msgspec.structs.replace(listed, name=name, is_directory=is_directory))
         return sorted(shown, key=by_name)
 
     # ------------------------------------------------------------------ whole arrays
@@ -332,8 +356,8 @@ def _array_of(base: KeySpace, node: Node) -> _Array:
     """Return how an array is shown. The document of one that is recut gets other chunks, without a codec."""
     meta = zarrmeta.array_meta(node.stored, repr(node.source))
     stored = base.grids.get(node.source) or (None if meta is None else meta.grid)
-    shape = node.shape
-    if shape == list(node.stored.get("shape") or ()) and not any(node.starts):
+    shape, dropped = node.shape, node.dropped
+    if shape == list(node.stored.get("shape") or ()) and not any(node.starts) and not dropped:
         return _Array(node.source, stored, stored)
     if meta is None or meta.chunks is None or stored is None:
         raise ManifestError(
@@ -341,14 +365,30 @@ def _array_of(base: KeySpace, node: Node) -> _Array:
             "after opening it"
         )
     sizes = [max(size, 1) for size in meta.chunks]
-    if math.prod(shape) and any(start % size for start, size in zip(node.starts, sizes, strict=True)):
+    is_within = any(start % size for start, size in zip(node.starts, sizes, strict=True))
+    is_longer = any(sizes[axis] > 1 for axis in dropped) or (dropped and not _is_simple(meta))
+    if math.prod(shape) and (is_within or is_longer):
         recut = _recut(node, meta)
-        return _Array(node.source, stored, recut.meta.grid, (), recut, node.starts, meta)
+        grid = _without_axes(recut.meta.grid, dropped)
+        return _Array(node.source, stored, grid, (), recut, node.starts, meta, dropped)
     grid = ChunkGrid.regular(shape, meta.chunks, stored.encoding)
     before = tuple(start // size for start, size in zip(node.starts, sizes, strict=True))
     if grid.counts == stored.counts:
         grid = stored
-    return _Array(node.source, stored, grid, before if grid.size else (0,) * len(before))
+    before = before if grid.size else (0,) * len(before)
+    return _Array(node.source, stored, _without_axes(grid, dropped), before, dropped=dropped)
+
+
+def _without_axes(grid: ChunkGrid | None, axes: Sequence[int]) -> ChunkGrid | None:
+    if grid is None or not axes:
+        return grid
+    return ChunkGrid(tuple(count for axis, count in enumerate(grid.counts) if axis not in axes), grid.encoding)
+
+
+def _is_simple(meta: ArrayMeta) -> bool:
+    """Whether no codec depends on the number of dimensions."""
+    names = [codec.get("name") if isinstance(codec, Mapping) else codec for codec in meta.raw.get("codecs") or ()]
+    return "shards" not in meta.raw and not {"transpose", "sharding_indexed"}.intersection(map(str, names))
 
 
 def _recut(node: Node, meta: ArrayMeta) -> Recut:

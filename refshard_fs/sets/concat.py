@@ -35,7 +35,7 @@ from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import array_facts, check_merged, roomier_encodings, with_digests
 from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
-from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.sets.lazy_set import LazySet, describe
 from refshard_fs.sets.outer import Aligned, complete, fills_of, with_fills, with_gaps
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, sets_of_grid, some_of
 from refshard_fs.sets.rebase import MadeSet, made
@@ -434,8 +434,9 @@ def concat(
     if not isinstance(document, ConcatDocument):
         return made(made_of.whole.refs, opened_with)
     data = document.dumps()
-    title = f"{count_text(document.count, 'set')} joined along {' and '.join(made_of.dims)}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), title, opened_with, heads)
+    return LazySet(
+        data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), describe(document), opened_with, heads
+    )
 
 
 class _Join(NamedTuple):
@@ -443,7 +444,6 @@ class _Join(NamedTuple):
 
     document: Any
     whole: NamedSet
-    dims: Sequence[str]
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]]
 
 
@@ -520,7 +520,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
         cube = _Cube(order, file_grid, units, rules)
         document, whole = cube.join(dict(zip(places, zip(sources, read, strict=True), strict=True)))
-        return _Join(document, whole, [str(along) for along in order], cube.made)
+        return _Join(document, whole, cube.made)
 
 
 def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tuple[list[Any], list[NamedSet]]]:
@@ -553,7 +553,6 @@ def _merge_documents(groups: Sequence[_Join]) -> _Join:
     documents = [group.document for group in others]
     return first._replace(
         document=msgspec.structs.replace(first.document, beside=tuple(documents)),
-        dims=list(dict.fromkeys(dim for group in groups for dim in group.dims)),
         made=[entry for group in groups for entry in group.made],
     )
 

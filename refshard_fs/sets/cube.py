@@ -1,28 +1,54 @@
-"""Many files as one dataset, by one call: `concat` that finds the dimension, and reads metadata alone."""
+"""Any folder, list or table as one source, by one call."""
 
 from __future__ import annotations
 
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
+from refshard_fs.core.model import Load, Raw, Span, Stat, Steps
+from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.sets.scanning import reading_options
+from refshard_fs.sets.tables import sources_in_parquet
+from refshard_fs.source.in_memory_source import source_of
+from refshard_fs.source.normalizing import are_many
+from refshard_fs.source.options import for_sources
 
 
-def cube(sets: Any, dim: str | None = None, **arguments: Any) -> LazySet:
-    """Return many files as one source: `concat` with ``lazy=True``, which finds out along what they are joined.
+def open(  # as zarr.open and fsspec.open
+    sources: Any,
+    dim: str | None = None,
+    *,
+    isel: Mapping[str, int | slice] | None = None,
+    sel: Mapping[str, Any] | None = None,
+    squeeze: Iterable[str] | str | bool = (),
+    assign: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> LazySet:
+    """Open many files as one source, a cube: `concat` with ``lazy=True``, which finds out along what they are joined.
+
+    What it returns is opened by xarray, zarr and fsspec (``xr.open_dataset(cube, engine="refshard")``), shows a part of
+    itself (`LazySet.select`), and is saved (`LazySet.save`) as a small document, which this function opens again.
 
     Parameters
     ----------
-    sets:
+    sources:
         A pattern (``"s3://bucket/2024/*.nc"``), one with fields that name dimensions
         (``"{member}/tas_{time:%Y%m}.nc"``), a list of URLs, or a table that says where each lies: pairs
-        ``(url, {"time": ..., "band": ...})``, a DataFrame with a column ``url`` and one for each dimension, or items of
-        STAC (pystac's, or JSON), whose dimensions are ``time`` and, where they have several, ``asset``.
+        ``(url, {"time": ..., "band": ...})``, a DataFrame with a column ``url`` and one for each dimension, items of
+        STAC (pystac's, or JSON), whose dimensions are ``time`` and, where they have several, ``asset``; or the path of
+        a Parquet file with such a table or such items. A document that was saved is opened as it is.
     dim:
         The dimension. By default the values of coordinates tell: the dimension whose coordinate differs from file to
         file, or several, if files form a grid along them; else a scalar coordinate that differs, such as the time of
         a file with one; else a dimension without a coordinate whose length differs. Sets are put in the order of their
         values. A field of a name that only tells files apart (``{year}``, where ``time`` differs) makes no dimension.
+    isel, sel, squeeze, assign:
+        What of the cube is shown, as `RefShardFileSystem.select` takes it.
     arguments:
         All others of `concat`: ``keep``, ``drop``, ``rename``, ``attrs``, ``join``, ``freq``, ``overlap``, ``chunks``,
         ``on_error``, ``executor``, ``resume``; ``assets``, the names of assets of STAC to take; and those of
@@ -41,9 +67,48 @@ def cube(sets: Any, dim: str | None = None, **arguments: Any) -> LazySet:
     >>> for day in range(3):
     ...     ds = xarray.Dataset({"sst": ("day", [20.0 + day])}, {"day": [day]})
     ...     ds.to_netcdf(f"{folder}/{day}.nc", engine="h5netcdf")
-    >>> cube = refshard_fs.cube(f"{folder}/*.nc")
+    >>> cube = refshard_fs.open(f"{folder}/*.nc")
     >>> xarray.open_dataset(cube, engine="refshard")["sst"].values
     array([20., 21., 22.])
 
     """
-    return concat(sets, dim, lazy=True, **arguments)
+    words = {"isel": isel, "sel": sel, "squeeze": squeeze, "assign": assign}
+    if isinstance(sources, str | PurePath) and not are_many(sources):
+        options = {name: value for name, value in arguments.items() if name not in _OF_CONCAT}
+        options = for_sources(options, [os.fspath(sources)], open)
+        dims = arguments.get("dims") or (None if dim is None else (dim,))
+        rows = _table_at(os.fspath(sources), options, dims)
+        saved = None if rows is not None else LazySet.of(RefShardFileSystem(sources, **options))
+        if saved is not None:
+            return _part(saved, words | {name: arguments[name] for name in _OF_PARTS if name in arguments})
+        sources = sources if rows is None else rows
+    return _part(concat(sources, dim, lazy=True, **arguments), words)
+
+
+cube = open  # by what it returns
+
+_OF_CONCAT = inspect.signature(concat).parameters.keys() - {"options"}
+_OF_PARTS = ("keep", "drop", "rename", "attrs")
+
+
+def _part(made: LazySet, words: Mapping[str, Any]) -> LazySet:
+    given = {name: value for name, value in words.items() if value}
+    return made.select(**given) if given else made
+
+
+def _table_at(url: str, options: Mapping[str, Any], dims: Iterable[str] | None) -> list[Any] | None:
+    """Return the sources that a Parquet file lists; None where there is no such file."""
+    if not url.endswith((".parquet", ".geoparquet")):
+        return None
+    place = str(source_of(url, options.get("target_protocol"), None, True))
+    fs = RefShardFileSystem({}, **reading_options([place], options))
+    data: bytes = fs.source.run("", lambda: _read_file(place))
+    return sources_in_parquet(data, url, None if dims is None else list(dims)) if data else None
+
+
+def _read_file(url: str) -> Steps[bytes]:
+    """Return the bytes of a Parquet file; none where there is no such file."""
+    facts = yield Stat(url)
+    start = b"" if facts is None else (yield Load(Span(url, 0, min(facts.size, 4)), Raw()))
+    data: bytes = (yield Load(Span(url, 0, facts.size), Raw())) if start == b"PAR1" else b""
+    return data

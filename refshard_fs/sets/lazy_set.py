@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
+import msgspec
+
+from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.stats import count_text
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.security.policy import directory_of, protocol_of
@@ -16,6 +22,9 @@ from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_named
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import fold, table, view
+
+REMARK: Final = "only refshard reads it"
+_ACCESS: Final = frozenset(["fs", "options", "remote_options", "remote_protocol"])  # arguments that open parts
 
 
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
@@ -94,6 +103,45 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
             ),
         )
 
+    def select(self, **words: Any) -> LazySet:
+        """Return a set that shows a part of this one: the arguments are those of `RefShardFileSystem.select`.
+
+        Sets that lie outside of a range along the joined dimension are left out of the document, so that a range of
+        times is a smaller set; what is not joined is then that of the first set that is left.
+
+        >>> import tempfile, xarray, refshard_fs
+        >>> folder = tempfile.mkdtemp()
+        >>> for day in range(3):
+        ...     ds = xarray.Dataset({"sst": ("day", [20.0 + day])}, {"day": [day]})
+        ...     ds.to_netcdf(f"{folder}/{day}.nc", engine="h5netcdf")
+        >>> part = refshard_fs.open(f"{folder}/*.nc").select(sel={"day": slice(1, 2)}, rename={"sst": "t"})
+        >>> len(part), xarray.open_dataset(part, engine="refshard")["t"].values
+        (2, array([21., 22.]))
+        """
+        fs = RefShardFileSystem(self).select(**words)
+        choice = Choice.read(fs.storage_options["select"][-1])
+        document, choice = _shorten(fs, self.document, choice)
+        if choice != Choice():
+            document = msgspec.structs.replace(document, view=(*document.view, choice))
+        return self._of(document)
+
+    @classmethod
+    def of(cls, fs: RefShardFileSystem) -> LazySet | None:
+        """Return the document that joins sets which ``fs`` shows, its URLs absolute; None where it shows another."""
+        joined = _joined(fs)
+        if joined is None:
+            return None
+        view = tuple(map(Choice.read, fs.storage_options.get("select") or ()))
+        document = msgspec.structs.replace(joined.document, view=(*joined.document.view, *view))
+        data = document.dumps(joined.resolve)
+        opened = {name: value for name, value in fs.storage_options.items() if name in _ACCESS}
+        return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), opened)
+
+    def _of(self, document: ConcatDocument) -> LazySet:
+        data = document.dumps()
+        digest = hashlib.sha256(data).hexdigest()
+        return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.first_bytes)
+
     def respelled(self, respell: Callable[[str], str]) -> LazySet:
         """Return the set with other URLs."""
         data = self.document.dumps(respell)
@@ -101,6 +149,49 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySet, (self.content, self.digest, self.remark, self.joined, self.opened_with)
+
+
+def describe(document: ConcatDocument) -> str:
+    """Return in a few words what a document joins."""
+    dims = dict.fromkeys(dim for each in (document, *document.beside) for dim in _dims(each))
+    return f"{count_text(document.count, 'set')} joined along {' and '.join(dims)}"
+
+
+def _joined(fs: RefShardFileSystem) -> ConcatKeySpace | None:
+    """Return the document that a filesystem shows, without what is put over it."""
+    space: KeySpace = fs.source.open()
+    while isinstance(space, View):
+        space = space.base
+    return space if isinstance(space, ConcatKeySpace) else None
+
+
+def _dims(document: ConcatDocument) -> Iterator[str]:
+    yield document.dim
+    for part in document.parts:
+        if part.document is not None:
+            yield from _dims(part.document)
+            return
+
+
+def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:
+    """Return a document without the parts that ``choice`` takes nothing of, and what is left to choose."""
+    dim, starts = document.dim, document.starts
+    if dim not in choice.isel or document.view or document.beside:
+        return document, choice
+    start, stop, _ = slice(*choice.isel[dim]).indices(starts[-1])
+    first, last = bisect_right(starts, start) - 1, bisect_left(starts, stop)
+    if stop <= start or all(part.is_gap for part in document.parts[first:last]):
+        return document, choice
+    metadata = document.metadata
+    if document.first not in range(first, last):
+        joined = _joined(fs)
+        assert joined is not None, "it shows a document"
+        metadata = fs.source.run("", joined.documents_of_first)
+    isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}
+    if (start, stop) != (starts[first], starts[last]):
+        isel[dim] = (start - starts[first], stop - starts[first])
+    shorter = msgspec.structs.replace(document, parts=document.parts[first:last], metadata=metadata)
+    return shorter, msgspec.structs.replace(choice, isel=isel)
 
 
 def relative_urls(url: str) -> Callable[[str], str]:

@@ -27,7 +27,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
 from refshard_fs.cubes.document import of_part
-from refshard_fs.cubes.selection import Selection
+from refshard_fs.cubes.merging import selected
 from refshard_fs.errors import ManifestError, RefShardError, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
@@ -223,7 +223,7 @@ class _Scanner(Engines):
     def _collect(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a source."""
         opened = yield from first.run(open_source(first.url, self.options.open))
-        space = yield from first.run(Selection.of(opened, self.options.select))
+        space = yield from first.run(selected(opened, self.options.select))
         try:
             refs = yield from first.run(collected(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which

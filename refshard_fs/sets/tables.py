@@ -35,12 +35,48 @@ def placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple
     return [(url, {dim: _place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
 
 
+def sources_in_parquet(data: bytes, where: str, dims: Sequence[str] | None) -> list[Any]:
+    """Return what a Parquet file lists: URLs with their places along ``dims``, or items of STAC (stac-geoparquet).
+
+    Without ``dims``, all columns of times, numbers and texts but that of the URLs are dimensions.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as e:
+        raise ImportError(f'{where} is a Parquet file: pip install "refshard_fs[parquet]"') from e
+    table = pyarrow.parquet.read_table(pyarrow.BufferReader(data))
+    names = table.column_names
+    if "assets" in names:
+        times = [name for name in ("datetime", "start_datetime") if name in names]
+        return [
+            {
+                "type": "Feature",
+                "properties": {name: row[name].isoformat() for name in times if row[name] is not None},
+                "assets": {name: asset for name, asset in row["assets"].items() if asset is not None},
+            }
+            for row in table.select([*times, "assets"]).to_pylist()
+        ]
+    column = _column_of_urls(names, where)
+    is_place = (pyarrow.types.is_temporal, pyarrow.types.is_integer, pyarrow.types.is_floating)
+    is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_dictionary)
+    columns = [f.name for f in table.schema if f.name != column and any(is_(f.type) for is_ in (*is_place, *is_text))]
+    unknown = set(dims or ()).difference(columns)
+    if unknown:
+        raise ValueError(f"{where} has the columns {', '.join(columns)}, and not {', '.join(sorted(unknown))}")
+    return [(row.pop(column), row) for row in table.select([column, *(dims or columns)]).to_pylist()]
+
+
+def _column_of_urls(names: Sequence[str], where: str) -> str:
+    column = next((name for name in URLS if name in names), None)
+    if column is None:
+        raise ValueError(f"{where} has the columns {', '.join(names)}: expected one of {', '.join(URLS)}")
+    return column
+
+
 def _rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     if hasattr(sets, "columns") and hasattr(sets, "to_dict"):
-        names = [str(name) for name in sets.columns]
-        column = next((name for name in URLS if name in names), None)
-        if column is None:
-            raise ValueError(f"the table has the columns {', '.join(names)}: expected one of {', '.join(URLS)}")
+        column = _column_of_urls([str(name) for name in sets.columns], "the table")
         for row in sets.to_dict("records"):
             yield str(row.pop(column)), row
         return

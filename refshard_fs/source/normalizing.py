@@ -138,7 +138,7 @@ def joined(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tupl
     if named.get("mode", "r") != "r" or named.get("overlay") is not None:
         raise ValueError(
             f"mode={named.get('mode')!r}: {reprlib.repr(fo)} is many sources, which are joined to be read. To add to "
-            "them, save what refshard_fs.cube returns, and append to that"
+            "them, save what refshard_fs.open returns, and append to that"
         )
     # Sets of sources are made by means of filesystems, whose keywords this module knows: it cannot import them.
     cube = importlib.import_module("refshard_fs.sets.cube").cube

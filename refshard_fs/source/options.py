@@ -80,7 +80,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         _told("Selections of the source, each of the one before, as `fs.select` makes."),
     ] = None
     concat: Annotated[
-        Mapping[str, Any] | None, _told("Arguments of `refshard_fs.cube`, where `fo` is a pattern or a list.")
+        Mapping[str, Any] | None, _told("Arguments of `refshard_fs.open`, where `fo` is a pattern or a list.")
     ] = None
 
     def __post_init__(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from refshard_fs.cubes.choice import Choice, choose, documents_of, nodes_of
+from refshard_fs.errors import ManifestError
 
 
 def test_words_are_spelled_as_json_and_read_again() -> None:
@@ -21,6 +23,27 @@ def test_words_are_spelled_as_json_and_read_again() -> None:
     assert choice.to_json() == spelled
     assert Choice.read(spelled) == choice
     assert Choice.of().to_json() == {}
+
+
+def test_integers_drop_their_dimensions_and_values_are_spelled() -> None:
+    choice = Choice.of(isel={"x": -1, "y": 3}, squeeze="z", assign={"t": np.array(["2024-01-01"], "M8[ns]")})
+    assert choice.isel == {"x": (-1, None), "y": (3, 4)}
+    assert choice.squeeze == ("x", "y", "z")
+    days = {"units": "seconds since 1970-01-01", "calendar": "proleptic_gregorian"}
+    assert choice.to_json()["assign"] == {
+        "t": {"dims": ["t"], "dtype": "<i8", "shape": [1], "data": "gACSZQAAAAA=", "attrs": days}
+    }
+    assert Choice.read(choice.to_json()) == choice
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"dtype": "|O"}, {"dtype": "nope"}, {"shape": [2]}, {"shape": [-1]}, {"data": "?"}, {"dims": []}],
+)
+def test_assigned_values_that_do_not_fit_are_errors(given: Any) -> None:
+    whole = {"dims": ["x"], "dtype": "|u1", "shape": [1], "data": "AA==", **given}
+    with pytest.raises(ManifestError, match="assign="):
+        Choice.read({"assign": {"a": whole}}).added(2)
 
 
 @pytest.mark.parametrize("given", [{"kept": []}, {"drop": "a"}, {"isel": {"x": [0, 1, 2]}}, [], None])

@@ -113,6 +113,20 @@ WORDS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
         {"isel": {"time": slice(3, -2), "lat": slice(1, 6)}},
         lambda ds: ds.isel(time=slice(3, -2), lat=slice(1, 6)),
     ),
+    "integer": ({"isel": {"time": 7, "lon": -1}}, lambda ds: ds.isel(time=7, lon=-1)),
+    "scalar": ({"isel": {"time": 5, "lat": 0, "lon": 0}}, lambda ds: ds.isel(time=5, lat=0, lon=0)),
+    "labels": (
+        {"sel": {"time": slice(4.0, 11.0), "lat": 30.0}, "drop": "rain"},
+        lambda ds: ds.sel(time=slice(4.0, 11.0), lat=30.0).drop_vars("rain"),
+    ),
+    "squeeze": (
+        {"isel": {"time": slice(3, 4)}, "squeeze": True, "rename": {"time": "t"}},
+        lambda ds: ds.isel(time=slice(3, 4)).squeeze().rename(time="t"),
+    ),
+    "assign": (
+        {"assign": {"lon": np.arange(8) * 2, "mask": ("lon", ["sea"] * 8), "height": 3.5}},
+        lambda ds: ds.assign_coords(lon=np.arange(8) * 2, mask=("lon", ["sea"] * 8), height=3.5),
+    ),
     "nothing": ({"isel": {"time": slice(4, 4)}}, lambda ds: ds.isel(time=slice(4, 4))),
     "all": (
         {"keep": "air", "rename": {"time": "t"}, "isel": {"time": slice(10, None)}},
@@ -140,7 +154,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return SOURCES[request.param](tmp_path_factory.mktemp(request.param))
 
 
-EVERYWHERE = ("drop_air", "rename", "within", "all")
+EVERYWHERE = ("drop_air", "rename", "within", "all", "integer", "assign")
 CASES = [(source, words) for source in SOURCES for words in WORDS if source == "zarr2" or words in EVERYWHERE]
 
 
@@ -150,7 +164,7 @@ def test_selection_shows_what_xarray_makes_of_it(source: RefShardFileSystem, wor
     expected = same(read(source))
     selected = source.select(**arguments)
     xr.testing.assert_identical(read(selected), expected)
-    if words in ("rename", "within", "all"):
+    if words in ("rename", "within", "all", "integer", "scalar", "assign"):
         selected.save(str(tmp_path / "saved.json"))
         xr.testing.assert_identical(read(RefShardFileSystem(str(tmp_path / "saved.json"))), expected)
 
@@ -238,6 +252,11 @@ def test_commands_take_the_words_of_a_selection(tmp_path: Path) -> None:
     found = read(RefShardFileSystem(str(tmp_path / "both.json")))
     xr.testing.assert_identical(found, expected.drop_vars("area"))
     assert main(["convert", source, target, "--drop", "nope"]) == 2
+    words = ["--sel", "lat=20/45", "--isel", "time=3", "--assign", "lon=[0,1,2,3,4,5,6,9]", "--squeeze", "nope"]
+    assert main(["convert", source, target, *words]) == 2
+    assert main(["convert", source, target, *words[:-2]]) == 0
+    expected = dataset().sel(lat=slice(20, 45)).isel(time=3).assign_coords(lon=[0, 1, 2, 3, 4, 5, 6, 9])
+    xr.testing.assert_equal(read(RefShardFileSystem(target)), expected)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -321,7 +340,12 @@ def test_attributes_name_renamed_variables() -> None:
         ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),
         ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
         ({"isel": {"x": slice(0, 8, 2)}}, "a slice of step 1"),
-        ({"isel": {"x": 3}}, r"slice\(3, 4\) keeps the dimension"),
+        ({"isel": {"x": [3]}}, "expected an integer or a slice"),
+        ({"isel": {"x": 10}}, "'x' has the length 0"),
+        ({"squeeze": "nope"}, "squeeze= names 'nope'.* its dimensions are x"),
+        ({"squeeze": "x"}, "'x' has the length 10"),
+        ({"assign": {"a": object()}}, "expected numbers, texts or times"),
+        ({"assign": {"nope/a": 1}}, "assign= names 'nope/a', whose group"),
         ({"isel": {"x": slice(4, 8)}}, "4 along 'x', where chunks begin at 0, 3, 6"),
     ],
 )

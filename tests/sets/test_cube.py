@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+import refshard_fs
 from tests.support.cube_files import DAYS, X, opened, values, write
 
 
@@ -89,6 +90,63 @@ def test_places_come_with_urls(table: Callable[[list[tuple[str, int]]], Any], tm
     rows = [(str(tmp_path / f"{number}.nc"), number) for number in (2, 0, 1)]
     arguments = {"assets": ["data"]} if table is as_items else {}
     xr.testing.assert_equal(opened(table(rows), **arguments), xr.concat(parts, pd.Index(DAYS[:3], name="time")))
+
+
+def test_parquet_file_of_urls_or_items_is_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    parts = [xr.Dataset({"a": ("x", values(seed=n))}, {"x": X}) for n in range(4)]
+    for number, ds in enumerate(parts):
+        write(ds, tmp_path / f"{number}.nc")
+    rows = [(str(tmp_path / f"{number}.nc"), number) for number in range(4)]
+    frame = as_frame(rows).assign(band=["a", "b", "a", "b"], geometry=[b""] * 4)
+    frame["time"] = DAYS[[0, 0, 1, 1]]
+    frame.to_parquet(tmp_path / "scenes.parquet")
+    found = opened(str(tmp_path / "scenes.parquet"))
+    assert found["a"].dims == ("time", "band", "x")
+    np.testing.assert_array_equal(found["a"], np.stack([ds["a"] for ds in parts]).reshape(2, 2, 4))
+    items = [{"datetime": DAYS[n], "assets": {"data": {"href": url}}} for url, n in rows]
+    pd.DataFrame(items).to_parquet(tmp_path / "items.parquet")
+    xr.testing.assert_equal(opened(tmp_path / "items.parquet"), xr.concat(parts, pd.Index(DAYS[:4], name="time")))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A part of a cube, by arguments and by `select`, from memory and from its document.
+
+
+PARTS: dict[str, tuple[dict[str, Any], Callable[[xr.Dataset], Any]]] = {
+    "range": ({"isel": {"time": slice(1, 3)}}, lambda ds: ds.isel(time=slice(1, 3))),
+    "months": ({"sel": {"time": slice("2024-01-02", "2024-01-03")}}, lambda ds: ds.isel(time=slice(1, 3))),
+    "day": ({"sel": {"time": "2024-01-03"}, "squeeze": True}, lambda ds: ds.isel(time=2)),
+    "box": ({"sel": {"x": slice(1, 2)}, "isel": {"time": -1}}, lambda ds: ds.isel(time=-1).sel(x=slice(1, 2))),
+    "member": ({"assign": {"member": 7}}, lambda ds: ds.assign_coords(member=7)),
+}
+
+
+@pytest.mark.parametrize("words", PARTS)
+def test_part_of_a_cube_is_as_xarray_has_it(words: str, tmp_path: Path) -> None:
+    write_days(tmp_path)
+    arguments, same = PARTS[words]
+    expected = same(by_coords(tmp_path))
+    whole = refshard_fs.open(f"{tmp_path}/*.nc")
+    whole.save(f"{tmp_path}/whole.refshard")
+    parts = [
+        refshard_fs.open(f"{tmp_path}/*.nc", **arguments),
+        whole.select(**arguments),
+        refshard_fs.open(f"{tmp_path}/whole.refshard", **arguments),
+    ]
+    for part in parts:
+        part.save(f"{tmp_path}/part.refshard")
+        xr.testing.assert_equal(xr.open_dataset(part, engine="refshard").load(), expected)
+        xr.testing.assert_equal(xr.open_dataset(f"{tmp_path}/part.refshard", engine="refshard").load(), expected)
+    assert [len(part) for part in parts] == [{"range": 2, "months": 2, "day": 1, "box": 1, "member": 4}[words]] * 3
+
+
+def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
+    write_days(tmp_path)
+    refshard_fs.open(f"{tmp_path}/*.nc").save(f"{tmp_path}/t.ref")
+    refshard_fs.open(f"{tmp_path}/*.nc", rename={"t": "u"}).save(f"{tmp_path}/u.ref")
+    whole = by_coords(tmp_path)
+    xr.testing.assert_equal(opened([f"{tmp_path}/t.ref", f"{tmp_path}/u.ref"]), whole.assign(u=whole["t"]))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""Labels mean the places that xarray finds, in every group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.labels import places_of
+from tests.support.cube_files import DAYS, values
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
+    path = tmp_path_factory.mktemp("labels") / "a.nc"
+    ds = xr.Dataset({"t": (("time", "y"), values(6))}, {"time": DAYS, "y": [9.0, 6.0, 3.0, 0.0]})
+    ds.to_netcdf(path, group="model", engine="h5netcdf")
+    return RefShardFileSystem(str(path))
+
+
+@pytest.mark.parametrize(
+    ("sel", "expected"),
+    [
+        ({"time": "2024-01-03"}, {"time": slice(2, 3)}),
+        ({"time": slice("2024-01-03", None)}, {"time": slice(2, 6)}),
+        ({"time": np.datetime64("2024-01-02"), "y": 3.0}, {"time": 1, "y": 2}),
+        ({"y": slice(7, 2)}, {"y": slice(1, 3)}),
+        ({"y": slice(20, 10)}, {"y": slice(0, 0)}),
+        ({"model/y": [6.0, 3.0]}, {"y": slice(1, 3)}),
+    ],
+)
+def test_labels_become_places(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert places_of(source, sel) == expected
+
+
+@pytest.mark.parametrize(
+    ("sel", "message"),
+    [
+        ({"z": 1}, "sel= names 'z'.*model/time"),
+        ({"y": 5.0}, r"sel={'y': 5.0}.*\[9.\] to \[0.\]"),
+        ({"y": [9.0, 3.0]}, "do not follow one another"),
+    ],
+)
+def test_labels_that_are_not_there_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        places_of(source, sel)
