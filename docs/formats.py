@@ -15,6 +15,7 @@ OF = {
     "dmrpp": "dmr",
     "fits": "fits",
     "grib2": "grib",
+    "grib-rule": "archives-of-forecasts-by-rule",
     "hdf5": "netcdf-4-hdf5",
     "icechunk": "icechunk",
     "kerchunk-json": "json-sets-of-references",

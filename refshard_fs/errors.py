@@ -157,6 +157,10 @@ class DamagedIndex(ReferenceNotReachable):
         return f"{super().__str__()}. Write or copy this object again; `refshard check` finds all damaged ones"
 
 
+class NotYetThere(ReferenceNotReachable):
+    """A field of a forecast that an archive by rule will have: its file does not exist yet."""
+
+
 class TargetChanged(ReferenceNotReachable):
     """A target was replaced between two reads: bytes of both versions of the file would be mixed."""
 

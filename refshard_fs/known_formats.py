@@ -41,6 +41,7 @@ BUILT_IN = (
     tiff.FORMAT,
     dmrpp.FORMAT,
     grib2.FORMAT,
+    grib2.RULE,
     zip.FORMAT,
 )
 

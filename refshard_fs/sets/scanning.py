@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ ROUND: Final = 16  # sources whose look-ups are driven together: each waits for 
 ROUNDS: Final = 16  # such rounds that are under way at once, so that some are decoded while others wait
 PIECE: Final = 64  # sources that a worker scans in one call: some 100 ms, so that it is worth being sent
 REMEMBERED: Final = 32 << 20  # bytes of indexes of sources that are being scanned
+_OTHER_DOCUMENT: Final = re.compile(rb'\s*\{\s*"refshard"\s*:\s*"')  # JSON that is opened, and no set of references
 LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in the set
 SAYS: Final = frozenset(["axis", "standard_name", "units"])  # attributes of scalars that may be coordinates
 # Options that say how sources are read, and not what they mean.
@@ -214,7 +216,7 @@ class _Scanner(Engines):
     def _document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a JSON document; None if only opening it tells its meaning."""
         facts, data = first.facts, first.data
-        if facts is None:
+        if facts is None or _OTHER_DOCUMENT.match(data):
             return None
         if facts.size != len(data):
             data = yield Load(Probe(first.url, facts, data).document(self.options.open.max_manifest_bytes), Raw())

@@ -1,9 +1,16 @@
-"""GRIB files of edition 1 or 2: a zarr group with a variable for each parameter and kind of level."""
+"""GRIB files of edition 1 or 2: a zarr group with a variable for each parameter and kind of level.
+
+An archive of such files is a document with a rule, told by its first member, ``"refshard": "rule"``.
+"""
 
 from __future__ import annotations
 
+import re
+
 from refshard_fs.core.format import Format, Probe
 
+NAME = "rule"
+_START = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"refshard"\s*:\s*"' + NAME.encode() + b'"')
 TEXT = bytes((*range(14), *range(32, 127)))  # zeros, control characters that frame bulletins, and ASCII
 
 
@@ -18,3 +25,4 @@ def _recognises(probe: Probe) -> bool:
 
 
 FORMAT = Format("grib2", _recognises, "refshard_fs.formats.grib2.source")
+RULE = Format("grib-rule", lambda probe: _START.match(probe.head) is not None, "refshard_fs.formats.grib2.rule")

@@ -16,7 +16,7 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, MadeChunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, together
+from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
 from refshard_fs.formats.grib2.decoding import Named, Points, Values, Values1, eccodes, named
@@ -64,7 +64,7 @@ _SINCE: Final = "seconds since 1970-01-01"
 _CALENDAR: Final = "proleptic_gregorian"
 _DOWN: Final = {"positive": "down", "stored_direction": "decreasing"}
 # Attributes of coordinates, those that cfgrib gives them. All others are levels of a kind without CF's names.
-_COORDINATES: Final = {
+ATTRIBUTES: Final = {
     "latitude": _cf("degrees_north", "latitude", "latitude"),
     "longitude": _cf("degrees_east", "longitude", "longitude"),
     "number": _cf("1", "realization", "ensemble member numerical id"),
@@ -92,6 +92,7 @@ _COORDINATES: Final = {
 }
 
 
+LEVEL_UNITS: Final = {"isobaricInhPa": 2, "potentialVorticity": -9}  # powers of ten: hPa, and 1e-9 of SI's unit
 _Key = tuple[str, str, int, int, tuple[str, ...], bytes]  # what the fields of a variable have in common
 
 
@@ -103,7 +104,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     else:
         assert probe.facts is not None, "a file whose size is known"
         scan = yield Load(Span(probe.url, pin=probe.facts.pin), FileScan(probe.head, size))
-    group = _Group(probe.url, source, options.zarr_format)
+    group = FieldGroup(probe.url, source, options.zarr_format)
     group.show(scan)
     return group.keyspace(options.zarr_format, {"Conventions": "CF-1.7"})
 
@@ -216,19 +217,34 @@ def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
 def _scanned(rest: bytes, head: bytes, url: str) -> Scan:
     """Return the scan of a file whose bytes are ``head`` and ``rest``."""
     data = head + rest
-    steps = _scan(Grib(url, Inline(data), len(data), data))
+    return _run_in_memory(_scan(Grib(url, Inline(data), len(data), data)))
+
+
+def parse_message(data: bytes) -> list[Field | Unshown]:
+    """Return the fields of a message of edition 2; ManifestError where its sections do not fit it."""
+    grib = Grib("the message", Inline(data), len(data), data)
+
+    def steps() -> Steps[list[Field | Unshown]]:
+        yield from grib.read([0])
+        return (yield from grib.fields(0, length_of(data[:16])))
+
+    return _run_in_memory(steps())
+
+
+def _run_in_memory(steps: Steps[T]) -> T:
+    """Return what ``steps`` return, which read nothing but bytes that are in memory."""
     answer: Any = None
     while True:
         try:
             need = steps.send(answer)
         except StopIteration as stop:
-            scan: Scan = stop.value
-            return scan
+            result: T = stop.value
+            return result
         answer = tuple(map(_met, need)) if isinstance(need, tuple) else _met(need)
 
 
 def _met(need: Need) -> Any:
-    """Return the answer to a need of a file in memory."""
+    """Return the answer to a need of bytes that are in memory."""
     assert isinstance(need, Load)
     assert isinstance(need.entry, Inline), "all bytes of the file are in memory"
     return need.index.decode(need.entry.data)
@@ -260,8 +276,8 @@ Made = tuple[
 ]  # (offset, size) of parts of the file, and what makes them up
 
 
-class _Group(ArrayGroupBuilder):
-    """The variables of a file, while they are put together."""
+class FieldGroup(ArrayGroupBuilder):
+    """Collects the variables of a file, and coordinates of grids, whose sections 3 lie in ``source``."""
 
     def __init__(self, url: str, source: Span | Inline, zarr_format: int) -> None:
         super().__init__(url)
@@ -302,7 +318,7 @@ class _Group(ArrayGroupBuilder):
         return f"{name}_{level}" if len(same) == 1 else f"{name}_{level}_{same.index(key)}"
 
     def _variable(self, name: str, text: Named, fields: Sequence[Field]) -> None:
-        within, places, inner = self._grid(fields[0])
+        within, places, inner = self.add_grid(fields[0])
         product = TEMPLATES[fields[0].parameter.template]
         axes: dict[str, list[Any]] = {
             "number": [field.member for field in fields],
@@ -313,14 +329,14 @@ class _Group(ArrayGroupBuilder):
         for place, (axis, *_) in enumerate(product.axes):
             axes[axis] = _along([field.parameter.axes[place] for field in fields])
         ordered = {axis: sorted(set(values)) for axis, values in axes.items()}
-        if _COORDINATES.get(text.level, {}).get("stored_direction"):
+        if ATTRIBUTES.get(text.level, {}).get("stored_direction"):
             ordered[text.level].reverse()
         if not any(TEMPLATES[field.parameter.template].member for field in fields):
             del ordered["number"]
         names = {}
         for axis, values in ordered.items():
             dtype = "<i8" if type(values[0]) is int else "<f8"
-            names[axis] = self._coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
+            names[axis] = self.add_coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
         dimensions = {axis: own for axis, own in names.items() if len(ordered[axis]) > 1}
         valid = self._valid_time(ordered, dimensions, len(fields))
         attributes = {
@@ -334,7 +350,7 @@ class _Group(ArrayGroupBuilder):
             f"{self.url}: {name}", (*shape, *inner), (*(1 for _ in shape), *inner), np.dtype("<f4"),
             [*dimensions.values(), *within], attributes, fill_value="NaN", is_masked=True,
         )  # fmt: skip
-        flags = _described(fields[0]).flags if len(inner) > 1 else 0
+        flags = scan_flags(fields[0], inner)
         chunks: dict[int, Made] = {}
         ranks = {axis: {value: rank for rank, value in enumerate(values)} for axis, values in ordered.items()}
         for place, field in enumerate(fields):
@@ -344,7 +360,7 @@ class _Group(ArrayGroupBuilder):
             if number in chunks:
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
-                chunks[number] = field.parts, _values(field, inner[-1], flags)
+                chunks[number] = field.parts, values_recipe(field, inner[-1], flags)
         self.add(name, described, MadeChunks(self._source, described.grid(self._zarr_format), chunks))
 
     def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
@@ -353,9 +369,11 @@ class _Group(ArrayGroupBuilder):
             return []
         valid = np.add.outer(np.array(ordered["time"], "<i8"), np.array(ordered["step"], "<i8"))
         names = [dimensions[axis] for axis in ("time", "step") if axis in dimensions]
-        return [self._coordinate("valid_time", valid.reshape([extent for extent in valid.shape if extent > 1]), names)]
+        return [
+            self.add_coordinate("valid_time", valid.reshape([extent for extent in valid.shape if extent > 1]), names)
+        ]
 
-    def _coordinate(self, name: str, values: Any, dimensions: Sequence[str] | None = None) -> str:
+    def add_coordinate(self, name: str, values: Any, dimensions: Sequence[str] | None = None) -> str:
         """Return the name of a coordinate of these ``values``: with a number where another one has taken ``name``.
 
         It lies along the named ``dimensions``, or along one of its own.
@@ -381,12 +399,12 @@ class _Group(ArrayGroupBuilder):
         if self._left < 0:
             raise ValueError("its coordinates, and those of the fields before it, have more values than are made")
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
-        array = ArrayDescription(own, shape, shape, np.dtype(dtype), along, _COORDINATES.get(name, unnamed))
+        array = ArrayDescription(own, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, unnamed))
         grid = array.grid(self._zarr_format)
         chunks = Given(data) if isinstance(data, bytes) else MadeChunks(self._source, grid, {0: data})
         self.add(own, array, chunks)
 
-    def _grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
+    def add_grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
         """Return the names of a grid's dimensions, and of the coordinates that are no dimensions, and its shape."""
         grid = _described(field)
         template, across, down = grid.template, grid.across, grid.down
@@ -420,7 +438,12 @@ def _described(field: Field) -> Grid:
     return edition_1.describe_grid(field.grid) if field.parameter.edition == 1 else describe_grid(field.grid)
 
 
-def _values(field: Field, across: int, flags: int) -> Values | Values1:
+def scan_flags(field: Field, shape: Sequence[int]) -> int:
+    """Return the flags of how a grid is scanned, of which a list of points has none."""
+    return _described(field).flags if len(shape) > 1 else 0
+
+
+def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
     """Return what makes the values of a field from its parts."""
     sizes = tuple(size for _, size in field.parts)
     if field.parameter.edition == 1:
@@ -443,7 +466,7 @@ def _numbered(name: str, number: int) -> str:
 
 def _levels(fields: Sequence[Field], kind: str) -> list[float]:
     """Return the level of each field: the first surface's value, or where these are not enough, a number."""
-    unit = {"isobaricInhPa": 2, "potentialVorticity": -9}.get(kind, 0)  # a power of ten: hPa, and 1e-9 of SI's
+    unit = LEVEL_UNITS.get(kind, 0)
     found = [field.parameter.surfaces for field in fields]
     return _distinct(found, [[pair[0].value(unit) for pair in found]])
 

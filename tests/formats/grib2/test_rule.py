@@ -1,0 +1,277 @@
+"""Archives by rule: fields are found by sidecars, in rounds; what is not there yet, missing or stale is told apart."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, NotYetThere, ReferenceNotReachable, RefShardFileSystem
+from refshard_fs.formats.grib2.rule import Rule, parse_lines
+from tests.servers.http import RangeServer
+from tests.support.forecast_archive import ARCHIVES, Published, fill, publish, section_3
+from tests.support.grib_messages import message
+
+xr = pytest.importorskip("xarray")
+
+START = datetime(2026, 11, 1, tzinfo=UTC)
+GRID = base64.b64encode(section_3(message())).decode()
+KINDS = {"2t": [0, 0, 0], "t": [0, 0, 0], "gh": [0, 3, 5], "tp": [0, 1, 193]}
+
+
+def variable(dialect: str, one: Published, levels: list[float]) -> dict[str, Any]:
+    wgrib2 = {"name": one.name, "level": "{level} mb" if levels else one.level, "process": one.process}
+    line = wgrib2 if dialect == "wgrib2" else one.mars | ({"levelist": "{level}"} if levels else {})
+    surfaces = [[100]] if levels else [[103, 2]] if one.name == "TMP" else [[1, 0]]
+    kind = {"parameter": KINDS[one.keys["shortName"]], "surfaces": surfaces}
+    if one.process:
+        kind["statistic"] = 1
+    more = {"level": "isobaricInhPa", "levels": levels} if levels else {"covers": one.covers} if one.covers else {}
+    return {"line": line, "message": kind, **more, "attributes": {"units": "K"}}
+
+
+def document(name: str, server: RangeServer, **members: Any) -> dict[str, Any]:
+    """Return the rule of an archive on a server: runs of every 6 hours, steps 0 to 2."""
+    archive = ARCHIVES[name]
+    variables = {}
+    for one in archive.fields:
+        levels = [1000, 850, 500] if one.level.endswith("mb") else []
+        short = one.keys["shortName"] + (f"_{one.covers.replace(' ', '')}" if one.covers not in ("", "run") else "")
+        variables[short] = variable(archive.dialect, one, levels)
+    found = {
+        "refshard": "rule", "url": f"{server.url}/{archive.url}", "sidecar": f"{server.url}/{archive.sidecar}",
+        "dialect": archive.dialect, "time": {"start": "2026-11-01", "every": 6, "stop": "2026-11-01T06"},
+        "step": {"values": [[0, 2, 1]]}, "grids": [GRID], "variables": variables,
+    }  # fmt: skip
+    if archive.names or name == "ifs-ens":
+        found["number"] = {"values": [[0, 2, 1]], **({"names": list(archive.names)} if archive.names else {})}
+    return {**found, **members}
+
+
+def opened(document: dict[str, Any], **options: Any) -> Any:
+    fs = RefShardFileSystem(json.dumps(document).encode(), **options)
+    return xr.open_dataset(fs.get_mapper(""), engine="zarr", consolidated=False, decode_timedelta=True), fs
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_fields_of_every_archive_are_those_published(name: str) -> None:
+    archive = ARCHIVES[name]
+    with RangeServer() as server:
+        members = (0, 1, 2) if archive.names or name == "ifs-ens" else ()
+        want = {}
+        for run, step in itertools.product((0, 6), range(3)):
+            values = publish(server, archive, START + timedelta(hours=run), step, members)
+            want |= {(run // 6, step, *key): value for key, value in values.items()}
+        got, _ = opened(document(name, server))
+        assert list(got.step.values / np.timedelta64(1, "h")) == [0, 1, 2]
+        assert got.valid_time.values[1, 2] == np.datetime64("2026-11-01T08")
+        found = {short: one.values for short, one in got.data_vars.items()}
+        for (run, step, short, level, covers, number), values in want.items():
+            one = next(f for f in archive.fields if (f.name, f.level, f.covers) == (short, level, covers))
+            key = one.keys["shortName"] + (f"_{covers.replace(' ', '')}" if covers not in ("", "run") else "")
+            at = (run, step, *((number,) if members else ()))
+            at += ([1000, 850, 500].index(int(level.split()[0])),) if level.endswith("mb") else ()
+            np.testing.assert_array_equal(found[key][at], values, key)
+
+
+def now() -> datetime:
+    """Return the last run of every 6 hours that has begun."""
+    at = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    return at - timedelta(hours=at.hour % 6)
+
+
+def unending(server: RangeServer, due: int = 24) -> dict[str, Any]:
+    start = now() - timedelta(days=3)
+    return document("hrrr", server, time={"start": f"{start:%Y-%m-%dT%H}", "every": 6, "due": due})
+
+
+def test_run_of_many_steps_takes_a_round_of_sidecars_and_one_of_fields() -> None:
+    with RangeServer() as server:
+        rule = document("hrrr", server, step={"values": [[0, 11, 1]]})
+        values = [publish(server, ARCHIVES["hrrr"], START, step) for step in range(12)]
+        got, _ = opened(rule)
+        before = len(server.requests())
+        field = got["t"].sel(isobaricInhPa=850)[0].values
+        for step, one in enumerate(values):
+            np.testing.assert_array_equal(field[step], one["TMP", "850 mb", "", 0])
+        asked = server.requests()[before:]
+        assert [request.path.endswith(".idx") for request in asked] == 12 * [True] + 12 * [False]
+        got["gh"][0].values  # noqa: B018  # sidecars are read once
+        assert len([r for r in server.requests() if r.path.endswith(".idx")]) == 12
+
+
+def test_run_that_appears_is_read_at_once_and_shown_anew() -> None:
+    with RangeServer() as server:
+        last = now()
+        for hours in (12, 6):
+            publish(server, ARCHIVES["hrrr"], last - timedelta(hours=hours), 0)
+        got, fs = opened(unending(server))
+        assert got.sizes["time"] == 12
+        with pytest.raises(NotYetThere, match="is due by"):
+            fs.cat_file("2t/12.0.0.0")
+        with pytest.raises(NotYetThere):  # of a run that is shown, a step
+            got["2t"][-1].values  # noqa: B018
+        values = publish(server, ARCHIVES["hrrr"], last, 0)
+        data = fs.cat_file("2t/12.0.0.0")
+        np.testing.assert_array_equal(
+            np.frombuffer(data, "<f4").reshape(31, 16), values["TMP", "2 m above ground", "", 0]
+        )
+        fs.invalidate_cache()
+        again = xr.open_dataset(fs.get_mapper(""), engine="zarr", consolidated=False, decode_timedelta=True)
+        assert again.sizes["time"] == 13
+        np.testing.assert_array_equal(again["2t"][-1, 0].values, values["TMP", "2 m above ground", "", 0])
+
+
+def test_key_exists_unless_the_rule_the_server_or_the_sidecar_denies_it() -> None:
+    with RangeServer() as server:
+        publish(server, ARCHIVES["hrrr"], START, 0)
+        rule = document("hrrr", server, step={"values": [[0, 2, 1]], "last": {"06": 1}})
+        rule["variables"]["none"] = rule["variables"]["2t"] | {"line": {"name": "NONE"}}
+        _, fs = opened(rule)
+        for key in ("none/0.0.0.0", "2t/0.1.0.0", "2t/1.2.0.0", "2t/7.0.0.0"):
+            with pytest.raises(FileNotFoundError):
+                fs.cat_file(key)
+        sidecar = fill("/" + ARCHIVES["hrrr"].sidecar, START, 0, "")
+        server.delete(sidecar)
+        fs.invalidate_cache()
+        with pytest.raises(ReferenceNotReachable, match=r"f00.grib2 does: fields of that file"):
+            fs.cat_file("2t/0.0.0.0")
+
+
+STALE = {
+    "shifted": (lambda data, lines: (b"\0" + data, lines), "expected a GRIB message where the sidecar says"),
+    "of another length": (lambda data, lines: (data, lines[:1] + lines[2:]), "the sidecar says that the message has"),
+    "in another order": (
+        lambda data, lines: (data, [lines[1].replace(":TMP:1000 mb:", ":TMP:2 m above ground:"), *lines[2:]]),
+        "expected parameter 0.0.0 at 2 of kind 103 .*, found 0.0.0 at 100000 of kind 100",
+    ),
+    "of another run": (
+        lambda data, lines: (data.replace(bytes((0x07, 0xEA, 11, 1)), bytes((0x07, 0xEA, 11, 2))), lines),
+        "expected time 1793491200, found 1793577600",
+    ),
+    "of another grid": (
+        lambda data, lines: (message(np.zeros(496), shortName="2t", jScansPositively=1) + data, [
+            lines[0], f"2:{len(message(np.zeros(496), shortName='2t', jScansPositively=1))}:d=2026110100:A:b:anl:\n"]),
+        "expected time|expected grid",
+    ),
+    "no sidecar": (lambda data, lines: (data, ["<html>\n"]), "expected a line of wgrib2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STALE)
+def test_field_that_its_sidecar_misplaces_is_an_error(kind: str) -> None:
+    change, reason = STALE[kind]
+    with RangeServer() as server:
+        archive = ARCHIVES["hrrr"]
+        publish(server, archive, START, 0)
+        paths = ["/" + fill(text, START, 0, "") for text in (archive.url, archive.sidecar)]
+        data, lines = (bytes(server._resources[path].data) for path in paths)
+        data, changed = change(data, lines.decode().splitlines(keepends=True))
+        server.put(paths[0], data)
+        server.put(paths[1], "".join(changed).encode())
+        _, fs = opened(document("hrrr", server))
+        with pytest.raises(ReferenceNotReachable, match=reason):
+            fs.cat_file("2t/0.0.0.0")
+
+
+def test_refused_file_is_not_a_missing_one() -> None:
+    with RangeServer() as server:
+        publish(server, ARCHIVES["hrrr"], START, 0)
+        server.fault(403, path="*.idx")
+        _, fs = opened(document("hrrr", server))
+        with pytest.raises(ReferenceNotReachable, match="403"):
+            fs.cat_file("2t/0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"url": "{time}"}, r"has \{time:\}"),
+        ({"url": "{time:%c}"}, "expected one of"),
+        ({"url": "{step.__class__}"}, "a brace that belongs to no field"),
+        ({"url": "{number}"}, "expected one of"),
+        ({"url": "{step:99999999}"}, "expected one of"),
+        ({"dialect": "other"}, "Invalid enum value"),
+        ({"grids": []}, "of 0"),
+        ({"step": {"values": [[0, 10**12, 1]]}}, "more than"),
+        ({"step": {"values": [3, 1]}}, "do not ascend"),
+        ({"time": {"start": "x", "every": 6}}, "Invalid isoformat"),
+        ({"time": {"start": "2026-11-01", "every": 1, "due": 10**6}}, "are due after"),
+        ({"more": 1}, "unknown field"),
+    ],
+)
+def test_document_that_breaks_the_format_is_an_error(change: dict[str, Any], reason: str) -> None:
+    with RangeServer() as server:
+        rule = document("hrrr", server, **change)
+    with pytest.raises(ManifestError, match=reason):
+        RefShardFileSystem(json.dumps(rule).encode()).ls("")
+
+
+def test_rule_of_a_stranger_reaches_no_private_server() -> None:
+    with RangeServer() as server:
+        rule = document("hrrr", server, url="file:///etc/{step}", sidecar="file:///etc/{step}.idx")
+        fs = RefShardFileSystem(server.put("/rule.json", json.dumps(rule).encode()))
+        with pytest.raises(refshard_fs.TargetNotAllowed):
+            fs.cat_file("2t/0.0.0.0")
+
+
+def test_lines_of_wgrib2_are_read_as_hours() -> None:
+    lines = """1:0:d=2026110100:APCP:surface:0-1 day acc fcst:
+2:50:d=2026110100:WIND:10 m above ground:17-18 hour max fcst:ENS=+3
+3.1:80:d=2026110100:UGRD:10 m above ground:15 min fcst:
+3.2:80:d=2026110100:VGRD:10 m above ground:15 min fcst:
+4:99:d=2026110100:TMP:surface:anl:
+5:120:d=2026110100:APCP:surface:0-6 hour acc fcst:prob >25.4:prob fcst 255/255"""
+    found = parse_lines(lines.encode(), "wgrib2").lines
+    assert list(found.items()) == [
+        (("APCP", "surface", "acc", "", "2026110100", "0", "24"), (0, 50)),
+        (("WIND", "10 m above ground", "max", "", "2026110100", "17", "18"), (50, 80)),
+        (("UGRD", "10 m above ground", "", "", "2026110100", "0.25", "0.25"), (80, 99)),
+        (("VGRD", "10 m above ground", "", "", "2026110100", "0.25", "0.25"), (80, 99)),
+        (("TMP", "surface", "", "", "2026110100", "0", "0"), (99, 120)),
+        (("APCP", "surface", "acc", "prob >25.4:prob fcst 255/255", "2026110100", "0", "6"), (120, None)),
+    ]
+
+
+def test_saved_rule_is_the_same_document() -> None:
+    with RangeServer() as server:
+        rule = Rule.read(json.dumps(document("gefs", server)).encode(), "it")
+        assert Rule.read(rule.dumps(), "it") == rule
+
+
+def test_rule_is_saved_checked_and_joined_like_any_source(tmp_path: Path) -> None:
+    with RangeServer() as server:
+        for run, step in itertools.product((0, 6), range(3)):
+            publish(server, ARCHIVES["hrrr"], START + timedelta(hours=run), step)
+        path = tmp_path / "rule.json"
+        path.write_text(json.dumps(document("hrrr", server)))
+        got = xr.open_dataset(path, engine="refshard", decode_timedelta=True)
+        report = refshard_fs.check(RefShardFileSystem(str(path)))
+        assert not report.has_errors, report
+        RefShardFileSystem(str(path)).save(str(tmp_path / "copy.json"))
+        xr.testing.assert_identical(
+            xr.open_dataset(tmp_path / "copy.json", engine="refshard", decode_timedelta=True).load(), got.load()
+        )
+        later = document("hrrr", server, time={"start": "2026-11-01T06", "every": 6, "stop": "2026-11-01T06"})
+        first = document("hrrr", server, time={"start": "2026-11-01T00", "every": 6, "stop": "2026-11-01T00"})
+        for name, one in (("a", first), ("b", later)):
+            (tmp_path / f"{name}.json").write_text(json.dumps(one))
+        both = refshard_fs.cube([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+        joined = xr.open_dataset(both, engine="refshard", decode_timedelta=True)
+        xr.testing.assert_equal(joined.load(), got)
+
+
+def test_large_archive_is_opened_by_its_document_alone() -> None:
+    with RangeServer() as server:
+        rule = document("hrrr", server, step={"values": [[0, 48, 1]]}, time={
+            "start": "2014-07-30", "every": 1, "stop": "2026-07-30"})  # fmt: skip
+        got, _ = opened(rule)
+        assert got.sizes["time"] * got.sizes["step"] > 5_000_000
+        assert not server.requests()
