@@ -92,7 +92,7 @@ def unending(server: RangeServer, due: int = 24) -> dict[str, Any]:
     return document("hrrr", server, time={"start": f"{start:%Y-%m-%dT%H}", "every": 6, "due": due})
 
 
-def test_run_of_many_steps_takes_a_round_of_sidecars_and_one_of_fields() -> None:
+def test_run_takes_a_round_of_sidecars_and_one_of_fields() -> None:
     with RangeServer() as server:
         rule = document("hrrr", server, step={"values": [[0, 11, 1]]})
         values = [publish(server, ARCHIVES["hrrr"], START, step) for step in range(12)]
@@ -129,7 +129,7 @@ def test_run_that_appears_is_read_at_once_and_shown_anew() -> None:
         np.testing.assert_array_equal(again["2t"][-1, 0].values, values["TMP", "2 m above ground", "", 0])
 
 
-def test_key_exists_unless_the_rule_the_server_or_the_sidecar_denies_it() -> None:
+def test_key_exists_unless_rule_server_or_sidecar_denies_it() -> None:
     with RangeServer() as server:
         publish(server, ARCHIVES["hrrr"], START, 0)
         rule = document("hrrr", server, step={"values": [[0, 2, 1]], "last": {"06": 1}})
