@@ -108,6 +108,8 @@ class KeySpace(ABC):
     references: Any = None
     # The documents of the root that recognising the source has read; None where one is absent.
     root_documents: Mapping[str, bytes | None] = {}
+    # The document of the cube that it is, if it is one: a set is appended as a line of it.
+    cube: Any = None
     # Uncommitted writes over ``base``.
     edits: Any = None
 

@@ -41,7 +41,7 @@ from refshard_fs.cubes.document import (
     stack_metadata,
 )
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
-from refshard_fs.cubes.merging import MergedKeySpace, selected
+from refshard_fs.cubes.merging import merge, selected
 from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
 from refshard_fs.cubes.recutting import (
     PIECES,
@@ -207,7 +207,7 @@ class ConcatKeySpace(KeySpace):
         self.first = Overlaid(first, document.metadata, document.held, where) if is_shown_otherwise else first
         self.attribute_dtypes = first.attribute_dtypes
         self.unlimited_dimensions = first.unlimited_dimensions
-        self.document = document
+        self.document = self.cube = document
         self.document_url = where
         self.where = where
         self._resolve = resolve
@@ -867,5 +867,5 @@ def _open_document(
     whole: KeySpace = space
     if document.beside:
         beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])
-        whole = yield from MergedKeySpace.of(space, beside)
+        whole = yield from merge(space, beside)
     return (yield from selected(whole, document.view))

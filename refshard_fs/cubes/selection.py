@@ -1,4 +1,4 @@
-"""A part of a source as a source of its own: some variables, other names, a range of elements. No I/O here."""
+"""Parts of sources as a source of its own: some variables, other names, a range of elements. No I/O here."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ DEEPEST = 32  # groups within groups that are looked through
 
 
 class _Array(msgspec.Struct, frozen=True):
-    """An array that is shown: its path in the source, its grid there and here, and how many chunks lie before it.
+    """An array that is shown: its source, its path and grid there, its grid here, and how many chunks lie before it.
 
     Chunks of an array that is ``recut`` are joined of pieces; its elements begin at ``starts``. The source's axes in
     ``dropped``, along which there is one chunk, are not shown; `full` adds them to coordinates.
     """
 
+    space: KeySpace
     source: str
     stored: ChunkGrid | None
     grid: ChunkGrid | None
@@ -86,24 +87,29 @@ class _Array(msgspec.Struct, frozen=True):
 
 
 class Selection(View):
-    """What a `Choice` takes of ``base``: arrays and groups. Keys that belong to neither are not shown.
+    """What a `Choice` takes of ``base``, or several sources together: keys of no array or group are not shown.
 
-    ``nodes`` are the arrays and groups, by the paths under which they are shown.
+    ``nodes`` are the arrays and groups, by the paths under which they are shown. Those with a source among ``spaces``,
+    by path, are of that one, and all others of ``base``.
     """
 
-    resolves_manifests = True  # in the base
+    resolves_manifests = True  # in the sources
     holds_all_metadata = True
 
-    def __init__(self, base: KeySpace, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, base: KeySpace, nodes: Mapping[str, Node], spaces: Mapping[str, KeySpace] = {}) -> None:
         super().__init__(base)
-        self.in_memory = base.in_memory
+        self._spaces = list(dict.fromkeys([base, *spaces.values()]))
+        self.in_memory = all(space.in_memory for space in self._spaces)
         if base.url_of is not None:
             self.url_of = lambda key: (base.url_of or str)(self.object_of(key))
-        self._arrays = {path: _array_of(base, node) for path, node in nodes.items() if node.is_array}
+        owners = {path: spaces.get(path, base) for path in nodes}
+        self._arrays = {path: _array_of(owners[path], node) for path, node in nodes.items() if node.is_array}
         for node in nodes.values():
             node.drop_axes()
         self._documents = {key: zarrmeta.dumps(doc) for key, doc in documents_of(nodes).items()}
-        self._sources = {node.source: path for path, node in nodes.items()}
+        self._shown_paths: dict[KeySpace, dict[str, str]] = {space: {} for space in self._spaces}
+        for path, node in nodes.items():
+            self._shown_paths[owners[path]][node.source] = path
         self.grids = {path: array.grid for path, array in self._arrays.items() if array.grid is not None}
         self._tree: dict[str, dict[str, bool]] = {"": {}}
         for key in self._documents:
@@ -111,9 +117,9 @@ class Selection(View):
         for path in nodes:
             add_to_tree(self._tree, path, is_directory=True)
             self._tree.setdefault(path, {})
-        self.attribute_dtypes = self._by_new_path(base.attribute_dtypes)
-        self.unlimited_dimensions = self._by_new_path(base.unlimited_dimensions)
-        self.reports = self._by_new_path(base.reports)
+        for name in ("attribute_dtypes", "unlimited_dimensions", "reports"):
+            found = [(paths, getattr(space, name)) for space, paths in self._shown_paths.items()]
+            setattr(self, name, {paths[p]: value for paths, some in found for p, value in some.items() if p in paths})
 
     @classmethod
     def of(cls, base: KeySpace, choice: Choice) -> Steps[KeySpace]:
@@ -131,8 +137,13 @@ class Selection(View):
     def committed_as(self) -> str | None:  # type: ignore[override]  # it takes no commits
         return None
 
-    def _by_new_path(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {self._sources[path]: value for path, value in found.items() if path in self._sources}
+    @property
+    def strangers(self) -> frozenset[str]:
+        return frozenset().union(*(space.strangers for space in self._spaces))
+
+    def some_urls(self) -> Steps[Sequence[str | None]]:
+        urls = yield from together([space.some_urls() for space in self._spaces])
+        return list(itertools.chain.from_iterable(urls))
 
     # ------------------------------------------------------------------ keys
 
@@ -155,9 +166,10 @@ class Selection(View):
         there = [at + first for at, first in zip(coords, array.before, strict=True)]
         return array, join(array.source, array.stored.encoding.encode(there))
 
-    def _base_key(self, key: str) -> str | None:
+    def _source_of(self, key: str) -> tuple[KeySpace, str] | None:
+        """Return the source that has ``key``, and the key there; None for metadata, and what is made here."""
         at = self._place(key)
-        return at[1] if at is not None and isinstance(at[1], str) else None
+        return (at[0].space, at[1]) if at is not None and isinstance(at[1], str) else None
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         data = self._documents.get(key)
@@ -166,7 +178,7 @@ class Selection(View):
             return None if data is None else Inline(data)
         array, there = at
         if isinstance(there, str):
-            return (yield from self.base.lookup(there))
+            return (yield from array.space.lookup(there))
         return (yield from self._join_chunk(array, there))
 
     def _join_chunk(self, array: _Array, coords: Sequence[int]) -> Steps[Entry]:
@@ -176,59 +188,71 @@ class Selection(View):
         pieces = _cut_pieces(array, coords)
         check_pieces([array.meta] * len(pieces))
         source = PartArray.of(array.meta, array.recut, None, repr(array.source))
-        found = yield from self.base.entries([join(array.source, source.tail(piece.coords)) for piece in pieces])
+        found = yield from array.space.entries([join(array.source, source.tail(piece.coords)) for piece in pieces])
         return join_pieces(array.recut, [(source, piece, entry) for piece, entry in zip(pieces, found, strict=True)])
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        places, theirs = self._source_keys(keys)
-        others = sorted(set(range(len(keys))).difference(places))
-        return [
-            *(LookUp([places[n] for n in numbers], steps) for numbers, steps in self.base.lookups(theirs)),
-            *(self.single_lookup(number, keys[number]) for number in others),
-        ]
+        found, others = self._by_source(keys)
+        known = [_placed(places, space.lookups(theirs)) for space, (places, theirs) in found.items()]
+        return [*itertools.chain(*known), *(self.single_lookup(place, keys[place]) for place in others)]
 
     def reads(self, keys: Sequence[str]) -> list[LookUp]:
-        places, theirs = self._source_keys(keys)
-        others = sorted(set(range(len(keys))).difference(places))
-        return [
-            *(LookUp([places[n] for n in numbers], steps) for numbers, steps in self.base.reads(theirs)),
-            *lookups_of(self, keys, others),
-        ]
+        found, others = self._by_source(keys)
+        known = [_placed(places, space.reads(theirs)) for space, (places, theirs) in found.items()]
+        return [*itertools.chain(*known), *lookups_of(self, keys, others)]
 
-    def _source_keys(self, keys: Sequence[str]) -> tuple[list[int], list[str]]:
-        """Return the places of those ``keys`` that are keys of the source, and what they are there."""
-        found = [(place, there) for place, key in enumerate(keys) if (there := self._base_key(key)) is not None]
-        return [place for place, _ in found], [there for _, there in found]
+    def _by_source(self, keys: Sequence[str]) -> tuple[dict[KeySpace, tuple[list[int], list[str]]], list[int]]:
+        """Return the places of ``keys`` that sources have, and what they are there, by source; and all other places."""
+        found: dict[KeySpace, tuple[list[int], list[str]]] = {}
+        others: list[int] = []
+        for place, key in enumerate(keys):
+            at = self._source_of(key)
+            if at is None:
+                others.append(place)
+            else:
+                places, theirs = found.setdefault(at[0], ([], []))
+                places.append(place)
+                theirs.append(at[1])
+        return found, others
 
     def likely(self, keys: Sequence[str]) -> dict[int, Span]:
-        places, theirs = self._source_keys(keys)
-        return {places[number]: span for number, span in self.base.likely(theirs).items()}
+        return {
+            places[number]: span
+            for space, (places, theirs) in self._by_source(keys)[0].items()
+            for number, span in space.likely(theirs).items()
+        }
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        return (yield from self.base.full_shards(self._source_keys([*keys])[1]))
+        spans: list[Span] = []
+        for space, (_, theirs) in self._by_source([*keys])[0].items():
+            spans += yield from space.full_shards(theirs)
+        return spans
 
     def is_inner(self, key: str) -> bool:
-        there = self._base_key(key)
-        return there is not None and self.base.is_inner(there)
+        at = self._source_of(key)
+        return at is not None and at[0].is_inner(at[1])
 
     def is_empty(self, key: str) -> Steps[bool]:
-        there = self._base_key(key)
-        return there is not None and (yield from self.base.is_empty(there))
+        at = self._source_of(key)
+        return at is not None and (yield from at[0].is_empty(at[1]))
 
     def object_of(self, key: str) -> str:
-        there = self._base_key(key)
-        if there is not None:
-            return self.base.object_of(there)
+        at = self._source_of(key)
+        if at is not None:
+            return at[0].object_of(at[1])
         path, name = parent(key)
         return join(self._arrays[path].source, name) if path in self._arrays else key
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        there = self._base_key(key)
-        for other in () if there is None else self.base.keys_of_other_parts(there):
-            path = nearest(other, self._sources)
-            array = None if path is None else self._arrays.get(self._sources[path])
+        at = self._source_of(key)
+        if at is None:
+            return
+        shown = self._shown_paths[at[0]]
+        for other in at[0].keys_of_other_parts(at[1]):
+            path = nearest(other, shown)
+            array = None if path is None else self._arrays.get(shown[path])
             if path is not None and array is not None and array.is_whole:
-                yield join(self._sources[path], relative(other, path))
+                yield join(shown[path], relative(other, path))
 
     # ------------------------------------------------------------------ listing
 
@@ -241,7 +265,8 @@ class Selection(View):
             return True
         path = nearest(prefix, self._arrays)
         if path is not None and self._arrays[path].is_whole:
-            return (yield from self.base.is_directory(join(self._arrays[path].source, relative(prefix, path))))
+            array = self._arrays[path]
+            return (yield from array.space.is_directory(join(array.source, relative(prefix, path))))
         return path is not None and bool((yield from self.children(prefix)))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
@@ -260,7 +285,7 @@ class Selection(View):
     def _chunks_in(self, path: str, array: _Array, directory: str) -> Steps[Sequence[Listed] | None]:
         """Return what an array has in its ``directory`` besides metadata."""
         if array.is_whole:
-            names = yield from self.base.children(join(array.source, directory))
+            names = yield from array.space.children(join(array.source, directory))
             some = names or ()
             documents = any(zarrmeta.is_metadata(listed.name) for listed in some) and not directory
             return [listed for listed in some if not zarrmeta.is_metadata(listed.name)] if documents else names
@@ -276,7 +301,7 @@ class Selection(View):
             return sorted((Listed(found.child(n), size, not found.is_leaf) for n in numbers if found), key=by_name)
         if not grid.counts:  # a scalar, whose one chunk lies at any depth in the source
             key = grid.encoding.encode(())
-            (entry,) = yield from self.base.entries([join(array.source, stored.encoding.encode(array.before))])
+            (entry,) = yield from array.space.entries([join(array.source, stored.encoding.encode(array.before))])
             return [Listed(key, None)] if entry is not None and not directory else None
         leading = grid.leading(directory)
         if leading is None and directory:
@@ -286,7 +311,7 @@ class Selection(View):
             axes = [axis for axis in range(len(array.counts)) if axis not in array.dropped]
             above = array.full([*leading, *[0] * (len(axes) - len(leading))])[: axes[len(leading)]]
             there = stored.directory_of([a + b for a, b in zip(above, array.before)])  # noqa: B905  # the first ones
-        listed_there = yield from self.base.children(join(array.source, there))
+        listed_there = yield from array.space.children(join(array.source, there))
         shown: list[Listed] = []
         for listed in listed_there or ():
             tail = join(there, listed.name)
@@ -312,40 +337,47 @@ class Selection(View):
         arrays: dict[str, ArrayChunks] = {}
         others: dict[str, int | None] = {}
         indexes: set[str] = set()
-        shown = {path: array for path, array in self._arrays.items() if is_within(path, prefix)}
-        if self.base.is_reference_set or self.base.holds_all_metadata:
-            parts = [(yield from self.base.contents("", errors))] if shown else []
-        else:
-            parts = yield from together(
-                [self.base.contents(array.source, errors) for array in shown.values() if array.recut is None]
-            )
-        chunks = {path: found for part in parts for path, found in part.arrays.items()}
-        for path, array in shown.items():
-            if array.recut is not None and array.grid is not None:
-                arrays[path] = ArrayChunks(array.grid, [range(array.grid.size)])
-            elif array.source in chunks:
-                arrays[path] = array.shown(chunks[array.source])
-        whole = {array.source: path for path, array in shown.items() if array.is_whole}
-
-        def shown_key(key: str) -> str | None:
-            path = None if zarrmeta.is_metadata(key) else nearest(key, whole)
-            return None if path is None else join(whole[path], relative(key, path))
-
-        for part in parts:
-            members |= {new: value for key, value in part.members.items() if (new := shown_key(key)) is not None}
-            others |= {new: size for key, size in part.others.items() if (new := shown_key(key)) is not None}
-            indexes |= {new for key in part.indexes if (new := shown_key(key)) is not None}
+        for space in self._spaces:
+            shown = {p: array for p, array in self._arrays.items() if array.space is space and is_within(p, prefix)}
+            if space.is_reference_set or space.holds_all_metadata:
+                parts = [(yield from space.contents("", errors))] if shown else []
+            else:
+                parts = yield from together(
+                    [space.contents(array.source, errors) for array in shown.values() if array.recut is None]
+                )
+            chunks = {path: found for part in parts for path, found in part.arrays.items()}
+            for path, array in shown.items():
+                if array.recut is not None and array.grid is not None:
+                    arrays[path] = ArrayChunks(array.grid, [range(array.grid.size)])
+                elif array.source in chunks:
+                    arrays[path] = array.shown(chunks[array.source])
+            whole = {array.source: path for path, array in shown.items() if array.is_whole}
+            for part in parts:
+                members |= _shown_items(part.members, whole)
+                others |= _shown_items(part.others, whole)
+                indexes |= _shown_items(dict.fromkeys(part.indexes), whole).keys()
         return Contents(members, arrays, others, frozenset(indexes))
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         known = self._arrays.get(array)
         if known is None or known.recut is not None or known.stored is None:
             return (yield from super().chunks(array, numbers, grid))
-        return (yield from self.base.chunks(known.source, known.source_numbers(numbers), known.stored))
+        return (yield from known.space.chunks(known.source, known.source_numbers(numbers), known.stored))
 
     def snapshot(self, threshold: int, on_progress: Any) -> Steps[Any]:
         yield from ()
         return None
+
+
+def _shown_items(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is ``found`` by key below arrays, by the keys that are shown; ``whole`` has their new paths."""
+    owners = {key: nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
+    return {join(whole[p], relative(key, p)): found[key] for key, p in owners.items() if p is not None}
+
+
+def _placed(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[LookUp]:
+    """Return look-ups of keys that are at ``places`` among others."""
+    return [LookUp([places[number] for number in numbers], steps) for numbers, steps in look_ups]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -358,7 +390,7 @@ def _array_of(base: KeySpace, node: Node) -> _Array:
     stored = base.grids.get(node.source) or (None if meta is None else meta.grid)
     shape, dropped = node.shape, node.dropped
     if shape == list(node.stored.get("shape") or ()) and not any(node.starts) and not dropped:
-        return _Array(node.source, stored, stored)
+        return _Array(base, node.source, stored, stored)
     if meta is None or meta.chunks is None or stored is None:
         raise ManifestError(
             f"isel= cuts {node.source!r}, whose chunks are not of one size, or not known: drop it, or cut the dataset "
@@ -370,13 +402,13 @@ def _array_of(base: KeySpace, node: Node) -> _Array:
     if math.prod(shape) and (is_within or is_longer):
         recut = _recut(node, meta)
         grid = _without_axes(recut.meta.grid, dropped)
-        return _Array(node.source, stored, grid, (), recut, node.starts, meta, dropped)
+        return _Array(base, node.source, stored, grid, (), recut, node.starts, meta, dropped)
     grid = ChunkGrid.regular(shape, meta.chunks, stored.encoding)
     before = tuple(start // size for start, size in zip(node.starts, sizes, strict=True))
     if grid.counts == stored.counts:
         grid = stored
     before = before if grid.size else (0,) * len(before)
-    return _Array(node.source, stored, _without_axes(grid, dropped), before, dropped=dropped)
+    return _Array(base, node.source, stored, _without_axes(grid, dropped), before, dropped=dropped)
 
 
 def _without_axes(grid: ChunkGrid | None, axes: Sequence[int]) -> ChunkGrid | None:
