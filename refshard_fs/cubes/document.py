@@ -143,6 +143,12 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         return own + sum(document.count for document in self.beside)
 
     @property
+    def urls(self) -> list[str]:
+        """The URLs of all sets, as written, those of documents within and beside it among them."""
+        own = [[part.url] if part.document is None else part.document.urls for part in self.parts if not part.is_gap]
+        return [url for some in (*own, *(document.urls for document in self.beside)) for url in some]
+
+    @property
     def starts(self) -> list[int]:
         """Where each part begins along the dimension, and where the last one ends."""
         return list(accumulate((part.length for part in self.parts), initial=0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,8 +21,6 @@ from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.cubes.keyspace import ConcatKeySpace
-from refshard_fs.cubes.merging import MergedKeySpace
 from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
@@ -29,7 +28,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.sets.changed_set import coordinate_set, gap, trim, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
-from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.compatibility import check_merged, with_digests
 from refshard_fs.sets.concat import Rules, SetRow, url_of_set
 from refshard_fs.sets.concatenation import (
     Overlap,
@@ -67,7 +66,8 @@ def append(
     """Add the set ``fo`` to the set at ``target``, along ``dim``, as if both had been given to `concat`.
 
     ``fo`` may also be a pattern or a list of URLs: these are appended one after the other, in natural order; those that
-    a document names already are not opened again. So a job that runs every day costs what is new.
+    a document names already are not opened again. So a job that runs every day costs what is new. If a document joins
+    files of different variables, the new files of all variables are given together, and are written together.
 
     ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
@@ -95,29 +95,34 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
+    rules = _Rules(dim, frozenset(same), on_duplicate, any_order)
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
-        return _append_all(target, fo, dim, options, same=same, on_duplicate=on_duplicate, any_order=any_order)
-    sources = [os.fspath(each) for each in (target, fo) if isinstance(each, str | os.PathLike)]
-    options = for_sources(options, sources, append)
+        new, are_together = _find_new(target, fo, options)
+        groups = [new] if are_together else [[each] for each in new]
+        return sum(_append(target, group, rules, callback, options) for group in groups if group)
+    return _append(target, [fo], rules, callback, options)
+
+
+def _append(
+    target: str | os.PathLike[str], sets: Sequence[Any], rules: _Rules, callback: Callback, options: Mapping[str, Any]
+) -> int:
+    """Append ``sets`` in one commit; return by how much the target is longer. Only a document takes several."""
+    urls = [os.fspath(each) for each in (target, *sets) if isinstance(each, str | os.PathLike)]
+    options = for_sources(options, urls, append)
     url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
     base = fs._writing("append").base()
-    rules = _Rules(dim, frozenset(same), on_duplicate, any_order)
     joined = base.keyspace.source
     try:
-        if isinstance(joined, MergedKeySpace):
-            raise ManifestError(
-                f"{sanitize(str(url))} shows sets of different variables: append does not support these. Make it anew "
-                "with cube(..., resume=), which reads only new files"
-            )
-        if isinstance(joined, ConcatKeySpace):
-            added = _append_line(fs, base, joined, fo, rules, options)
+        if joined.cube is not None:
+            added = _append_lines(fs, base, joined.cube, sets, rules, options)
             with progress("append", callback) as shown:
-                shown.set_size(1)
-                shown.relative_update(1)
+                shown.set_size(len(sets))
+                shown.relative_update(len(sets))
             return added
+        (fo,) = sets
         whole = _Grown.of(fs, str(url), fo, rules, options, holds_pins=joined.references is not None)
         if whole is None:
             fs.discard()
@@ -130,7 +135,7 @@ def append(
                 shown.relative_update(1)
             fs.commit()
         if whole.remark:
-            warnings.warn(whole.remark, UserWarning, stacklevel=2)
+            warnings.warn(whole.remark, UserWarning, stacklevel=3)
         return whole.added
     except BaseException as e:
         fs.discard()  # nothing is left to be committed
@@ -142,17 +147,15 @@ def append(
         raise
 
 
-def _append_all(target: str | os.PathLike[str], fo: Any, dim: str, options: Mapping[str, Any], **how: Any) -> int:
-    """Append each of several sets that the target does not name yet; return by how much it is longer."""
+def _find_new(target: str | os.PathLike[str], fo: Any, options: Mapping[str, Any]) -> tuple[list[Any], bool]:
+    """Return those of several sets that the target does not name yet, and whether they are appended in one commit."""
     urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
     found = expand(fo, for_sources(options, urls, append))
-    fs = RefShardFileSystem(os.fspath(target), **options)
-    joined = fs.source.open().source
-    known = set()
-    if isinstance(joined, ConcatKeySpace):
-        known = {joined.resolve(part.url) for part in joined.document.parts if part.url}
+    joined = RefShardFileSystem(os.fspath(target), **options).source.open().source
+    document: ConcatDocument | None = joined.cube
+    known = set() if document is None else {joined.resolve(url) for url in document.urls}
     new = [each for each in found if not isinstance(each, str) or source_of(each, None, None, True) not in known]
-    return sum(append(target, each, dim, **how, **options) for each in new)
+    return new, document is not None and len(document.beside) > 0
 
 
 OnDuplicate = Literal["error", "skip", "replace"]  # how values are treated that the set has already
@@ -198,7 +201,13 @@ def _find_kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
                 "appends what is new, on_duplicate='replace' takes the new elements"
             )
         overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
-        pieces = {piece.number: piece for piece in arrange([old, new], dim, overlap=overlap) or []}
+        arranged = arrange([old, new], dim, overlap=overlap) or []
+        pieces = {piece.number: piece for piece in arranged}
+        if len(pieces) < len(arranged):
+            raise ManifestError(
+                f"some values of {dim!r} of {new.name}, between others, are in {old.name} already: append what is new "
+                "as a set of its own"
+            )
         if 0 not in pieces or pieces[0].start != 0 or 1 not in pieces:
             return _Kept(0, 0, len(coming))
         kept = _Kept(pieces[0].stop, pieces[1].start, pieces[1].stop)
@@ -305,75 +314,159 @@ def _is_same(before: Value | None, now: Value) -> bool:
 # A document that grows by a line: only its first part and the new one are opened.
 
 
-def _append_line(
-    fs: RefShardFileSystem, base: Base, joined: ConcatKeySpace, fo: Any, rules: _Rules, options: Mapping[str, Any]
+def _append_lines(
+    fs: RefShardFileSystem,
+    base: Base,
+    document: ConcatDocument,
+    sets: Sequence[Any],
+    rules: _Rules,
+    options: Mapping[str, Any],
 ) -> int:
-    """Append to the document; return by how much it is longer."""
-    document, dim = joined.document, rules.dim
+    """Append sets to the document, each to the one that has its variables; return by how much it is longer."""
+    before = [document, *document.beside]
+    for each in before:
+        _check_growable(each, document, rules.dim, base.url)
     if document.select:
         options = {**options, "select": [choice.to_json() for choice in document.select]}
+    urls = [url_of_set(fo, options, base.url) for fo in sets]
+    leads = list(dict.fromkeys(each.parts[each.first].url for each in before))
+    unread = Unread(frozenset([rules.dim]), rules.same)
+    read = read_sets([*map(base.keyspace.resolve, leads), *urls], options, _ignore, unread=unread)
+    lines = [relative_urls(base.url)(url) for url in urls]  # as the document has them
+    by_url = dict(zip([*leads, *lines], read, strict=True))
+    after, wholes = list(before), dict[int, NamedSet]()
+    added = [0 for _ in before]
+    for url in lines:
+        number = _find_cube(after, by_url[url], base.url)
+        found = _add_line(after[number], base.url, by_url, url, rules)
+        if found is not None:
+            after[number], wholes[number] = found.document, found.whole
+            added[number] += found.added
+    if not wholes:
+        return 0
+    _check_together(before, after, wholes, base.url)
+    document = msgspec.structs.replace(after[0], beside=tuple(after[1:]))
+    Document(base.url, fs.source.stores, base.facts).put(document.dumps())
+    return max(added)
+
+
+def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, name: str) -> None:
+    """Raise ManifestError unless ``document``, a part of the ``whole`` at ``name``, can get another line."""
     if document.dim != dim:
-        raise ManifestError(f"{base.url} joins its sets along {document.dim!r}, not {dim!r}")
+        raise ManifestError(f"{name} joins its sets along {document.dim!r}, not {dim!r}")
     is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
     has_documents = any(part.document is not None for part in document.parts)
     kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
     if document.unions:
         kinds = f"with several values of {', '.join(map(repr, document.unions))},"
+    if document is not whole and (document.beside or document.select != whole.select):
+        kinds = "that documents beside others select,"
     if kinds:
         raise ManifestError(
-            f"{base.url} joins sets {kinds} and nothing is appended to such: make it anew (concat(..., resume=) "
+            f"{name} joins sets {kinds} and nothing is appended to such: make it anew (concat(..., resume=) "
             "remembers what was found of each file)"
         )
-    url = url_of_set(fo, options, base.url)
+
+
+def _find_cube(cubes: Sequence[ConcatDocument], new: NamedSet, name: str) -> int:
+    """Return the number of the document that joins the variables of the set ``new``."""
+    if len(cubes) == 1:
+        return 0
+    counts = Counter(path for document in cubes for path in document.axes)
+    only = [{path for path in document.axes if counts[path] == 1} for document in cubes]
+    found = [number for number, paths in enumerate(only) if paths & new.variables.keys()]
+    if len(found) != 1:
+        known = ", ".join(map(repr, sorted(set().union(*only))))
+        has = "variables of several of these" if found else "none of these"
+        raise ManifestError(
+            f"{name} joins files of different variables ({known}), and {new.name} has {has}: expected a file for each, "
+            "as the files that it was made of; or make it anew"
+        )
+    return found[0]
+
+
+def _check_together(
+    before: Sequence[ConcatDocument], after: Sequence[ConcatDocument], wholes: Mapping[int, NamedSet], name: str
+) -> None:
+    """Raise ManifestError unless documents of different variables are as long as one another, at the same places."""
+    grown = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _extent(old) != _extent(new)]
+    if not grown:
+        return
+    first, whole = after[grown[0]], wholes[grown[0]]
+    for number, document in enumerate(after):
+        if number not in grown or document.starts[-1] != first.starts[-1]:
+            some = [min(each.axes.keys() - {each.coordinate}) for each in (first, document)]
+            raise ManifestError(
+                f"{name} would have {first.starts[-1]} elements of {some[0]!r} along {first.dim!r}, and "
+                f"{document.starts[-1]} of {some[1]!r}: append the files of all variables together, as a list or a "
+                "pattern"
+            )
+        if document.coordinate in whole.variables:
+            check_merged(str(document.coordinate), whole, wholes[number])
+
+
+def _extent(document: ConcatDocument) -> tuple[int, bytes]:
+    """Return the length of a document, and the values of its coordinate."""
+    return document.starts[-1], b"".join(part.values or b"" for part in document.parts)
+
+
+class _Longer(NamedTuple):
+    """A document with a line more, the set that it shows, and by how much it is longer."""
+
+    document: ConcatDocument
+    whole: NamedSet
+    added: int
+
+
+def _add_line(
+    document: ConcatDocument, name: str, by_url: Mapping[str, NamedSet], url: str, rules: _Rules
+) -> _Longer | None:
+    """Append the set at ``url`` to the document at ``name``; None if nothing is new. The sets are given ``by_url``."""
+    dim, length = rules.dim, document.starts[-1]
     lead = document.parts[document.first]
-    urls = [joined.resolve(lead.url), url]
-    first, new = [
-        stack_along(part, dim, document.stacked)
-        for part in read_sets(urls, options, _ignore, unread=Unread(frozenset([dim]), rules.same))
-    ]
+    first, new = (stack_along(by_url[each], dim, document.stacked) for each in (lead.url, url))
     shown = with_metadata(first, document.metadata)
     if first.length(dim) != lead.total:
         raise ManifestError(
-            f"{lead.url!r} of {base.url} has the length {first.length(dim)} now, not {lead.total}: make the document "
-            "anew"
+            f"{lead.url!r} of {name} has the length {first.length(dim)} now, not {lead.total}: make the document anew"
         )
     if not new.length(dim):
-        return 0
+        return None
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = with_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
     values, coming = _values_of(document, shown), coordinate_values([new], dim)
     extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
     if values is not None and document.coordinate is not None:
-        extent = coordinate_set(shown.variables[document.coordinate], values, shown, base.url)
+        extent = coordinate_set(shown.variables[document.coordinate], values, shown, name)
     if values is not None and extent is not None and coming is not None:
         known = comparable(shown.variables[str(document.coordinate)], values)
         place = _gap_for(document, known, coming[0])
         if place is not None:
-            _check_chunks(document, new, place[1], base.url)
+            _check_chunks(document, new, place[1], name)
         else:
             if np.isin(coming[0], _missing(document, known)).any():
                 raise ManifestError(
-                    f"{url} has values in gaps of {base.url}, and not all of it lies in one of them, in its order: "
+                    f"{url} has values in gaps of {name}, and not all of it lies in one of them, in its order: "
                     "append one set for each gap"
                 )
             kept = _find_kept(extent, new, rules)
             if kept is None:
-                return 0
+                return None
             if not kept.old:
-                raise ManifestError(f"{new.name} replaces the beginning of {base.url}: make the document anew")
+                raise ManifestError(f"{new.name} replaces the beginning of {name}: make the document anew")
             document = _cut_off(document, kept.old)
             new = trim(new, dim, kept.start, kept.stop, lazy=True)
-            extent = coordinate_set(shown.variables[str(document.coordinate)], values[: kept.old], shown, base.url)
+            extent = coordinate_set(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)
     first, new = with_digests([first, new], [dim], rules.same)
     # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
     # documents of metadata, which have the first one's length, get its own.
     metadata = {**document.metadata, **times.metadata}
-    old = gap(with_metadata(first, metadata), dim, base.url, document.starts[-1], extent, with_others=True)
+    old = gap(with_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
-    found, _ = SetRow(
+    found, whole = SetRow(
         dim,
-        urls,
+        [lead.url, url],
         [old, new],
         Rules(rules.same, is_outer=document.join == "outer", lazy=True),
         metadata,
@@ -382,16 +475,16 @@ def _append_line(
     ).document()
     if found.unions:
         raise ManifestError(
-            f"{url} has other values of {', '.join(map(repr, found.unions))} than {base.url}, to which it cannot be "
+            f"{url} has other values of {', '.join(map(repr, found.unions))} than {name}, to which it cannot be "
             "appended: make it anew"
         )
     if found.axes != document.axes or found.coordinate != document.coordinate:
         raise ManifestError(
-            f"{base.url} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
+            f"{name} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
-    replaced = joined.document.starts[-1] - document.starts[-1]
-    line = msgspec.structs.replace(found.parts[-1], url=relative_urls(base.url)(url))
+    replaced = length - document.starts[-1]
+    line = msgspec.structs.replace(found.parts[-1], url=url)
     document = document.with_values(found.parts[0].values)
     document = msgspec.structs.replace(
         document,
@@ -402,8 +495,7 @@ def _append_line(
     )
     if place is not None:
         document = _fill_gap(document, place)
-    Document(base.url, fs.source.stores, base.facts).put(document.dumps())
-    return line.length - replaced
+    return _Longer(document, whole, line.length - replaced)
 
 
 def _missing(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -62,14 +62,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     @property
     def urls(self) -> list[str]:
         """The URLs of all parts, of documents within it, too."""
-        found: list[str] = []
-
-        def note(url: str) -> str:
-            found.append(url)
-            return url
-
-        self.document.dumps(note)
-        return found
+        return self.document.urls
 
     def __len__(self) -> int:
         """Number of parts."""

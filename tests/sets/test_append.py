@@ -268,11 +268,50 @@ def test_all_that_match_are_appended_and_known_ones_not_opened(tmp_path: Path) -
     assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2, 3]
 
 
-def test_cubes_of_different_variables_are_not_appended_to(tmp_path: Path) -> None:
+def variables(folder: Path, name: str, *years: int, **shifted: int) -> list[str]:
+    """Write a file of the variable ``name`` for each year, which has two times, and return their paths."""
+    paths = []
+    for year in years:
+        data = xr.DataArray([10.0 * year, 10.0 * year + 1], dims="time")
+        times = ("time", [2 * year + shifted.get("by", 0), 2 * year + 1], {"units": "days since 2024-01-01"})
+        paths.append(str(folder / f"{name}_{year}.nc"))
+        xr.Dataset({name: data}, {"time": times}).to_netcdf(paths[-1], engine="h5netcdf")
+    return paths
+
+
+def test_files_of_different_variables_are_appended_together(tmp_path: Path) -> None:
     for name in "ab":
-        ds = xr.Dataset({name: ("time", [1.0])}, {"time": ("time", [0], {"units": "days since 2024-01-01"})})
-        ds.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+        variables(tmp_path, name, 0, 1)
     target = str(tmp_path / "cube.refshard")
     refshard_fs.cube(f"{tmp_path}/*.nc").save(target)
-    with pytest.raises(ManifestError, match="shows sets of different variables"):
-        refshard_fs.append(target, str(tmp_path / "a.nc"), "time")
+    for name in "ba":
+        variables(tmp_path, name, 2, 3)
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 4
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 0
+    found = xr.open_dataset(target, engine="refshard", decode_times=False)
+    assert found["time"].values.tolist() == list(range(8))
+    assert found["a"].values.tolist() == found["b"].values.tolist() == [0, 1, 10, 11, 20, 21, 30, 31]
+    assert len(refshard_fs.cube(f"{tmp_path}/*.nc")) == len(json.loads(Path(target).read_text())["sets"]) * 2
+
+
+def test_variables_that_would_not_fit_change_nothing(tmp_path: Path) -> None:
+    for name in "ab":
+        variables(tmp_path, name, 0)
+    target = str(tmp_path / "cube.refshard")
+    refshard_fs.cube(f"{tmp_path}/*.nc").save(target)
+    before = Path(target).read_bytes()
+    (new,) = variables(tmp_path, "a", 1)
+    with pytest.raises(ManifestError, match="would have 4 elements of 'a' along 'time', and 2 of 'b'.*together"):
+        refshard_fs.append(target, new, "time")
+    with pytest.raises(ManifestError, match="differ in 'time'"):
+        refshard_fs.append(target, [new, *variables(tmp_path, "b", 1, by=-5)], "time", any_order=True)
+    both = str(tmp_path / "both.nc")
+    xr.merge(map(xr.open_dataset, [new, *variables(tmp_path, "b", 1)])).to_netcdf(both, engine="h5netcdf")
+    with pytest.raises(
+        ManifestError, match="different variables \\('a', 'b'\\), and .*both.nc.* has variables of several"
+    ):
+        refshard_fs.append(target, both, "time")
+    with pytest.raises(ManifestError, match="has none of these"):
+        refshard_fs.append(target, variables(tmp_path, "c", 1), "time")
+    assert Path(target).read_bytes() == before
+    assert refshard_fs.append(target, variables(tmp_path, "a", 0), "time", on_duplicate="skip") == 0
