@@ -182,11 +182,9 @@ def gap(
 def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
     """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks.
 
-    If ``lazy``, only the metadata and the coordinate change: any elements can be taken when chunks are read.
+    If ``lazy``, any elements can be taken: chunks of which a part is taken are found when they are read.
     """
-    if lazy and part.along(dim) and (start, stop) != (0, part.length(dim)):
-        return _slice(part, dim, start, stop)
-    changed = ChangedSet(part)
+    changed, coordinate = ChangedSet(part), part.coordinate(dim)
     is_changed = False
     for path, axis in part.along(dim).items():
         variable, meta = part.variables[path], part.variables[path].meta
@@ -195,33 +193,27 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
         is_changed = True
         size = meta.chunks[axis] if meta.chunks is not None else 0
         are_whole = size and not start % size and (not stop % size or stop == meta.shape[axis])
-        values = part.values(path) if len(meta.shape) == 1 or not are_whole else None
+        is_known = variable is coordinate if lazy else len(meta.shape) == 1 or not are_whole
+        values = part.values(path) if is_known else None
+        document = {**meta.raw, "shape": [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]}
         if values is not None:
             changed.put_values(variable, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
-            continue
-        if not are_whole:
+        elif are_whole:
+            changed.put_moved(variable, document, [({axis: shift_by(-(start // size))}, None)])
+        elif lazy:
+            changed.put(variable, document)
+        else:
             raise ManifestError(
                 f"of {part.name} elements {start} to {stop} along {dim!r} are taken, and chunks of {path!r} have "
-                f"{size}: a chunk cannot be taken in part"
+                f"{size}: a chunk cannot be taken in part. lazy=True takes parts of chunks when they are read"
             )
-        shape = [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]
-        changed.put_moved(variable, {**meta.raw, "shape": shape}, [({axis: shift_by(-(start // size))}, None)])
-    return changed.result() if is_changed else part
-
-
-def _slice(part: NamedSet, dim: str, start: int, stop: int) -> NamedSet:
+    if not is_changed:
+        return part
+    trimmed = changed.result()
+    if not lazy:
+        return trimmed
     begin, total = part.take or (0, part.length(dim))
-    changed, coordinate = ChangedSet(part), part.coordinate(dim)
-    for path, axis in part.along(dim).items():
-        variable = part.variables[path]
-        values = part.values(path) if variable is coordinate else None
-        if values is not None:
-            changed.put_values(variable, values[start:stop])
-            continue
-        shape = list(variable.meta.shape)
-        shape[axis] = stop - start
-        changed.put(variable, {**variable.meta.raw, "shape": shape})
-    return msgspec.structs.replace(changed.result(), take=(begin + start, total))
+    return msgspec.structs.replace(trimmed, take=(begin + start, total))
 
 
 # ----------------------------------------------------------------------------------------------------

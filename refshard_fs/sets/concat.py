@@ -69,9 +69,12 @@ class Rules(msgspec.Struct, frozen=True):
     """How sets are joined: what `concat` was told, and ``regular``, the step between coordinate values by dimension."""
 
     same: frozenset[str] = frozenset()
+    sort: bool = False
+    overlap: Overlap = "error"
+    freq: str | float | None = None
+    regular: Mapping[str, str | float] = {}
     chunks: Mapping[str, int] = {}
     subchunks: Mapping[str, int] = {}
-    regular: Mapping[str, str | float] = {}
     is_outer: bool = False
     is_rectilinear: bool = False
     lazy: bool = False
@@ -409,7 +412,7 @@ def concat(
         places = tuple(sorted(file_grid.files))
     report_skipped(failed, any_left=bool(sources))
 
-    request = _Request(
+    rules = Rules(
         same=same,
         sort=sort,
         overlap=overlap,
@@ -422,12 +425,12 @@ def concat(
         select=tuple(map(Choice.read, options.get("select") or ())),
     )
     if not finds:
-        made_of = request.join(order, places, sources, read, file_grid)
+        made_of = _join(rules, order, places, sources, read, file_grid)
     elif file_grid is not None:
         file_grid = named_by_files(file_grid, dict(zip(places, read, strict=True)))
-        made_of = request.join(tuple(file_grid.dims), places, sources, read, file_grid)
+        made_of = _join(rules, tuple(file_grid.dims), places, sources, read, file_grid)
     else:
-        groups = [request.find(sources_of, parts) for sources_of, parts in _by_variables(sources, read)]
+        groups = [_find_and_join(rules, sources_of, parts) for sources_of, parts in _by_variables(sources, read)]
         made_of = groups[0] if len(groups) == 1 else _merge_documents(groups)
     opened_with = opening_options(sources, options)
     document = made_of.document
@@ -447,80 +450,58 @@ class _Join(NamedTuple):
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]]
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """How `concat` is to join sets."""
+def _find_and_join(rules: Rules, sources: Sequence[Any], read: Sequence[NamedSet]) -> _Join:
+    """Join sets along the dimensions in which they differ, in the order of their values."""
+    found = find_dimensions(read)
+    logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
+    in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
+    places, sources, read = zip(*in_order, strict=True)
+    dim = found.dims[0]
+    has_values = all(dim in part.variables and part.values(dim) is not None for part in read)
+    rules = msgspec.structs.replace(rules, sort=len(found.dims) == 1 and has_values)
+    return _join(rules, found.dims, places, sources, read, None)
 
-    same: frozenset[str]
-    sort: bool
-    overlap: Overlap
-    freq: str | float | None
-    is_outer: bool
-    is_rectilinear: bool
-    chunks: Mapping[str, int]
-    subchunks: Mapping[str, int]
-    lazy: bool
-    select: tuple[Choice, ...]
 
-    def find(self, sources: Sequence[Any], read: Sequence[NamedSet]) -> _Join:
-        """Join sets along the dimensions in which they differ, in the order of their values."""
-        found = find_dimensions(read)
-        logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
-        in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
-        parts = [part for _, _, part in in_order]
-        dim = found.dims[0]
-        has_values = all(dim in part.variables and part.values(dim) is not None for part in parts)
-        request = msgspec.structs.replace(self, sort=len(found.dims) == 1 and has_values)
-        places = [place for place, _, _ in in_order]
-        return request.join(found.dims, places, [source for _, source, _ in in_order], parts, None)
-
-    def join(
-        self,
-        order: Sequence[str | None],
-        places: Sequence[Place],
-        sources: Sequence[Any],
-        read: Sequence[NamedSet],
-        file_grid: FileGrid | None,
-    ) -> _Join:
-        """Join sets at ``places`` along the dimensions ``order``; ``file_grid`` if names of files give the places."""
-        lazy, dim = self.lazy, order[0] if len(order) == 1 else None
-        stored = read
-        if file_grid is None and dim is not None:
-            stacking = Stacking.by_scalar(dim, read)
-            read = read if stacking is None else stacking.parts
-        for along in order:
-            read = with_common_units(read, along, lazy=lazy).parts
-        if dim is not None:
-            kept = arrange(read, dim, sort=self.sort, overlap=self.overlap)
-            if lazy and kept is None and all(part.along(dim) for part in read):  # a line of a document has a length
-                every = [Kept(number, 0, part.length(dim)) for number, part in enumerate(read)]
-                filled = [each for each in every if each.stop]
-                kept = filled if 0 < len(filled) < len(every) else None
-            if kept is not None:
-                read = [trim(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
-                if lazy:
-                    stored = [trim(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
-                sources = tuple(sources[number] for number, _, _ in kept)
-                places, file_grid = tuple((place,) for place in range(len(kept))), None
-        rules = Rules(
-            self.same,
-            self.chunks,
-            self.subchunks,
-            regular={} if self.freq is None else {_regular_dimension(order, file_grid, read): self.freq},
-            is_outer=self.is_outer,
-            is_rectilinear=self.is_rectilinear,
-            lazy=lazy,
-            select=self.select,
-        )
-        units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
-        if file_grid is not None:
-            read = sets_of_grid(file_grid, dict(zip(places, read, strict=True)))
-        read = with_digests(read, order, rules.same, places)
-        if lazy:  # documents say which dimensions are made
-            pairs = zip(stored, read, strict=True)
-            read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
-        cube = _Cube(order, file_grid, units, rules)
-        document, whole = cube.join(dict(zip(places, zip(sources, read, strict=True), strict=True)))
-        return _Join(document, whole, cube.made)
+def _join(
+    rules: Rules,
+    order: Sequence[str | None],
+    places: Sequence[Place],
+    sources: Sequence[Any],
+    read: Sequence[NamedSet],
+    file_grid: FileGrid | None,
+) -> _Join:
+    """Join sets at ``places`` along the dimensions ``order``; ``file_grid`` if names of files give the places."""
+    lazy, dim = rules.lazy, order[0] if len(order) == 1 else None
+    stored = read
+    if file_grid is None and dim is not None:
+        stacking = Stacking.by_scalar(dim, read)
+        read = read if stacking is None else stacking.parts
+    for along in order:
+        read = with_common_units(read, along, lazy=lazy).parts
+    if dim is not None:
+        kept = arrange(read, dim, sort=rules.sort, overlap=rules.overlap)
+        if lazy and kept is None and all(part.along(dim) for part in read):  # a line of a document has a length
+            every = [Kept(number, 0, part.length(dim)) for number, part in enumerate(read)]
+            filled = [each for each in every if each.stop]
+            kept = filled if 0 < len(filled) < len(every) else None
+        if kept is not None:
+            read = [trim(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
+            if lazy:
+                stored = [trim(stored[number], dim, start, stop, lazy=True) for number, start, stop in kept]
+            sources = tuple(sources[number] for number, _, _ in kept)
+            places, file_grid = tuple((place,) for place in range(len(kept))), None
+    if rules.freq is not None:
+        rules = msgspec.structs.replace(rules, regular={_regular_dimension(order, file_grid, read): rules.freq})
+    units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(order) > 1}
+    if file_grid is not None:
+        read = sets_of_grid(file_grid, dict(zip(places, read, strict=True)))
+    read = with_digests(read, order, rules.same, places)
+    if lazy:  # documents say which dimensions are made
+        pairs = zip(stored, read, strict=True)
+        read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
+    cube = _Cube(order, file_grid, units, rules)
+    document, whole = cube.join(dict(zip(places, zip(sources, read, strict=True), strict=True)))
+    return _Join(document, whole, cube.made)
 
 
 def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tuple[list[Any], list[NamedSet]]]:

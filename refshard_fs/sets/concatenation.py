@@ -366,7 +366,7 @@ def arrange(
     """Return which elements of which sets are joined along ``dim``, in order; None for all as they are given.
 
     With ``sort`` the sets are ordered by their first value. ManifestError where sets have values of the coordinate in
-    common and ``overlap`` does not say whose are taken, or where what is left of a set is not in one piece.
+    common and ``overlap`` does not say whose are taken.
     """
     values = coordinate_values(parts, dim)
     if values is None:
@@ -377,9 +377,9 @@ def arrange(
     order = [number for number, own in enumerate(values) if len(own)]
     if not order:
         return None
+    is_descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
     if sort:
-        descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
-        order.sort(key=lambda number: values[number][0], reverse=descending)
+        order.sort(key=lambda number: values[number][0], reverse=is_descending)
     taken = np.concatenate([values[number] for number in order])
     owners = np.repeat(np.arange(len(order)), [len(values[number]) for number in order])
     distinct = np.unique(taken, return_inverse=True, equal_nan=False)[1].reshape(-1)
@@ -401,12 +401,9 @@ def arrange(
     ends = np.cumsum([len(values[number]) for number in order])
     for number, of_set in zip(order, np.split(keep, ends[:-1]), strict=True):
         places = np.flatnonzero(of_set)
-        if len(places):
-            start, stop = int(places[0]), int(places[-1]) + 1
-            if stop - start != len(places):
-                raise ManifestError(f"what is left of {parts[number].name} along {dim!r} is not in one piece")
-            kept.append(Kept(number, start, stop))
-    return kept
+        runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        kept += [Kept(number, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+    return sorted(kept, key=lambda piece: values[piece.number][piece.start], reverse=is_descending) if sort else kept
 
 
 def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:

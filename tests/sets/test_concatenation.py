@@ -101,6 +101,20 @@ def test_overlaps_are_taken_from_the_first_or_the_last_set() -> None:
     assert urls(last)[2] == "memory://again"
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("sort", [False, True])
+def test_values_within_another_set_divide_it(tmp_path: Path, lazy: bool, sort: bool) -> None:
+    again = days(2, 2)
+    again["t/0"] = ["memory://again", 0, 1]
+    names = [written(tmp_path, f"{number}.json", part) for number, part in enumerate([days(0, 6), again])]
+    made: Any = refshard_fs.concat(names, "time", overlap="last", sort=sort, lazy=lazy)
+    order = [0, 1, 2, 3, 4, 5] if sort else [0, 1, 4, 5, 2, 3]
+    assert times(made) == order
+    fs = refshard_fs.RefShardFileSystem(made)
+    expected = ["memory://again" if day == 2 else f"memory://{day}" for day in order]
+    assert [fs.resolve(f"t/{number}")[0] for number in range(6)] == expected
+
+
 def test_a_set_of_which_nothing_is_new_is_left_out(tmp_path: Path) -> None:
     names = [written(tmp_path, f"{i}.json", days(0, 2)) for i in range(2)]
     for lazy in (False, True):
