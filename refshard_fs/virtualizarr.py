@@ -22,7 +22,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.manifest import hierarchy
+from refshard_fs.formats.chunk_manifest.manifest import convert_documents
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -99,7 +99,7 @@ class _Manifests:
     def __init__(self, references: ReferenceStream) -> None:
         self._references = references
         documents = ((key, value) for key, value in references.documents() if zarrmeta.is_metadata(key))
-        self._nodes = hierarchy(documents, references.grids)
+        self._nodes = convert_documents(documents, references.grids)
         self._copied = 0  # bytes of chunks that are no ranges
 
     def group(self, path: str) -> ManifestGroup:

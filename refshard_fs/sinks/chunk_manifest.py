@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join
-from refshard_fs.formats.chunk_manifest.manifest import MANIFEST, hierarchy, manifest_members, with_manifest
+from refshard_fs.formats.chunk_manifest.manifest import MANIFEST, convert_documents, declare_manifest, encode_members
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
@@ -25,13 +25,13 @@ class ChunkManifestSink(Sink):
     def write(self, references: ReferenceStream, destination: Destination) -> None:
         objects = destination.objects
         assert isinstance(objects, Objects), "a hierarchy has several objects"
-        nodes = hierarchy(references.documents(), references.grids)
+        nodes = convert_documents(references.documents(), references.grids)
         names = objects.names()
         if names and not (destination.overwrite and _ROOT in names):
             raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
         written = {join(array, MANIFEST): manifest_of(references, array) for array in references.grids}
         origins = destination.origins()
-        nodes |= {array: with_manifest(nodes[array], origins) for array in references.grids}
+        nodes |= {array: declare_manifest(nodes[array], origins) for array in references.grids}
         with objects.directory(replaces=bool(names)) as made:
             made.put_all(written)
             made.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
@@ -52,5 +52,5 @@ def manifest_of(references: ReferenceStream, array: str) -> bytes:
     """Return the chunk manifest of an array."""
     members: list[str] = []
     for numbers, partition in references.partitions(array, ROWS):
-        members += manifest_members(references.grids[array], numbers, partition, array)
+        members += encode_members(references.grids[array], numbers, partition, array)
     return ("{" + ",\n".join(members) + "}\n").encode()

@@ -26,7 +26,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.manifest import hierarchy
+from refshard_fs.formats.chunk_manifest.manifest import convert_documents
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.sinks.sink import Destination, Sink
@@ -59,7 +59,7 @@ class IcechunkSink(Sink):
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         icechunk = _require_icechunk()
         settings = destination.settings
-        nodes = hierarchy(references.documents(), references.grids)
+        nodes = convert_documents(references.documents(), references.grids)
         stores = _stores(icechunk, references, settings.get("virtual_stores") or {})
         storage = _storage(icechunk, destination.url, destination.options)
         branch = settings.get("branch") or "main"

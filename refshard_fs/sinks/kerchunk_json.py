@@ -13,7 +13,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import zstd
 from refshard_fs.core.consolidated import in_step
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.kerchunk_json.source import FRAMES, LooksLikeTemplate, chunk_members, member
+from refshard_fs.formats.kerchunk_json.source import FRAMES, LooksLikeTemplate, encode_chunk_members, encode_member
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.security.origins import MEMBER
 from refshard_fs.sinks.sink import Destination, Sink
@@ -55,11 +55,11 @@ def _write(references: ReferenceStream, destination: Destination, version: int) 
         comma = b""
         others = in_step({key: value for key, value in references.documents() if zarrmeta.is_metadata(key)})
         for key, value in references.documents():
-            file.write(comma + member(key, others.get(key, value), version))
+            file.write(comma + encode_member(key, others.get(key, value), version))
             comma = b","
         for array, grid in references.grids.items():
             for numbers, partition in references.partitions(array, ROWS):
-                members = chunk_members(array, grid, numbers, partition, version)
+                members = encode_chunk_members(array, grid, numbers, partition, version)
                 if members:
                     file.write(comma + members)
                     comma = b","

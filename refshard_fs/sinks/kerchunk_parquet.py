@@ -8,7 +8,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, partition_name
-from refshard_fs.formats.kerchunk_parquet.writing import layout_document, parquet_partition, with_origins
+from refshard_fs.formats.kerchunk_parquet.writing import add_origins, encode_partition, make_layout_document
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
@@ -37,22 +37,22 @@ class ParquetSink(Sink):
                 "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: "
                 "save them as JSON or as chunk manifests, or give them up with unpinned()"
             )
-        document = layout_document(references.documents(), size)  # ManifestError before any is written
+        document = make_layout_document(references.documents(), size)  # ManifestError before any is written
         if references.in_memory:
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size):
-                    parquet_partition(array, grid, numbers, partition, dry=True)
+                    encode_partition(array, grid, numbers, partition, dry=True)
         with objects.directory(replaces=_is_to_replace(objects, destination.overwrite)) as made:
             files: dict[str, bytes] = {}
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size, FEW):
-                    data = parquet_partition(array, grid, numbers, partition)
+                    data = encode_partition(array, grid, numbers, partition)
                     files[partition_name(array, numbers.start // size)] = data
                     if len(files) == TOGETHER:
                         made.put_all(files)
                         files = {}
             made.put_all(files)
-            made.put_all({PARQUET: with_origins(document, destination.origins())})  # last: without it, there is no set
+            made.put_all({PARQUET: add_origins(document, destination.origins())})  # last: without it, there is no set
 
 
 def _is_to_replace(objects: Objects, overwrite: bool) -> bool:

@@ -24,11 +24,11 @@ from refshard_fs.formats.kerchunk_parquet.partition import Written, require_pyar
 from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKeySpace, partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import (
     Change,
-    document_with,
-    edited_partition,
+    edit_partition,
     encode,
-    new_layout,
-    parquet_partition,
+    encode_partition,
+    make_document,
+    make_layout,
     plan,
 )
 from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
@@ -106,7 +106,7 @@ class ParquetCommit:
 
     def _put_objects(self) -> tuple[bytes, Finish]:
         """Put all new objects. Return the new document, and what gives objects their usual names after the commit."""
-        layout, document = new_layout(self._layout, self._edits, self._url)
+        layout, document = make_layout(self._layout, self._edits, self._url)
         changes = plan(self._layout, layout, self._edits)
         for array in changes.gone:
             self._drop(array, 0)
@@ -118,8 +118,8 @@ class ParquetCommit:
         kept = {path: when for path, when in self._kept.items() if path not in gone}
         may_rename = self._may_rename()
         at = self._now if may_rename else self._layout.begun
-        first = document_with(document, self._token, self._generation, self._kept, self._renamed, at)
-        last = document_with(document, self._token, self._generation, kept)
+        first = make_document(document, self._token, self._generation, self._kept, self._renamed, at)
+        last = make_document(document, self._token, self._generation, kept)
         return first, partial(self._rename, last, gone) if may_rename else _nothing
 
     # ------------------------------------------------------------------ partitions under names of their own
@@ -142,7 +142,7 @@ class ParquetCommit:
                     self._copied[name] = partition_name(array, number, written.generation)
                     self._kept[self._copied[name]] = self._now
             if before is not None or rows:
-                part = edited_partition(before, layout.chunks(array, number), rows)
+                part = edit_partition(before, layout.chunks(array, number), rows)
                 self._put(layout, array, number, part, earlier)
         self._drop(array, layout.partitions(array))
 
@@ -161,7 +161,7 @@ class ParquetCommit:
         start = number * layout.record_size
         numbers = range(start, start + len(part))
         name = f"refs.{number}.{self._token}.parq"
-        data = parquet_partition(array, layout.grids[array], numbers, part, Written(self._generation, earlier))
+        data = encode_partition(array, layout.grids[array], numbers, part, Written(self._generation, earlier))
         self._written.append(join(array, name))
         self._store.put(join(array, name), (data,))
         self._renamed.setdefault(array, {})[number] = name
@@ -175,7 +175,7 @@ class ParquetCommit:
         if self._old is None or array not in self._layout.grids:
             return
         size = self._layout.grids[array].size
-        stored = self._run(array, partial(self._old.stored, array, start * self._layout.record_size, size))
+        stored = self._run(array, partial(self._old.list_partitions, array, start * self._layout.record_size, size))
         renamed = self._renamed.setdefault(array, {})
         renamed.update(dict.fromkeys(stored))
         renamed.update((number, None) for number in list(renamed) if number >= start)

@@ -20,7 +20,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Packed, Span, Steps, clamp
 from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChanged
 from refshard_fs.formats.zip.directory import TAIL, End, Member, parse_directory, parse_tail
-from refshard_fs.formats.zip.source import ZipKeySpace, local_header
+from refshard_fs.formats.zip.source import ZipKeySpace, make_local_header
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import ABSENT, Unreadable
 from refshard_fs.targets.generic import in_thread, once
@@ -215,7 +215,7 @@ class ZipTarget(Target):
     def _checked(self, name: str, member: Member, raw: bytes) -> bytes:
         """Return a stored member from its local header and its bytes, ``raw``."""
         try:
-            begin = local_header(name, member).decode(raw)
+            begin = make_local_header(name, member).decode(raw)
         except ValueError as e:
             raise self._damaged(f"{name!r}: {e}") from e
         if begin != member.head:

@@ -16,7 +16,7 @@ from refshard_fs.core.array_group import UNWRITTEN
 from refshard_fs.errors import NotListable, RefShardError
 from refshard_fs.formats.dmrpp.document import REPEATED
 from refshard_fs.formats.fits.header import BLOCK
-from refshard_fs.formats.fits.tiles import header_block
+from refshard_fs.formats.fits.tiles import encode_header
 from refshard_fs.formats.grib2.decoding import Values
 from refshard_fs.formats.grib2.messages import MOST, parse_sidecar
 from tests.support.dmrpp_writer import document
@@ -86,7 +86,7 @@ def test_pages_may_name_one_place_for_a_little_that_they_all_say() -> None:
 def test_the_planes_of_all_images_of_an_ome_tiff_are_bounded() -> None:
     one = '<Image><Pixels DimensionOrder="XYZCT" SizeZ="60000"><TiffData IFD="0"/></Pixels></Image>'
     again = f'<Image><Pixels DimensionOrder="XYZCT" SizeZ="50">{"<TiffData/>" * 100}</Pixels></Image>'
-    for images, reason in ((one * 50, "planes"), (again, "again and again")):
+    for images, reason in ((one * 50, "planes"), (again, "several times")):
         text = f"<OME>{images}</OME>".encode() + b"\0"
         pages = [image(t270=(2, len(text), 8)), *(image() for _ in range(49))]
         found = opened(tiff(text, pages))
@@ -95,7 +95,7 @@ def test_the_planes_of_all_images_of_an_ome_tiff_are_bounded() -> None:
 
 
 def test_a_strip_of_more_than_a_small_file_can_hold_is_not_shown() -> None:
-    assert "are the limit" in refused(plain_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
+    assert "the limit is" in refused(plain_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
 
 
 def test_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
@@ -175,7 +175,7 @@ def test_sidecar_of_too_many_messages_is_refused() -> None:
 
 # ------------------------------------------------------------------ FITS
 
-PRIMARY = header_block({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
+PRIMARY = encode_header({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
 
 
 def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
@@ -185,7 +185,7 @@ def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
     tiles = {"ZIMAGE": True, "ZBITPIX": 8, "ZNAXIS": 1, "ZNAXIS1": rows, "ZTILE1": 1, "ZCMPTYPE": "GZIP_1"}
     column = {"TFIELDS": 1, "TTYPE1": "COMPRESSED_DATA", "TFORM1": "1PB(9)"}
     data = struct.pack(">ii", heap, 0) * rows + bytes(heap)
-    data = PRIMARY + header_block({**table, **column, **tiles}) + data.ljust(-(-len(data) // BLOCK) * BLOCK, b"\0")
+    data = PRIMARY + encode_header({**table, **column, **tiles}) + data.ljust(-(-len(data) // BLOCK) * BLOCK, b"\0")
     files = Files({ROOT: data})
     keys = files.open()
     with taking(8 << 20), pytest.raises(RefShardError, match="overlap"):
@@ -199,7 +199,7 @@ def test_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytes
     end = Header.end.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(Header, "end", property(lambda header: asked.append(1) or end(header)))
     empty = {"XTENSION": "IMAGE", "BITPIX": 8, "NAXIS": 0, "PCOUNT": 0, "GCOUNT": 1}
-    assert "no image" in refused(PRIMARY + header_block(empty) * 500)
+    assert "no image" in refused(PRIMARY + encode_header(empty) * 500)
     assert len(asked) < 3 * 500
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from refshard_fs.formats.kerchunk_parquet.page_guard import Page, page_at
+from refshard_fs.formats.kerchunk_parquet.page_guard import Page, parse_page_header
 
 __all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "varint"]
 
@@ -45,7 +45,7 @@ def pages_of(data: bytes, column: str) -> list[Found]:
     stop = at + chunk.total_compressed_size
     found = []
     while at < stop:
-        found.append(Found(at, page_at(data, at, stop)))
+        found.append(Found(at, parse_page_header(data, at, stop)))
         at = found[-1].page.start + found[-1].page.stored
     return found
 

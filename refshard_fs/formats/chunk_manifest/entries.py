@@ -1,6 +1,6 @@
-"""The JSON of chunk manifests: entries and prefixes, typed and checked; errors name document and key. No I/O here.
+"""Parse and check the JSON of chunk manifests: entries and prefixes. Errors name document and key. No I/O here.
 
-``FORMATS.md`` is the specification; it fixes what zarr-specs issue 287 leaves open.
+``FORMATS.md`` is the specification; it decides what zarr-specs issue 287 leaves open.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from refshard_fs.references.values import from_base64, resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Origins, read_member
 
-PREFIX: Final = "prefix"  # the one member of a manifest that is no key
-MOST: Final = 2**63  # offsets and lengths, and their sums, are less
+PREFIX: Final = "prefix"  # the only member of a manifest that is not a key
+MOST: Final = 2**63  # offset plus length is less
 
 
 class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
-    """What a manifest says of one key; all None: it is empty. Other members are ignored."""
+    """The entry of one key. If all fields are None, the key is empty. Other members are ignored."""
 
     path: str | None = None
     offset: int | None = None
@@ -41,31 +41,31 @@ class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
     checksum: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError where it says two things at once, or names no range."""
+        """Raise ValueError for contradictory fields or an impossible range."""
         offset, length = self.offset or 0, self.length or 0
         others = (self.path, self.offset, self.length, self.etag, self.last_modified)
         if self.data is not None and any(other is not None for other in others):
-            raise ValueError("it has data, and so no path, offset, length, etag or last_modified")
+            raise ValueError("it has data: then it may not have path, offset, length, etag or last_modified")
         if self.path == "":
-            raise ValueError("it has an empty path")
+            raise ValueError("its path is empty")
         if min(offset, length) < 0 or offset + length >= MOST:
-            raise ValueError(f"it has the offset {offset} and the length {length}")
+            raise ValueError(f"its offset {offset} and length {length} are not a range below {MOST}")
 
     @property
     def is_empty(self) -> bool:
-        """Whether the manifest says of the key that there is nothing, on purpose."""
+        """Whether the manifest declares the key as empty."""
         return self.path is None and self.data is None
 
 
 class JsonPrefix(msgspec.Struct, forbid_unknown_fields=True):
-    """What a manifest says of all keys with a prefix: what their URLs begin with, and their separator."""
+    """The start of the URLs of all keys with a prefix, and the separator of coordinates in them."""
 
     path: str
     separator: str = "."
 
 
 class Entries(msgspec.Struct):
-    """A manifest as it is spelled."""
+    """The content of a manifest: entries by key, prefixes by their text."""
 
     keys: dict[str, JsonEntry]
     prefixes: dict[str, JsonPrefix]
@@ -80,42 +80,42 @@ _prefixes = msgspec.json.Decoder(_Prefixes)
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def entries_in(data: bytes, where: str) -> Entries:
-    """Return the manifest in ``data``; ManifestError, which begins with ``where``, where it breaks the format."""
+def parse_entries(data: bytes, where: str) -> Entries:
+    """Parse the manifest in ``data``. Raise ManifestError, which begins with ``where``, if it breaks the format."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         keys = _entries.decode(data)
         prefixes = _prefixes.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise _explained(data, where, e) from e
+        raise _make_error(data, where, e) from e
     unsaid = [key for key, entry in keys.items() if entry.is_empty]
     if unsaid:
         spelled = _raw.decode(data)
         for key in unsaid:
             if bytes(spelled[key])[1:-1].strip():
-                raise ManifestError(f"{where}: {key!r} has neither path nor data; an empty chunk is {{}}")
+                raise ManifestError(f"{where}: {key!r} has neither path nor data: write {{}} for an empty chunk")
     return Entries(keys, prefixes)
 
 
-def _explained(data: bytes, where: str, error: Exception) -> ManifestError:
-    """Return an error that names the key of the member that is wrong."""
+def _make_error(data: bytes, where: str, error: Exception) -> ManifestError:
+    """Make an error that names the key of the invalid member."""
     try:
         document = zarrmeta.loads(data)
     except ValueError as e:
         return ManifestError(f"{where} is not JSON: {e}")
     if not isinstance(document, Mapping):
-        return ManifestError(f"{where} is a {type(document).__name__}, no object with chunk keys")
+        return ManifestError(f"{where} is a {type(document).__name__}: expected an object with chunk keys")
     for key, value in document.items():
         kind: Any = dict[str, JsonPrefix] if key == PREFIX else JsonEntry
         try:
             msgspec.convert(value, kind)
-        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
             return ManifestError(f"{where}: {key!r}: {e}")
     return ManifestError(f"{where}: {error}")
 
 
-class Source(NamedTuple):
-    """Where a value comes from: a range of ``path``, or ``data`` of the manifest; and what must be true of it."""
+class ValueLocation(NamedTuple):
+    """The place of a value: a range of ``path``, or ``data`` itself; ``pin`` and ``checksum`` must match."""
 
     path: str | None
     offset: int = 0
@@ -125,19 +125,21 @@ class Source(NamedTuple):
     data: bytes = b""
 
 
-def source_of(entry: JsonEntry, key: str, where: str) -> Source | None:
-    """Return where the value of ``key`` comes from; None if it is empty, ManifestError where its data is damaged."""
+def locate_value(entry: JsonEntry, key: str, where: str) -> ValueLocation | None:
+    """Return the place of the value of ``key``; None if it is empty. Raise ManifestError if its data are damaged."""
     if entry.path is None:
         return (
-            None if entry.data is None else Source(None, checksum=entry.checksum, data=data_of(entry.data, key, where))
+            None
+            if entry.data is None
+            else ValueLocation(None, checksum=entry.checksum, data=decode_data(entry.data, key, where))
         )
     is_pinned = entry.etag is not None or entry.last_modified is not None
     pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
-    return Source(entry.path, entry.offset or 0, entry.length, pin, entry.checksum)
+    return ValueLocation(entry.path, entry.offset or 0, entry.length, pin, entry.checksum)
 
 
-def data_of(data: str | dict[str, Any], key: str, where: str) -> bytes:
-    """Return inline data: text, base64 text, or the JSON of an object."""
+def decode_data(data: str | dict[str, Any], key: str, where: str) -> bytes:
+    """Decode inline data: text, base64 text, or an object, which becomes JSON."""
     if isinstance(data, dict):
         return zarrmeta.dumps(data)
     if not data.startswith("base64:"):
@@ -149,17 +151,17 @@ def data_of(data: str | dict[str, Any], key: str, where: str) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Metadata in which nodes declare ``chunk-manifest-json``: shown without it, and what it says. No I/O here.
+# Metadata of nodes that declare ``chunk-manifest-json``: removed for readers, and parsed. No I/O here.
 
 
 MARK = NAME.encode()
 _ZEROS = {"bool": False, "complex64": [0, 0], "complex128": [0, 0]}
 
 
-class Declared(NamedTuple):
-    """What is known of a node: the grid of an array, its manifest (a path, or JSON) if it has one, or what is wrong.
+class Declaration(NamedTuple):
+    """The grid of an array, and the manifest that the node declares (a path, or JSON), or the reason why it is invalid.
 
-    ``origins`` say which URLs of the manifest sets of others named.
+    ``origins`` say which other sets named URLs in the manifest.
     """
 
     grid: ChunkGrid | None
@@ -168,39 +170,39 @@ class Declared(NamedTuple):
     origins: Origins = NOTHING
 
 
-class Unmapped(msgspec.Struct, frozen=True):
-    """Shows nodes with a chunk manifest as if they had none."""
+class StripManifests(msgspec.Struct, frozen=True):
+    """Rewrites metadata so that readers see nodes with a chunk manifest as ordinary nodes."""
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Declared]]:
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Declaration]]:
         return _rewrite
 
 
-def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declared]:
+def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declaration]:
     is_group = doc.get("node_type") == "group"
     grid = None if is_group else grid_of(doc)
     match doc.get("storage_transformers"):
         case [{"name": name} as transformer] if name == NAME:
             pass
         case [*several] if any(isinstance(one, dict) and one.get("name") == NAME for one in several):
-            return doc, Declared(grid, None, zarrmeta.transformed(doc))
+            return doc, Declaration(grid, None, zarrmeta.transformed(doc))
         case _:
-            return doc, None if is_group else Declared(grid)
+            return doc, None if is_group else Declaration(grid)
     if grid is None and not is_group:
-        return doc, Declared(None, None, "its chunk grid or chunk keys are not known, so its manifest cannot be used")
-    manifest = declaration(transformer)
+        return doc, Declaration(None, None, "its manifest cannot be used: its chunk grid or chunk keys are unknown")
+    manifest = read_declaration(transformer)
     if manifest is None:
-        return doc, Declared(grid, None, f"its {NAME} lacks a configuration with a manifest: a path, or an object")
+        return doc, Declaration(grid, None, f"its {NAME} needs a configuration with a 'manifest': a path or an object")
     shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
     if grid is not None and not names_codecs(doc.get("codecs")):
         shown["codecs"] = [lost(path)]
-        if doc.get("fill_value") is None:  # readers do not come to the codecs without one
+        if doc.get("fill_value") is None:  # without one, readers fail before they reach the codecs
             shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
     origins = read_member(transformer["configuration"], f"the metadata of {path!r}")
-    return shown, Declared(grid, manifest, origins=origins)
+    return shown, Declaration(grid, manifest, origins=origins)
 
 
-def declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
-    """Return the manifest that a storage transformer names, or holds as JSON; None if it does not say."""
+def read_declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
+    """Return the manifest in a storage transformer: a path, or JSON; None if there is none."""
     match transformer:
         case {"configuration": {"manifest": str(path)}} if path:
             return path
@@ -210,10 +212,9 @@ def declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What the paths of a chunk manifest mean: absolute URLs as they are, relative ones from where the manifest lies.
-#
-# A manifest that is an object of its own lies at a URL. One that is not (a member of an archive, a key of a reference
-# set, data) lies at a key of its source, and so does what it points to. No I/O here.
+# Paths in a chunk manifest: an absolute URL is used as it is, a relative one is resolved from the manifest's place.  A
+# manifest that is an object of its own has a URL. Others (a member of an archive, a key of a reference set, inline
+# data) have a key in their source, and so do the places that they point to. No I/O here.
 
 
 class Url(NamedTuple):
@@ -228,8 +229,8 @@ class Key(NamedTuple):
     key: str
 
 
-class Origin:
-    """Where the manifest ``key`` lies; ``entry`` is that key's. Without ``has_keys`` there is no source around it."""
+class PathResolver:
+    """Resolves the paths of the manifest at ``key``, whose entry is ``entry``; ``has_keys``: a source surrounds it."""
 
     def __init__(self, key: str, entry: Entry | None, options: OpenOptions, *, has_keys: bool = True) -> None:
         directory = None
@@ -242,18 +243,18 @@ class Origin:
         self._by_key = has_keys and directory is None and options.base_url is None and local and not options.bare_as_is
 
     def place(self, path: str, where: str, key: str | None = None) -> Url | Key:
-        """Return where ``path`` lies; ManifestError, which names manifest and ``key``, where it climbs out."""
+        """Resolve ``path``. Raise ManifestError, with manifest and ``key``, if it leads out of the source."""
         try:
             if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
                 return Url(self._resolve(path))
-            return Key(key_beside(self._directory, path))
+            return Key(resolve_key(self._directory, path))
         except ManifestError as e:
             raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
 
-    def entry(self, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
-        """Return the entry of ``source``, which the manifest ``where`` names for ``key``; ``base`` is what it lies in.
+    def entry(self, source: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        """Return the entry of ``key``, which the manifest ``where`` places at ``source``, perhaps within ``base``.
 
-        Raises ReferenceNotReachable where its path is none of the keys of ``base``, or there is less of it.
+        Raises ReferenceNotReachable if ``base`` does not have the path, or has too few bytes there.
         """
         found = (
             Inline(source.data)
@@ -262,7 +263,7 @@ class Origin:
         )
         return checked(found, source.checksum, where, key)
 
-    def _range(self, path: str, source: Source, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+    def _range(self, path: str, source: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
         offset, length, pin = source.offset, source.length, source.pin
         match self.place(path, where, key):
             case Url(url):
@@ -270,7 +271,7 @@ class Origin:
             case Key(name):
                 found = None if base is None else (yield from base.lookup(name))
         if found is None:
-            raise ReferenceNotReachable(key, repr(name), "the manifest names it, and the source has no such key")
+            raise ReferenceNotReachable(key, repr(name), "the manifest points to it, but the source has no such key")
         if isinstance(found, Span):
             found = msgspec.structs.replace(found, optional=False, pin=pin or found.pin)
         try:
@@ -281,10 +282,10 @@ class Origin:
             raise ReferenceNotReachable(key, repr(name), str(e)) from e
 
 
-def key_beside(directory: str, path: str) -> str:
-    """Return the key that ``path`` means in ``directory``; ManifestError where it climbs above the root."""
+def resolve_key(directory: str, path: str) -> str:
+    """Return the key of ``path`` in ``directory``. Raise ManifestError if it leads out of the root."""
     joined = posixpath.normpath(posixpath.join(directory, path))
     if joined == ".." or joined.startswith(("../", "/")):
-        raise ManifestError(f"the relative path {path!r} climbs out of its source: base_url= says where it starts from")
+        raise ManifestError(f"the relative path {path!r} leads out of its source: give base_url=, from which it starts")
     tail = "/" if path.endswith("/") and joined != "." else ""
     return ("" if joined == "." else joined) + tail

@@ -1,8 +1,7 @@
-"""The chunk manifest of one array, read into columns: 20 to 28 bytes for each entry. No I/O here.
+"""Parse and write the chunk manifest of one array: columns of 20 to 28 bytes an entry. No I/O here.
 
-Targets (a path, and what is said of its version) are kept once; so is inline data, in one row. Keys are coordinates
-with dots between them, whatever the array's own key encoding; those outside of its grid are of no array element, and
-are left out.
+Targets (a path and a pin) are stored once, and inline data in one run of bytes. Keys are coordinates with dots between
+them, whatever the array's own key encoding. Keys outside the array's grid are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from refshard_fs.core.model import Pin
 from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, Source, data_of, entries_in
+from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, ValueLocation, decode_data, parse_entries
 from refshard_fs.references.chunk_keys import Keys, chunk_numbers
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
@@ -34,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Prefix(NamedTuple):
-    """All chunks whose coordinates begin with ``leading``: the others follow ``path``, ``separator`` between them."""
+    """Maps chunks whose coordinates begin with ``leading``: ``path`` is followed by the others, with ``separator``."""
 
     leading: tuple[int, ...]
     path: str
@@ -44,14 +43,14 @@ class Prefix(NamedTuple):
         return self.leading == tuple(coords[: len(self.leading)])
 
     def url(self, coords: Sequence[int]) -> str:
-        """Return the URL, as the manifest spells it, of the chunk at ``coords``."""
+        """Return the URL, as written in the manifest, of the chunk at ``coords``."""
         return self.path + self.separator.join(map(str, coords[len(self.leading) :]))
 
 
 class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
-    """What a manifest says of an array's chunks."""
+    """The chunk manifest of an array."""
 
-    table: ChunkTable  # a target is a place in ``paths`` and ``pins``; without a path, a range of ``data``
+    table: ChunkTable  # a target is an index into ``paths`` and ``pins``; without a path, it is a range of ``data``
     paths: Texts
     pins: Pins | None
     data: bytes
@@ -62,48 +61,48 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take."""
+        """Size of the columns in memory, in bytes."""
         pins = 0 if self.pins is None else self.pins.nbytes
         columns = (self.table, self.paths, self.empty, self.summed, self.checksums)
         return sum(column.nbytes for column in columns) + pins + len(self.data) + 200 * len(self.prefixes)
 
     def __len__(self) -> int:
-        """Number of chunks that have an entry of their own, and are not empty."""
+        """Number of chunks that have an entry and are not empty."""
         return len(self.table)
 
-    def source(self, number: int) -> Source | None:
-        """Return where chunk ``number`` of the grid comes from by an entry of its own; None if it has none."""
+    def source(self, number: int) -> ValueLocation | None:
+        """Return the place of chunk ``number`` from its entry; None if it has none."""
         row = self.table.row(number)
         if row is None:
             return None
-        at = _place(self.summed, number)
+        at = _find_index(self.summed, number)
         checksum = None if at is None else self.checksums[at]
         path = self.paths[row.target]
         if path is None:
-            return Source(None, checksum=checksum, data=self.data[row.offset : row.offset + (row.length or 0)])
+            return ValueLocation(None, checksum=checksum, data=self.data[row.offset : row.offset + (row.length or 0)])
         pin = None if self.pins is None else self.pins.pin(row.target)
         pin = None if pin is None else Pin(pin.etag, pin.last_modified)
-        return Source(path, row.offset, row.length, pin, checksum)
+        return ValueLocation(path, row.offset, row.length, pin, checksum)
 
     def is_empty(self, number: int) -> bool:
-        """Whether the manifest says of chunk ``number`` that it is empty."""
-        return _place(self.empty, number) is not None
+        """Whether the manifest declares chunk ``number`` as empty."""
+        return _find_index(self.empty, number) is not None
 
     def prefix(self, coords: Sequence[int]) -> Prefix | None:
         """Return the longest prefix of the chunk at ``coords``, or None."""
         return next((prefix for prefix in self.prefixes if prefix.fits(coords)), None)
 
 
-def _place(numbers: UInt64s, number: int) -> int | None:
-    """Return the place of ``number`` in ``numbers``, which ascend; None if it is not among them."""
+def _find_index(numbers: UInt64s, number: int) -> int | None:
+    """Return the index of ``number`` in ``numbers``, which are ascending; None if it is missing."""
     at = int(numbers.searchsorted(np.uint64(number)))
     return at if at < len(numbers) and numbers[at] == number else None
 
 
 def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
-    """Return the manifest in ``data``; ManifestError, which names ``where`` and the chunk key, if it is none."""
-    entries = entries_in(data, where)
-    numbers, inside = _numbers(list(entries.keys), grid, where)
+    """Parse the manifest in ``data``. Raise ManifestError, with ``where`` and the chunk key, if it is damaged."""
+    entries = parse_entries(data, where)
+    numbers, inside = _number_keys(list(entries.keys), grid, where)
     keys, given = list(entries.keys), list(entries.keys.values())
     if len(inside) < len(keys):
         keys, given = ([column[i] for i in inside.tolist()] for column in (keys, given))
@@ -116,7 +115,7 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
     inline = bytearray()
     for i, entry in enumerate(given):
         if entry.data is not None:
-            found = data_of(entry.data, keys[i], where)
+            found = decode_data(entry.data, keys[i], where)
             offsets[i], lengths[i] = len(inline), len(found)
             inline += found
     is_empty = np.fromiter((entry.is_empty for entry in given), np.bool_, count)
@@ -132,12 +131,12 @@ def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
         np.sort(numbers[is_empty]),
         np.array(ordered, np.uint64),
         Texts.of(map(sums.__getitem__, ordered)),
-        prefixes_of(entries.prefixes, len(grid.counts), where),
+        parse_prefixes(entries.prefixes, len(grid.counts), where),
     )
 
 
-def _numbers(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, Positions]:
-    """Return the chunk numbers that keys spell, and which keys these are; others lie outside of the grid."""
+def _number_keys(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, Positions]:
+    """Return the chunk numbers of keys, and the indexes of the keys that lie in the grid."""
     dotted = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
     if not grid.counts:
         keys = [key or "0" for key in keys]
@@ -147,21 +146,21 @@ def _numbers(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt64s,
     found = [dotted.number(key) for key in keys]
     for key, number in zip(keys, found, strict=True):
         if number is None and dotted.decode(key) is None:
-            kind = f"{len(grid.counts)} numbers with dots between them are" if grid.counts else "'0' is"
-            raise ManifestError(f"{where}: {key!r} is no chunk key: {kind}")
+            kind = f"{len(grid.counts)} numbers with dots between them" if grid.counts else "'0'"
+            raise ManifestError(f"{where}: {key!r} is not a chunk key: expected {kind}")
     inside = np.flatnonzero([number is not None for number in found])
     return np.array([number for number in found if number is not None], np.uint64), inside
 
 
-def prefixes_of(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
+def parse_prefixes(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
     """Return the prefixes of an array's manifest, the longest first."""
     found = []
     for key, prefix in given.items():
         form = r"(?:(?:0|[1-9][0-9]{0,17})\.)*"
         if not re.fullmatch(form, key) or key.count(".") > ndim:
-            raise ManifestError(f"{where}: the prefix {key!r} is not made of leading coordinates, a dot after each")
+            raise ManifestError(f"{where}: the prefix {key!r} is invalid: expected coordinates, a dot after each")
         if prefix.separator not in _SEPARATORS:
-            raise ManifestError(f"{where}: the prefix {key!r} has the separator {prefix.separator!r}, not '.' or '/'")
+            raise ManifestError(f"{where}: the prefix {key!r} has the separator {prefix.separator!r}: use '.' or '/'")
         if not prefix.path:
             raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
         leading = tuple(map(int, key.split(".")[:-1]))
@@ -170,16 +169,18 @@ def prefixes_of(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple
 
 
 # ----------------------------------------------------------------------------------------------------
-# References as a zarr version 3 hierarchy with chunk manifests, piece by piece.
+# Encoding references as a zarr version 3 hierarchy with chunk manifests, piece by piece.
 
 
 MANIFEST = "manifest.json"
 
 
-def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGrid]) -> dict[str, dict[str, Any]]:
-    """Return the version 3 metadata of every group and array, by path, of documents of either version.
+def convert_documents(
+    documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGrid]
+) -> dict[str, dict[str, Any]]:
+    """Convert documents of either version to version 3 metadata of every group and array, by path.
 
-    Raises ManifestError, which names the key, for what is no metadata, and where version 3 cannot say it.
+    Raises ManifestError, with the key, for a key that is not metadata, and for metadata that version 3 cannot express.
     """
     found: dict[str, dict[str, Any]] = {}
     old: dict[str, dict[str, Any]] = {}
@@ -190,15 +191,15 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
         if not zarrmeta.is_metadata(key):
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
         if isinstance(value, list):
-            raise ManifestError(f"{key!r} is a reference: metadata must be inline to become that of version 3")
+            raise ManifestError(f"{key!r} is a reference: metadata must be inline to be converted to version 3")
         check_name(key)
         doc = object_in(value, repr(key))
         if name == "zarr.json":
             found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
             if doc.get("node_type") not in ("array", "group"):
-                raise ManifestError(f"{key!r} describes neither an array nor a group")
+                raise ManifestError(f"{key!r} has no valid node_type: expected 'array' or 'group'")
             if doc.get("storage_transformers"):
-                raise ManifestError(f"{key!r} has storage_transformers, which cannot be carried over")
+                raise ManifestError(f"{key!r} has storage_transformers, which cannot be converted")
         else:
             old.setdefault(path, {})[name] = doc
     for path, docs in old.items():
@@ -209,7 +210,7 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
             found[path] = group_3(attributes) if array is None else array_3(array, attributes, key)
     for path, doc in found.items():
         if doc.get("node_type") == "array" and path not in grids:
-            raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not known")
+            raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not supported")
     for inner, doc in list(found.items()):
         path = inner
         while path:
@@ -220,8 +221,8 @@ def hierarchy(documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGri
     return found or {"": group_3({})}
 
 
-def with_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST) -> dict[str, Any]:
-    """Return an array's metadata that declares the manifest beside it, and the ``origins`` of that one's URLs."""
+def declare_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST) -> dict[str, Any]:
+    """Add to an array's metadata that its manifest lies beside it, with the ``origins`` of its URLs."""
     configuration: dict[str, Any] = {"manifest": f"./{name}"}
     if origins:
         configuration[MEMBER] = origins.to_json()
@@ -229,8 +230,8 @@ def with_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST
     return {**doc, "storage_transformers": [transformer]}
 
 
-def manifest_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: str) -> list[str]:
-    """Return the members of a manifest for chunks ``numbers``."""
+def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: str) -> list[str]:
+    """Encode the chunks ``numbers`` as members of a manifest."""
     out = []
     targets, offsets, lengths = partition.ranges
     empty = {row for row, extras in partition.checks.items() if not extras}
@@ -240,7 +241,7 @@ def manifest_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: 
         if target != ABSENT:
             url = partition.urls[target]
             if url is None or not is_utf8(url):
-                why = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is no UTF-8"
+                why = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is not UTF-8"
                 raise ManifestError(f"{join(array, grid.tail(number))!r} has {why}")
             offset, length = int(offsets[row]), None if lengths[row] == WHOLE else int(lengths[row])
             entry = JsonEntry(url, None if length is None and not offset else offset, length, **extras)

@@ -1,8 +1,8 @@
-"""A chunk manifest of a whole source: keys, and prefixes of keys, mapped to other places. No I/O here.
+"""A chunk manifest of a whole source maps keys, and prefixes of keys, to other places. No I/O here.
 
-So one group is made from many stores. A key's own entry beats prefixes, the longest prefix beats shorter ones and what
-lies in the source itself; listings show all of them. The map stands in the root group's metadata, or is a document of
-its own: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}``, that member first.
+It makes one group of many stores. An entry of a key counts before prefixes, and the longest prefix before shorter ones
+and before the source's own keys; listings show all of them. The map is in the metadata of the root group, or it is a
+document: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}``, with the name first.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import (
     JsonEntry,
     Key,
-    Origin,
+    PathResolver,
     Url,
-    declaration,
-    entries_in,
-    source_of,
+    locate_value,
+    parse_entries,
+    read_declaration,
 )
 
 
 class KeyMap(NamedTuple):
-    """Entries by key, and URL prefixes by key prefix (a directory; empty: the root)."""
+    """Entries by key, and URLs by prefix of keys (a directory; empty: the root)."""
 
     keys: dict[str, JsonEntry]
     prefixes: dict[str, str]
@@ -38,39 +38,39 @@ class KeyMap(NamedTuple):
 
 
 def parse_key_map(data: bytes, where: str) -> KeyMap:
-    """Return the key map called ``where``."""
-    entries = entries_in(data, where)
+    """Parse the key map called ``where``."""
+    entries = parse_entries(data, where)
     prefixes: dict[str, str] = {}
     for key, prefix in entries.prefixes.items():
         if key and not key.endswith("/"):
-            raise ManifestError(f"{where}: the prefix {key!r} does not end in a slash: it is no directory of keys")
+            raise ManifestError(f"{where}: the prefix {key!r} is not a directory of keys: expected a slash at its end")
         if prefix.separator != ".":
-            raise ManifestError(f"{where}: the prefix {key!r} has a separator, which only those of chunks may have")
+            raise ManifestError(f"{where}: the prefix {key!r} has a separator: only prefixes of chunks may have one")
         if not prefix.path:
             raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
         prefixes[key.removesuffix("/")] = prefix.path
     for key, spelled in (*zip(entries.keys, entries.keys, strict=True), *zip(prefixes, entries.prefixes, strict=False)):
         if key and not is_key(key):
-            raise ManifestError(f"{where}: {spelled!r} is no key; its parts are names with a slash between them")
+            raise ManifestError(f"{where}: {spelled!r} is not a key: expected names with a slash between them")
     return KeyMap(entries.keys, prefixes, 4 * len(data) + 300 * len(entries.keys))
 
 
 def _parse_document(data: bytes, where: str) -> KeyMap:
-    """Return a key map that is a document of its own. Where nothing says what its root is, that is a group."""
-    match declaration(zarrmeta.object_in(data, where)):
+    """Parse a key map that is a document. If it does not map the root's metadata, the root is a group."""
+    match read_declaration(zarrmeta.object_in(data, where)):
         case bytes(manifest):
             keys = parse_key_map(manifest, where)
         case _:
-            raise ManifestError(f"{where}: its configuration has no object 'manifest'")
+            raise ManifestError(f"{where}: its configuration lacks an object 'manifest'")
     if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
         keys.keys["zarr.json"] = JsonEntry(data=group_3({}))
     return keys
 
 
 class Composite(KeySpace):
-    """The keys of ``base`` (None: there is none), and those that the map called ``where`` adds or replaces."""
+    """The keys of ``base`` (may be None), and the keys that the map called ``where`` adds or replaces."""
 
-    def __init__(self, base: KeySpace | None, keys: KeyMap, origin: Origin, where: str) -> None:
+    def __init__(self, base: KeySpace | None, keys: KeyMap, origin: PathResolver, where: str) -> None:
         self.base = base
         self._map = keys
         self._origin = origin
@@ -89,7 +89,7 @@ class Composite(KeySpace):
         empty = [key for key, entry in keys.keys.items() if entry.is_empty]
         for key in keys.keys.keys() - set(empty):
             add_to_tree(self._tree, key)
-        for key in empty:  # what is not there makes no directory
+        for key in empty:  # an empty key alone does not make a directory
             if parent(key)[0] in self._tree:
                 add_to_tree(self._tree, key)
 
@@ -97,7 +97,7 @@ class Composite(KeySpace):
         entry = self._map.keys.get(key)
         if entry is not None:
             return (yield from self._entry(key, entry))
-        owner, rest, _ = self._owner(key)
+        owner, rest, _ = self._find_owner(key)
         return None if owner is None else (yield from owner.lookup(rest))
 
     def is_empty(self, key: str) -> Steps[bool]:
@@ -106,7 +106,7 @@ class Composite(KeySpace):
         return entry is not None and entry.is_empty
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        owner, rest = yield from self._lister(prefix)
+        owner, rest = yield from self._find_lister(prefix)
         names = None if owner is None else (yield from owner.children(rest))
         own = self._tree.get(prefix)
         if own is None:
@@ -127,11 +127,11 @@ class Composite(KeySpace):
     def is_directory(self, prefix: str) -> Steps[bool]:
         if prefix in self._tree:
             return True
-        owner, rest = yield from self._lister(prefix)
+        owner, rest = yield from self._find_lister(prefix)
         return owner is not None and (yield from owner.is_directory(rest))
 
-    def _owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
-        """Return the key space that has ``key``, what it is called there, and the prefix that says so (if one does)."""
+    def _find_owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
+        """Return the key space that has ``key``, its key in there, and the prefix that leads there (or None)."""
         for prefix, rest in splits(key):
             match self._mounts.get(prefix):
                 case None:
@@ -142,9 +142,9 @@ class Composite(KeySpace):
                     return mount, rest, prefix
         return self.base, key, None
 
-    def _lister(self, directory: str) -> Steps[tuple[KeySpace | None, str]]:
-        """Return the key space that has the keys in ``directory``, and what that is called there."""
-        owner, rest, prefix = self._owner(join(directory, "x"))
+    def _find_lister(self, directory: str) -> Steps[tuple[KeySpace | None, str]]:
+        """Return the key space that lists ``directory``, and the directory in it."""
+        owner, rest, prefix = self._find_owner(join(directory, "x"))
         if prefix is not None and prefix not in self._probed and isinstance(owner, Hierarchy):
             if (yield Names(owner.url)) is None:
                 owner = self._mounts[prefix] = Hierarchy(owner.url, listable=False)
@@ -152,12 +152,12 @@ class Composite(KeySpace):
         return owner, parent(rest)[0]
 
     def _entry(self, key: str, entry: JsonEntry) -> Steps[Entry | None]:
-        source = source_of(entry, key, self._where)
+        source = locate_value(entry, key, self._where)
         return None if source is None else (yield from self._origin.entry(source, self.base, self._where, key))
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a key map."""
     keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), Parsed(_parse_document, (probe.url,)))
-    origin = Origin("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
+    origin = PathResolver("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
     return Composite(None, keys, origin, probe.url)

@@ -1,7 +1,7 @@
-"""Any key space, the chunks of its arrays with a chunk manifest found where the manifest says. No I/O here.
+"""A view of any key space that resolves the chunk manifests of its arrays. No I/O here.
 
-Manifests are read when a chunk of their array is first asked for. Chunks of such an array come from its manifest
-alone, whatever else lies below it. Metadata is shown without the storage transformer; all other keys pass through.
+A manifest is read at the first look-up of a chunk in its array. All chunks of the array come from the manifest; other
+keys below the array are ignored. Metadata are shown without the storage transformer. All other keys come from the base.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from refshard_fs.core.keyspace import KeySpace, chunks_below, has_chunks_below
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, of_origin
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
-from refshard_fs.formats.chunk_manifest.entries import Declared, Key, Origin, Unmapped, Url, key_beside
+from refshard_fs.formats.chunk_manifest.entries import Declaration, Key, PathResolver, StripManifests, Url, resolve_key
 from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, Prefix, parse
 from refshard_fs.formats.chunk_manifest.prefix_map import Composite, parse_key_map
 from refshard_fs.security import policy
 
 # ----------------------------------------------------------------------------------------------------
-# A commit to a hierarchy that has been made and not written out: its root says what the other documents are.
-#
-# ``consolidated_metadata`` of the root's ``zarr.json`` may have a member ``refshard``: ``pending`` lists nodes whose
-# own documents are those in it, and ``gone`` nodes that are no more, whatever lies in their places (FORMATS.md). It is
-# there, if empty, after every commit: the next one makes manifests, too, though no array has one yet. No I/O here.
+# Commits to a hierarchy that are complete but not yet written out: the root document has the new other documents.
+# ``consolidated_metadata`` in the root's ``zarr.json`` may have a member ``refshard``: ``pending`` lists nodes whose
+# documents are those in the consolidated metadata, ``gone`` lists nodes that are removed, whatever lies in their places
+# (FORMATS.md). Every commit writes the member, perhaps empty, so that the next commit writes manifests, too. No I/O
+# here.
 
 
 _DOTTED = ChunkKeyEncoding("v2", ".")
@@ -42,49 +42,49 @@ COMMITTED = b'"refshard":{'
 PENDING = COMMITTED + b'"'
 
 
-class _Uncommitted(msgspec.Struct):
+class _PendingNodes(msgspec.Struct):
     """Paths of nodes."""
 
     pending: list[str]
     gone: list[str] = []
 
 
-def pending_edits(data: bytes, where: str) -> Edits | None:
-    """Return the edits of other documents that the root document called ``where`` stands for, if for any."""
+def read_pending_edits(data: bytes, where: str) -> Edits | None:
+    """Return the edits of other documents that the root document called ``where`` holds; None if there are none."""
     try:
         doc = zarrmeta.loads(data)
     except ValueError:
-        return None  # whoever reads it sees the bytes as they are
+        return None  # readers see the bytes unchanged
     match doc:
         case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": [*_]} as spelled}}:
             pass
         case _:
             return None
     try:
-        ours = msgspec.convert(spelled, _Uncommitted)
+        ours = msgspec.convert(spelled, _PendingNodes)
     except msgspec.ValidationError as e:
-        raise ManifestError(f"{where}: 'refshard' is not as specified: {e}") from None
+        raise ManifestError(f"{where}: its 'refshard' is not valid: {e}") from None
     edits = Edits()
     for path in (*ours.pending, *ours.gone):
         if not is_key(path):
-            raise ManifestError(f"{where}: {path!r} is no path of a node")
+            raise ManifestError(f"{where}: {path!r} is not the path of a node")
         if path in ours.pending and not isinstance(members.get(path), dict):
-            raise ManifestError(f"{where}: {path!r} is pending, and not in the consolidated metadata")
+            raise ManifestError(f"{where}: {path!r} is pending but not in the consolidated metadata")
         edit = Inline(zarrmeta.dumps(members[path])) if path in ours.pending else REMOVED
         edits.put(join(path, "zarr.json"), edit)
     return edits if len(edits) else None
 
 
 class _Lookup(NamedTuple):
-    """How the manifest of an array is loaded, where its paths begin, and what errors call it."""
+    """The load of an array's manifest, the resolver of its paths, and its name in errors."""
 
     load: Load
-    origin: Origin
+    origin: PathResolver
     where: str
 
 
-class ManifestView(ArrayView[Declared]):
-    """The keys of ``base``; chunks are where the chunk manifests of their arrays say."""
+class ManifestView(ArrayView[Declaration]):
+    """The keys of ``base``, with chunks where the chunk manifests of their arrays place them."""
 
     def __init__(self, base: KeySpace, options: OpenOptions) -> None:
         self._options = options
@@ -98,7 +98,7 @@ class ManifestView(ArrayView[Declared]):
 
     @property
     def maps_anything(self) -> bool:
-        """Whether any node that is known so far has a manifest, or commits make manifests of new ones."""
+        """Whether any node known so far has a manifest, or commits write manifests for new nodes."""
         arrays = self._documents.arrays.values()
         return (
             self._is_committed
@@ -107,18 +107,18 @@ class ManifestView(ArrayView[Declared]):
         )
 
     def register_arrays(self, *, has_root: bool) -> Steps[None]:
-        """Take in the arrays that the base knows without further reads, and the root's own metadata if there is some.
+        """Register the arrays that the base knows without further reads, and the root's metadata if it has some.
 
-        If the root is a group with a manifest, that maps the keys of the whole source.
+        If the root is a group with a manifest, the manifest maps the keys of the whole source.
         """
-        yield from self._documents.register_arrays((DECLARED,), Declared)
+        yield from self._documents.register_arrays((DECLARED,), Declaration)
         if not has_root:
             return
         document = yield from self._documents.read("zarr.json")
         self._is_committed = document is not None and COMMITTED in document.data
         if document is not None and PENDING in document.data:
             entry = yield from self.base.lookup("zarr.json")
-            pending = None if entry is None else (yield Load(entry, Parsed(pending_edits, ("zarr.json",))))
+            pending = None if entry is None else (yield Load(entry, Parsed(read_pending_edits, ("zarr.json",))))
             if pending is not None:
                 self._compose(EditedKeySpace(self.base, pending))
                 document = yield from self._documents.read("zarr.json")
@@ -134,7 +134,7 @@ class ManifestView(ArrayView[Declared]):
 
     def _compose(self, base: KeySpace) -> None:
         super().__init__(base)
-        self._documents = Documents(base, Unmapped())
+        self._documents = Documents(base, StripManifests())
         self.grids = self._documents.grids
 
     @property
@@ -142,7 +142,7 @@ class ManifestView(ArrayView[Declared]):
         found = (declared.origins.servers for declared in self._documents.arrays.values() if declared.origins)
         return self.base.strangers.union(*found)
 
-    # ------------------------------------------------------------------ looking a key up
+    # ------------------------------------------------------------------ looking up a key
 
     def remapped(self, path: str) -> ChunkGrid | None:
         declared = self._documents.arrays.get(path)
@@ -153,7 +153,7 @@ class ManifestView(ArrayView[Declared]):
         return None if declared.manifest is None else declared.grid
 
     def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
-        manifest, origin, where = yield from self._manifest(path)
+        manifest, origin, where = yield from self._load_manifest(path)
         origins = self._documents.arrays[path].origins
         number = manifest.table.grid.number_of(coords)
         source = None if number is None else manifest.source(number)
@@ -181,12 +181,12 @@ class ManifestView(ArrayView[Declared]):
         if at is None:
             return (yield from self.base.is_empty(key))
         path, coords, _ = at
-        manifest, _, _ = yield from self._manifest(path)
+        manifest, _, _ = yield from self._load_manifest(path)
         number = manifest.table.grid.number_of(coords)
         return number is not None and manifest.is_empty(number)
 
-    def _manifest(self, path: str) -> Steps[tuple[ChunkManifest, Origin, str]]:
-        """Return the manifest of the array ``path``, what its paths mean, and its name."""
+    def _load_manifest(self, path: str) -> Steps[tuple[ChunkManifest, PathResolver, str]]:
+        """Load the manifest of the array ``path``; return it with the resolver of its paths and its name."""
         found = self._lookups.get(path)
         if found is None:
             declared = self._documents.arrays[path]
@@ -194,41 +194,41 @@ class ManifestView(ArrayView[Declared]):
             found = self._lookups[path] = yield from self._locate(path, declared.manifest, declared.grid)
         manifest = yield found.load
         if manifest is None:
-            raise SourceNotReachable(f"{found.where} is not there, which array {path!r} names as its manifest")
+            raise SourceNotReachable(f"array {path!r} has its manifest at {found.where}, which does not exist")
         return manifest, found.origin, found.where
 
     def _locate(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Lookup]:
-        """Return how the manifest of the node ``path`` is to be loaded; it maps keys where there is no ``grid``."""
+        """Return how to load the manifest of the node ``path``; without a ``grid``, it is a key map."""
         match manifest:
             case bytes(data):
                 key = join(path, "zarr.json")
-                origin = Origin(key, (yield from self.base.lookup(key)), self._options)
+                origin = PathResolver(key, (yield from self.base.lookup(key)), self._options)
                 entry: Entry | None = Inline(data)
                 where = f"the manifest in {key!r}"
             case str(spelled) if policy.protocol_of(spelled) is not None:
                 entry, where = Span(spelled), spelled
-                origin = Origin("", entry, self._options)
+                origin = PathResolver("", entry, self._options)
             case str(spelled):
-                key = key_beside(path, spelled)
+                key = resolve_key(path, spelled)
                 entry = yield from self.base.lookup(key)
-                origin = Origin(key, entry, self._options)
+                origin = PathResolver(key, entry, self._options)
                 where = repr(key) if not isinstance(entry, Span) else entry.url
-        entry = yield from _pinned(entry)
+        entry = yield from _pin_entry(entry)
         if entry is None:
-            raise SourceNotReachable(f"{where} is not there, which {path or 'the root'!r} names as its manifest")
+            raise SourceNotReachable(f"{path or 'the root'!r} has its manifest at {where}, which does not exist")
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
         index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))
         return _Lookup(Load(entry, index), origin, where)
 
-    # ------------------------------------------------------------------ all of an array
+    # ------------------------------------------------------------------ whole arrays
 
     @property
-    def committed_as(self) -> str | None:  # type: ignore[override]  # `save` writes chunk manifests anew
+    def committed_as(self) -> str | None:  # type: ignore[override]  # chunk manifests are saved as new ones
         return None if self.maps_anything else self.base.committed_as
 
     @property
-    def is_reference_set(self) -> bool:  # type: ignore[override]  # a commit may add manifests
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # a manifest is not a reference set
         return self.base.is_reference_set and not self.maps_anything
 
     @property
@@ -245,8 +245,8 @@ class ManifestView(ArrayView[Declared]):
             yield from self._documents.lookup(join(array, "zarr.json"))
         if self.remapped(array) is None:
             return (yield from self.base.list_chunks(array))
-        table = yield from self._listed(array, ())
-        manifest, _, _ = yield from self._manifest(array)
+        table = yield from self._build_table(array, ())
+        manifest, _, _ = yield from self._load_manifest(array)
         numbers = np.union1d(table.present(), manifest.empty).astype(np.uint64)
         grid = table.grid
         names = [
@@ -262,16 +262,16 @@ class ManifestView(ArrayView[Declared]):
         found = yield from super().chunks(array, numbers, grid)
         if self.remapped(array) is None:
             return found
-        manifest, _, _ = yield from self._manifest(array)
+        manifest, _, _ = yield from self._load_manifest(array)
         rows = np.flatnonzero(np.isin(column_of(numbers), manifest.empty)).tolist()
         return msgspec.structs.replace(found, checks={**found.checks, **{row: {} for row in rows}})
 
     def manifest_key(self, path: str) -> str | None:
-        """Return the key of the manifest of the array ``path``, if it is one of this source."""
+        """Return the key of the manifest of the array ``path``, if it lies in this source."""
         declared = self._documents.arrays.get(path)
         match declared.manifest if declared is not None else None:
             case str(spelled) if policy.protocol_of(spelled) is None:
-                return key_beside(path, spelled)
+                return resolve_key(path, spelled)
         return None
 
     # ------------------------------------------------------------------ listing
@@ -279,24 +279,24 @@ class ManifestView(ArrayView[Declared]):
     def chunks_in(
         self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
     ) -> Steps[Sequence[Listed] | None]:
-        table = yield from self._listed(path, leading or ())
+        table = yield from self._build_table(path, leading or ())
         below = "" if leading is None else table.grid.directory_of(leading)
         directory = join(path, below)
         return chunks_below(table, below, directory + "/" if directory else "") or None
 
     def has_chunks_in(self, path: str, leading: tuple[int, ...]) -> Steps[bool]:
-        table = yield from self._listed(path, leading)
+        table = yield from self._build_table(path, leading)
         return has_chunks_below(table, table.grid.directory_of(leading))
 
-    def _listed(self, path: str, leading: tuple[int, ...]) -> Steps[ChunkTable]:
-        """Return a table of at least all chunks that begin with ``leading``; its keys and sizes are right."""
-        manifest, origin, where = yield from self._manifest(path)
+    def _build_table(self, path: str, leading: tuple[int, ...]) -> Steps[ChunkTable]:
+        """Return a table of at least all chunks that begin with ``leading``, with correct keys and sizes."""
+        manifest, origin, where = yield from self._load_manifest(path)
         table = manifest.table
         grid = table.grid
         if not manifest.prefixes:
             return table
         parts = []
-        for prefix in reversed(manifest.prefixes):  # the longest one last: it wins
+        for prefix in reversed(manifest.prefixes):  # the longest prefix last: it counts
             found = yield from self._walk(origin, prefix, grid, leading, where)
             rows = [(grid.number_of(coords), size) for coords, size in found]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
@@ -304,9 +304,9 @@ class ManifestView(ArrayView[Declared]):
         return ChunkTable.from_parts(grid, [*parts, table.part(), empty])
 
     def _walk(
-        self, origin: Origin, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str
+        self, origin: PathResolver, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str
     ) -> Steps[list[tuple[tuple[int, ...], int | None]]]:
-        """Return coordinates and size of the objects that ``prefix`` maps and that begin with ``leading``."""
+        """Return coordinates and sizes of the objects below ``prefix`` whose coordinates begin with ``leading``."""
         ndim, depth = len(grid.counts), len(prefix.leading)
         if prefix.leading[: len(leading)] != leading[:depth]:
             return []
@@ -323,24 +323,24 @@ class ManifestView(ArrayView[Declared]):
                     found.append(((*coords, leading[at]), f"{path}{leading[at]}/", None))
                     continue
                 folder, _, stem = path.rpartition("/")
-                for listed in (yield from self._names(origin, folder + "/", where)):
+                for listed in (yield from self._list_names(origin, folder + "/", where)):
                     fits = listed.name.startswith(stem) and listed.is_directory != is_last
                     more = _DOTTED.decode(listed.name[len(stem) :], step) if fits else None
                     if more is not None:
                         found.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
         return [(coords, size) for coords, _, size in found if coords[: len(leading)] == leading]
 
-    def _names(self, origin: Origin, folder: str, where: str) -> Steps[Sequence[Listed]]:
+    def _list_names(self, origin: PathResolver, folder: str, where: str) -> Steps[Sequence[Listed]]:
         match origin.place(folder, where):
             case Key(name):
                 return (yield from self.base.children(name.rstrip("/"))) or ()
             case Url(url):
                 names: Sequence[Listed] | None = yield Names(url)
                 if names is None and policy.protocol_of(url) in ("http", "https"):
-                    raise NotListable(f"{url}, to which {where} maps keys, cannot be listed; they can still be read")
+                    raise NotListable(f"{url}, where {where} maps keys to, cannot be listed; chunks can still be read")
                 return names or ()
 
-    def _exists(self, origin: Origin, path: str, where: str) -> Steps[bool]:
+    def _exists(self, origin: PathResolver, path: str, where: str) -> Steps[bool]:
         match origin.place(path, where):
             case Key(name):
                 return (yield from self.base.lookup(name)) is not None
@@ -348,8 +348,8 @@ class ManifestView(ArrayView[Declared]):
                 return (yield Stat(url)) is not None
 
 
-def _pinned(entry: Entry | None) -> Steps[Entry | None]:
-    """Return ``entry`` with the version of its object, so that what was decoded of another is not taken for it."""
+def _pin_entry(entry: Entry | None) -> Steps[Entry | None]:
+    """Pin ``entry`` to the current version of its object: a cached manifest must not serve another version."""
     match entry:
         case Span(url, 0, None, pin=None):
             facts: Facts | None = yield Stat(url, fresh=True)

@@ -1,4 +1,4 @@
-"""DMR++ documents: XML that says where the chunks of an HDF5 or NetCDF-4 file lie. Told by its root element."""
+"""DMR++ documents: XML with the locations of the chunks of an HDF5 or NetCDF-4 file. Recognised by the root element."""
 
 from __future__ import annotations
 

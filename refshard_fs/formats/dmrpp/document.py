@@ -1,7 +1,7 @@
-"""A DMR++ document as it is written: groups, dimensions, variables and where their bytes lie. No I/O here.
+"""Parse a DMR++ document: groups, dimensions, variables and the locations of their bytes. No I/O here.
 
-Document types, and with them entities, are refused before any of them counts: nothing in a document can refer to
-files or servers, or make much of little. Names are those of DAP4 and of the dmrpp namespace.
+A document type, and with it entities, is refused before it is used: a document cannot refer to files or servers, nor
+expand in memory. Names are those of DAP4 and of the dmrpp namespace.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from refshard_fs.errors import ManifestError
 
 DAP: Final = "DAP/4.0#"
 DMRPP: Final = "dmrpp/1.0.0#"
-DEEPEST: Final = 100  # elements within one another
-REPEATED: Final = 1 << 25  # bytes of texts that are compressed, or repeated with 8 for each of them
-LONGEST: Final = 32  # characters of a number, with space around it
+DEEPEST: Final = 100  # levels of nested elements
+REPEATED: Final = 1 << 25  # bytes of compressed texts, and of repeated texts with 8 bytes for each repetition
+LONGEST: Final = 32  # characters of a number with spaces
 NUMBERS: Final = {
     "Byte": "u1",
     "UByte": "u1",
@@ -45,16 +45,16 @@ NUMBERS: Final = {
 }
 TEXTS: Final = ("String", "URL", "Url")
 _OTHERS: Final = ("Structure", "Sequence", "Enum", "Opaque")
-# Attributes by which HDF5 and netCDF keep dimensions, and what DMR++ says of itself.
+# Attributes with which HDF5 and netCDF store dimensions, and attributes about DMR++ itself.
 _HIDDEN: Final = frozenset(["DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_NCProperties"])
 _HIDDEN_NETCDF: Final = ("_Netcdf4", "_nc3_strict")
 _DECIMAL: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Variable(msgspec.Struct):
-    """A variable as it is declared. ``inline`` are its values where they stand in the document: (how, text).
+    """A variable as declared; ``inline`` are values within the document: (element, text).
 
-    Each of ``dims`` is the path of a shared dimension, or the size of one of its own.
+    Each of ``dims`` is the path of a shared dimension, or the size of an unnamed dimension.
     """
 
     path: str
@@ -69,11 +69,11 @@ class Variable(msgspec.Struct):
     byte_order: str = ""
     fill: str | None = None
     string_length: int | None = None
-    padding: str = ""  # of texts of one length, as it is spelled
+    padding: str = ""  # of fixed-length texts, as written
     inline: tuple[str, str] | None = None
     texts: list[str] = []
     problem: str | None = None
-    # Of each chunk, as it is spelled: there are hundreds of thousands, which become numbers all at once (`numbers`).
+    # As written, one for each chunk: `parse_numbers` converts hundreds of thousands of them at once.
     offsets: list[str] = []
     sizes: list[str] = []
     positions: list[str] = []
@@ -81,7 +81,7 @@ class Variable(msgspec.Struct):
 
 
 class Document(msgspec.Struct):
-    """All that a document says."""
+    """The content of a document."""
 
     href: str | None = None
     groups: dict[str, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ class Document(msgspec.Struct):
 
 
 class _Builder(TreeBuilder):
-    """Makes a tree of a document. Elements of the dmrpp namespace are called ``dmrpp:name``, and others ``name``."""
+    """Builds the tree of a document. An element of the dmrpp namespace is named ``dmrpp:name``, others ``name``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,10 +100,10 @@ class _Builder(TreeBuilder):
     def start(self, tag: str, attrs: dict[str, str]) -> Element:
         space, _, name = tag.rpartition("}")
         if not self._depth and not (name == "Dataset" and space.endswith(DAP)):
-            raise ValueError("its root is no Dataset of DAP4")
+            raise ValueError("its root element is not a Dataset of DAP4")
         self._depth += 1
         if self._depth > DEEPEST:
-            raise ValueError(f"more than {DEEPEST} elements lie within one another")
+            raise ValueError(f"its elements are nested more than {DEEPEST} levels deep")
         return super().start("dmrpp:" + name if space.endswith(DMRPP) else name, attrs)
 
     def end(self, tag: str) -> Element:
@@ -111,32 +111,32 @@ class _Builder(TreeBuilder):
         return super().end(tag)
 
     def doctype(self, *declared: object) -> None:
-        """Refuse a document type, and with it entities: none can be declared elsewhere."""
-        raise ValueError("it declares a document type or an entity, which no DMR++ needs: they are refused")
+        """Refuse a document type, and with it entities, which can be declared only there."""
+        raise ValueError("it declares a document type or an entity: these are refused, and DMR++ does not need them")
 
 
 def parse_document(data: bytes, where: str) -> Document:
-    """Return what a document says; ManifestError, which begins with ``where``, where it is damaged."""
+    """Parse a document. Raise ManifestError, which begins with ``where``, if it is damaged."""
     parser = XMLParser(target=_Builder())  # noqa: S314  # document types, and so entities, are refused
     try:
         parser.feed(data)
         return _Reader(parser.close()).document
     except (ParseError, UnicodeDecodeError, LookupError) as e:
-        raise ManifestError(f"{where} is no XML, or cut short: {e}") from None
+        raise ManifestError(f"{where} is not XML or is cut short: {e}") from None
     except ValueError as e:
         raise ManifestError(f"{where}: {e}") from None
 
 
 class _Reader:
-    """Reads the tree of a document."""
+    """Converts the tree of a document."""
 
     def __init__(self, root: Element) -> None:
         href = next((value for key, value in root.items() if key.rpartition("}")[2] == "href"), None)
         self.document = Document(href, {"": {}})
-        self._repeated = 0  # bytes, as `REPEATED` counts them
-        self._group(root, "")
+        self._repeated = 0  # bytes counted for `REPEATED`
+        self._convert_group(root, "")
 
-    def _group(self, group: Element, path: str) -> None:
+    def _convert_group(self, group: Element, path: str) -> None:
         document = self.document
         _read_attributes(group, document.groups[path], {})
         for element in group:
@@ -146,44 +146,46 @@ class _Reader:
                 continue
             try:
                 if not is_node_name(name) or not is_key(below):
-                    raise ValueError(f"its name {name!r} is no name that a key can have")
+                    raise ValueError(f"its name {name!r} cannot be part of a key")
                 if element.tag == "Dimension":
-                    document.dimensions[below] = _integer(element.get("size"), "its size")
+                    document.dimensions[below] = _parse_integer(element.get("size"), "its size")
                 elif below in document.reports or below in document.variables:
                     document.variables.pop(below, None)
-                    raise ValueError("another variable or group has its name: neither is shown")
+                    raise ValueError("another variable or group has the same name: neither is shown")
                 elif element.tag == "Group":
                     document.groups.setdefault(below, {})
-                    self._group(element, below)
+                    self._convert_group(element, below)
                 elif below in document.groups:
-                    raise ValueError("a group has its name")
+                    raise ValueError("a group has the same name")
                 elif element.tag in _OTHERS:
-                    raise ValueError(f"it is of the type {element.tag}")
+                    raise ValueError(f"its type {element.tag} is not supported")
                 else:
-                    document.variables[below] = self._variable(element, below)
+                    document.variables[below] = self._convert_variable(element, below)
             except ValueError as e:
                 document.reports[f"Dimension {below}" if element.tag == "Dimension" else below] = str(e)
 
-    def _variable(self, element: Element, path: str) -> Variable:
+    def _convert_variable(self, element: Element, path: str) -> Variable:
         found = Variable(path, element.tag)
         _read_attributes(element, found.attributes, found.attribute_dtypes)
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")
             if shared is None and size is None:
                 raise ValueError(f"a Dim of {path!r} has neither a name nor a size")
-            found.dims.append(_integer(size, f"the size of a Dim of {path!r}") if shared is None else shared.strip("/"))
+            found.dims.append(
+                _parse_integer(size, f"the size of a Dim of {path!r}") if shared is None else shared.strip("/")
+            )
         for child in element.iter():
             self._locate(found, child)
         return found
 
     def _locate(self, found: Variable, element: Element) -> None:
-        """Note what an element within a variable says of where its bytes lie."""
+        """Add the location of bytes in ``element`` to the variable that contains it."""
         match element.tag:
             case "dmrpp:chunk":
                 if element.get("fm", "0") != "0":
-                    found.problem = "some of its chunks skip filters (fm)"
+                    found.problem = "some of its chunks skip filters (fm), which is not supported"
                 if element.get("LinkedBlockIndex") is not None:
-                    found.problem = "its chunks are made of linked blocks"
+                    found.problem = "its chunks consist of linked blocks, which are not supported"
                 found.byte_order = element.get("byteOrder", found.byte_order)
                 found.offsets.append(element.get("offset", ""))
                 found.sizes.append(element.get("nBytes", ""))
@@ -198,90 +200,90 @@ class _Reader:
             case "dmrpp:chunkDimensionSizes":
                 found.chunk_sizes = element.text or ""
             case "dmrpp:FixedLengthStringArray":
-                found.string_length = _integer(element.get("string_length"), "string_length")
+                found.string_length = _parse_integer(element.get("string_length"), "string_length")
                 found.padding = element.get("pad", "")
             case "dmrpp:compact" | "dmrpp:missingdata" | "dmrpp:vlsa":
                 found.inline = element.tag.removeprefix("dmrpp:"), element.text or ""
             case "v":
-                text, repeats = _text(element), _integer(element.get("c", "1"), "c")
+                text, repeats = _decode_text(element), _parse_integer(element.get("c", "1"), "c")
                 self._repeated += (repeats - 1) * (len(text) + 8) + (len(text) if element.get("s") else 0)
                 if self._repeated > REPEATED:
                     raise ValueError(f"texts that are compressed or repeated take more than {REPEATED} bytes")
                 found.texts += [text] * repeats
             case str(tag) if tag.startswith("dmrpp:"):
-                found.problem = f"its bytes are told of by {tag.removeprefix('dmrpp:')}"
+                found.problem = f"its bytes are located by {tag.removeprefix('dmrpp:')}, which is not supported"
 
 
 def _read_attributes(element: Element, attributes: dict[str, Any], dtypes: dict[str, str]) -> None:
-    """Add the attributes of a group or of a variable; and to ``dtypes`` of those that say how values are packed."""
+    """Add the attributes of a group or a variable, and to ``dtypes`` the types of packing attributes."""
     for found in element.findall("Attribute"):
         name, kind = found.get("name", ""), found.get("type", "String")
         if name == "HDF5_GLOBAL":
             _read_attributes(found, attributes, dtypes)
         if kind in ("Container", "OtherXML") or not name or name in _HIDDEN or name.startswith(_HIDDEN_NETCDF):
-            continue  # what nests is no attribute of HDF5
-        values = [_value(kind, value.get("value", value.text or "")) for value in found.findall("Value")]
+            continue  # nested attributes do not come from HDF5
+        values = [_parse_value(kind, value.get("value", value.text or "")) for value in found.findall("Value")]
         whole = values[0] if len(values) == 1 else "" if not values and kind in TEXTS else values
         attributes[name] = whole
         if name in PACKING and isinstance(whole, (int, float)):
             dtypes[name] = NUMBERS[kind]
 
 
-def _text(element: Element) -> str:
-    """Return one text of a variable. One with a size (``s``) is stored as base64 of zlib: those of many bytes are."""
+def _decode_text(element: Element) -> str:
+    """Return one text of a variable. If it has a size (``s``), it is stored as base64 of zlib."""
     text = element.text or ""
     if element.get("s") is None:
         return text
-    size = _integer(element.get("s"), "s")
+    size = _parse_integer(element.get("s"), "s")
     data = decompressed(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, REPEATED))
     if len(data) != size:
-        raise ValueError(f"a text has {len(data)} bytes, decompressed, and not {size} as it says (s)")
+        raise ValueError(f"a text decompresses to {len(data)} bytes: expected {size} (s)")
     return data.decode("utf-8", "replace")
 
 
-def _integer(text: str | None, what: str) -> int:
+def _parse_integer(text: str | None, what: str) -> int:
     if text is None or not _DECIMAL.fullmatch(text.strip()) or int(text) >= COUNTABLE:
-        raise ValueError(f"{what} is {text!r}, no number from 0 to 2**63-1")
+        raise ValueError(f"{what} is {text!r}: expected an integer from 0 to 2**63-1")
     return int(text)
 
 
-def _value(kind: str, text: str) -> Any:
-    """Return an attribute's value as JSON has it; as text where it is no number of its type."""
+def _parse_value(kind: str, text: str) -> Any:
+    """Return the value of an attribute as JSON; as text if it is not a number of its type."""
     if kind in TEXTS or kind not in NUMBERS or NUMBERS[kind] == "S1":
         return text
     try:
-        return number(text, np.dtype(NUMBERS[kind])).item()
+        return parse_number(text, np.dtype(NUMBERS[kind])).item()
     except ValueError:
         return text
 
 
-def number(text: str, dtype: np.dtype[Any]) -> np.generic:
-    """Return the number of ``dtype`` that a text spells; ValueError where it spells none."""
+def parse_number(text: str, dtype: np.dtype[Any]) -> np.generic:
+    """Parse a number of ``dtype``. Raise ValueError if it is none."""
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             return dtype.type(float(text))  # type: ignore[no-any-return]  # numpy types it as Any
     whole = int(text)
     bounds = np.iinfo(dtype)
     if not bounds.min <= whole <= bounds.max:
-        raise ValueError(f"{text} is no number of {dtype}")
+        raise ValueError(f"{text} is not a number of type {dtype}")
     return dtype.type(whole)  # type: ignore[no-any-return]  # numpy types it as Any
 
 
-def numbers(texts: Sequence[str], what: str) -> npt.NDArray[np.int64]:
-    """Return the numbers that are spelled, one in each text; ValueError where one is none, or negative."""
+def parse_numbers(texts: Sequence[str], what: str) -> npt.NDArray[np.int64]:
+    """Parse one integer in each text. Raise ValueError if one is invalid or negative."""
     try:
-        if max(map(len, texts), default=0) > LONGEST:  # numpy makes all as long as the longest
+        if max(map(len, texts), default=0) > LONGEST:  # in numpy, every text is as long as the longest
             raise ValueError
         found = np.array(texts, "U").astype(np.int64)
     except (ValueError, OverflowError):
         found = np.full(1, -1)
     if (found < 0).any():
         wrong = next((text for text in texts if not _DECIMAL.fullmatch(text) or int(text) >= COUNTABLE), "")
-        raise ValueError(f"{what} is {wrong!r}, no number from 0 to 2**63-1")
+        raise ValueError(f"{what} is {wrong!r}: expected an integer from 0 to 2**63-1")
     return found
 
 
-def integers(text: str) -> tuple[int, ...]:
-    """Return the numbers in a text, between which are spaces or commas, in brackets or not."""
+def parse_integers(text: str) -> tuple[int, ...]:
+    """Parse integers that are separated by spaces or commas, with or without brackets."""
     found = text.strip().strip("[]").replace(",", " ").split()
-    return tuple(_integer(part, "a list of numbers") for part in found)
+    return tuple(_parse_integer(part, "a list of numbers") for part in found)

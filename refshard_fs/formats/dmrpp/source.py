@@ -1,6 +1,7 @@
-"""DMR++ documents as groups of arrays, whose chunks lie in the file that they describe. No I/O here.
+"""DMR++ documents as groups of arrays whose chunks lie in the described file. No I/O here.
 
-That is the one at ``dmrpp:href`` where it is a URL; else the file beside the document, whose name lacks ``.dmrpp``.
+The file is at ``dmrpp:href`` if that is a URL. Otherwise it lies beside the document, and has its name without
+``.dmrpp``.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from refshard_fs.formats.dmrpp.document import (
     TEXTS,
     Document,
     Variable,
-    integers,
-    number,
-    numbers,
     parse_document,
+    parse_integers,
+    parse_number,
+    parse_numbers,
 )
 from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, protocol_of
 
 SUFFIX: Final = ".dmrpp"
-LARGEST: Final = 1 << 31  # bytes of a chunk, decoded
-INLINE: Final = 1 << 26  # bytes that values in any document may have together,
-TIMES_INLINE: Final = 100  # and in times its size: compressed ones are made when it is opened
-REFERENCE: Final = 16  # bytes by which HDF5 refers to a text of variable length
-MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
+LARGEST: Final = 1 << 31  # bytes of a decoded chunk
+INLINE: Final = 1 << 26  # bytes of all values within a document, or
+TIMES_INLINE: Final = 100  # this many times its size: compressed values are decompressed when it is opened
+REFERENCE: Final = 16  # bytes of HDF5's reference to a variable-length text
+MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
 
 PADDINGS: Final[Mapping[str, Padding]] = {"null_term": "null-terminated", "space_pad": "space-padded"}
 
@@ -77,7 +78,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             found = _Array(variable, names, f"{probe.url}, variable {path!r}")
             places = found.chunks(targets)
             arrays[path], chunks[path] = found.description(options.zarr_format), places
-        except _NoFile:
+        except _NoDescribedFile:
             raise
         except ValueError as e:
             reports[path] = str(e)
@@ -90,23 +91,23 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return keyspace
 
 
-class _NoFile(ManifestError):
-    """Nothing says which file a document describes."""
+class _NoDescribedFile(ManifestError):
+    """The document does not say which file it describes."""
 
 
 class _Targets:
-    """The URLs of the files that chunks lie in, and how much may lie in the document itself."""
+    """The URLs of the files with chunks, and the number of bytes that may still come from the document itself."""
 
     def __init__(self, probe: Probe, options: OpenOptions, href: str | None, inline: int) -> None:
         self.urls: dict[str | None, str] = {}
-        self.inline = inline  # bytes that values in the document may still have
+        self.inline = inline  # bytes of values that the document may still have
         self._resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
         self._probe = probe
         self._options = options
         self._href = href
 
     def url(self, href: str | None) -> str:
-        """Return the URL of the file that a chunk names, or the document, or that lies beside it."""
+        """Return the URL of the file with a chunk: named by the chunk or the document, or beside the document."""
         if href not in self.urls:
             self.urls[href] = self._url(href)
         return self.urls[href]
@@ -120,9 +121,9 @@ class _Targets:
         url = self._probe.url
         if url.endswith(SUFFIX) and not self._probe.is_in_memory:
             return url.removesuffix(SUFFIX)
-        raise _NoFile(
-            f"{url}: its dmrpp:href is {self._href!r}, no URL, and it has no name that ends in {SUFFIX}: "
-            "say by target= which file it describes"
+        raise _NoDescribedFile(
+            f"{url}: its dmrpp:href {self._href!r} is not a URL, and its own name does not end in {SUFFIX}: "
+            "give target= with the file that it describes"
         )
 
 
@@ -131,24 +132,24 @@ class _Names:
 
     def __init__(self, document: Document) -> None:
         self._sizes = document.dimensions
-        self._own: dict[str, dict[int, list[str]]] = {}  # names of dimensions without one, by group and size
-        self._counts: Counter[str] = Counter()  # of these, by group
+        self._own: dict[str, dict[int, list[str]]] = {}  # names made for unnamed dimensions, by group and size
+        self._counts: Counter[str] = Counter()  # number of these names, by group
 
     def shape(self, variable: Variable) -> tuple[int, ...]:
         shape = tuple(dim if isinstance(dim, int) else self._size(dim) for dim in variable.dims)
         if len(shape) > MOST_DIMENSIONS:
-            raise ValueError(f"it has {len(shape)} dimensions, more than {MOST_DIMENSIONS}")
+            raise ValueError(f"it has {len(shape)} dimensions: expected at most {MOST_DIMENSIONS}")
         if math.prod(shape) * 16 >= COUNTABLE:
-            raise ValueError(f"its shape {shape} is more than 63 bits count")
+            raise ValueError(f"its shape {shape} has too many elements for 63 bits")
         return shape
 
     def _size(self, path: str) -> int:
         if path not in self._sizes:
-            raise ValueError(f"there is no Dimension {path!r}")
+            raise ValueError(f"it refers to the Dimension {path!r}, which does not exist")
         return self._sizes[path]
 
     def dimensions(self, variable: Variable) -> list[str]:
-        """Return the names of dimensions; those without one are numbered by their sizes, as netCDF does."""
+        """Return the names of dimensions; unnamed ones are numbered by size, as in netCDF."""
         group = parent(variable.path)[0]
         own = self._own.setdefault(group, {})
         found: list[str] = []
@@ -167,7 +168,7 @@ class _Names:
 
 
 class _Array:
-    """A variable as an array of zarr; ValueError, which says why, for one that cannot be shown."""
+    """A variable as a zarr array. Raises ValueError with the reason if it cannot be shown."""
 
     def __init__(self, variable: Variable, names: _Names, where: str) -> None:
         self.variable = variable
@@ -175,58 +176,58 @@ class _Array:
         if variable.problem is not None:
             raise ValueError(variable.problem)
         if variable.inline is None and not variable.offsets and not variable.has_chunks:
-            raise ValueError("nothing says where its values lie")
+            raise ValueError("the document has no location of its values")
         self.shape = names.shape(variable)
         self.dimensions = names.dimensions(variable)
         self.is_vlen = variable.inline is not None and variable.inline[0] == "vlsa"
-        self.dtype = np.dtype(object) if self.is_vlen else self._dtype()
-        self.codecs = _codecs(variable, self.dtype)
+        self.dtype = np.dtype(object) if self.is_vlen else self._choose_dtype()
+        self.codecs = _parse_codecs(variable, self.dtype)
         self.is_contiguous = not variable.chunk_sizes and not self.codecs
         if variable.chunk_sizes:
-            self.chunk = integers(variable.chunk_sizes)
+            self.chunk = parse_integers(variable.chunk_sizes)
             if len(self.chunk) != len(self.shape) or 0 in self.chunk:
-                raise ValueError(f"its chunks have the sizes {self.chunk}, its shape is {self.shape}")
+                raise ValueError(f"its chunks have the sizes {self.chunk}, which do not fit its shape {self.shape}")
         elif self.is_contiguous and variable.inline is None:
             self.chunk = pieces(self.shape, self.dtype.itemsize)
         else:
             self.chunk = tuple(max(extent, 1) for extent in self.shape)
-        self.stored_fill = self._stored_fill()
-        self.recipe = self._unpadding()
+        self.fill_element = self._parse_fill()
+        self.recipe = self._make_recipe()
         self.shown_codecs = self.codecs if self.recipe is None else []
         self.size = math.prod(self.chunk) * self.dtype.itemsize
         if self.size > LARGEST:
-            raise ValueError(f"its chunks of {self.chunk} have {self.size} bytes, more than {LARGEST}")
+            raise ValueError(f"its chunks of {self.chunk} have {self.size} bytes: at most {LARGEST} are supported")
 
-    def _dtype(self) -> np.dtype[Any]:
+    def _choose_dtype(self) -> np.dtype[Any]:
         variable = self.variable
         if variable.type not in TEXTS:
             order = ">" if variable.byte_order == "BE" else "<"
             return np.dtype(order + NUMBERS[variable.type])
         length = variable.string_length
-        stored = 0 if variable.compression else sum(map(int, numbers(variable.sizes, "nBytes")))
+        stored = 0 if variable.compression else sum(map(int, parse_numbers(variable.sizes, "nBytes")))
         if variable.inline is not None:
-            stored = len(_inline(variable, 1 << 20))
+            stored = len(_decode_values(variable, 1 << 20))
         count = math.prod(self.shape)
         if length is None and not variable.chunk_sizes and count and stored % count == 0:
             length = stored // count
             if length == REFERENCE and variable.inline is None:
                 raise ValueError(
-                    f"its texts have {length} bytes, and nothing says that they are no references to texts"
+                    f"its texts have {length} bytes, the size of references to texts, and may be such references"
                 )
         if not length or length > 1 << 20:
-            raise ValueError("it is text, and nothing says how long")
+            raise ValueError("it is text of unknown length")
         return np.dtype(f"S{length}")
 
-    def _unpadding(self) -> Unpadded | None:
-        """Return what makes chunks of texts whose padding numpy does not know; None for others."""
+    def _make_recipe(self) -> PaddingRecipe | None:
+        """Return the recipe for chunks of texts whose padding numpy does not know; None for other chunks."""
         padding = PADDINGS.get(self.variable.padding, "null-padded")
         if self.dtype.kind != "S" or self.is_vlen or padding == "null-padded":
             return None
         steps = tuple([json.dumps(codec) for codec in self.codecs])
-        return Unpadded(steps, padding, self.dtype.itemsize, math.prod(self.chunk))
+        return PaddingRecipe(steps, padding, self.dtype.itemsize, math.prod(self.chunk))
 
     def description(self, zarr_format: int) -> ArrayDescription:
-        """Return what zarr's metadata says of it."""
+        """Describe the array to zarr."""
         attributes = {name: value for name, value in self.variable.attributes.items() if name != "_FillValue"}
         if attributes.get("CLASS") == "DIMENSION_SCALE":
             attributes = {name: value for name, value in attributes.items() if name not in ("CLASS", "NAME")}
@@ -238,63 +239,63 @@ class _Array:
 
     @property
     def shown_fill(self) -> Any:
-        """The ``_FillValue`` as zarr spells it; None without one that is a value of the data type."""
+        """The ``_FillValue`` in zarr's metadata; None if it is absent or not a value of the data type."""
         value = self.variable.attributes.get("_FillValue")
         return fill_of(value, self.dtype) if self.dtype.kind in "iuf" else None
 
     def chunks(self, targets: _Targets) -> Chunks:
-        """Return where its chunks lie."""
+        """Return the chunks of the array."""
         variable = self.variable
         if self.is_vlen:
-            return Given(self._vlen())
+            return Given(self._encode_texts())
         if variable.inline is not None:
-            return Given(self._plain_inline(targets))
+            return Given(self._decode_inline(targets))
         if self.is_contiguous and len(variable.offsets) == 1:
-            offset = int(numbers(variable.offsets, "offset")[0])
-            size = int(numbers(variable.sizes, "nBytes")[0])
+            offset = int(parse_numbers(variable.offsets, "offset")[0])
+            size = int(parse_numbers(variable.sizes, "nBytes")[0])
             if size != math.prod(self.shape) * self.dtype.itemsize:
-                due = f"{math.prod(self.shape)} elements of {self.dtype.itemsize} are due"
-                raise ValueError(f"it has {size} bytes (nBytes), where {due}")
+                due = f"expected {math.prod(self.shape)} elements of {self.dtype.itemsize} bytes"
+                raise ValueError(f"it has {size} bytes (nBytes): {due}")
             source = Span(targets.url(variable.hrefs[0]), 0, offset + size)
             found = Contiguous(source, offset, self.shape, self.chunk, self.dtype.itemsize, self.where)
-            return found if self.recipe is None else UnpaddedPieces(found, self.recipe, self.where)
-        return StoredChunks(self, targets)
+            return found if self.recipe is None else TextPieces(found, self.recipe, self.where)
+        return ListedChunks(self, targets)
 
-    def _plain_inline(self, targets: _Targets) -> bytes:
+    def _decode_inline(self, targets: _Targets) -> bytes:
         due = math.prod(self.shape) * self.dtype.itemsize
         targets.inline -= due
         if targets.inline < 0:
-            raise ValueError(f"its values, {due} bytes, stand in the document, which has too many such")
-        data = _inline(self.variable, due, due if due == self.dtype.itemsize else None)
+            raise ValueError(f"its values take {due} bytes of the document, which has too many bytes of values")
+        data = _decode_values(self.variable, due, due if due == self.dtype.itemsize else None)
         if len(data) != due:
-            raise ValueError(f"its values in the document are {len(data)} bytes, where {due} are due")
+            raise ValueError(f"its values in the document have {len(data)} bytes: expected {due}")
         if self.recipe is not None:
-            return self.recipe.unpadded(data)
+            return self.recipe.remove_padding(data)
         return encoded(data, self.codecs)
 
-    def _vlen(self) -> bytes:
+    def _encode_texts(self) -> bytes:
         texts = self.variable.texts
         if len(texts) != math.prod(self.shape):
-            raise ValueError(f"it has {len(texts)} texts, and the shape {self.shape}")
+            raise ValueError(f"it has {len(texts)} texts, which do not fit its shape {self.shape}")
         return encoded(np.array(texts, object), [{"id": "vlen-utf8"}])
 
-    def _stored_fill(self) -> bytes | None:
-        """Return an element of chunks that were never written; None where that is not told."""
+    def _parse_fill(self) -> bytes | None:
+        """Return the element that unwritten chunks consist of; None if it is unknown."""
         text, size = self.variable.fill, self.dtype.itemsize
         if self.dtype.kind == "S" and text is not None:
             data = text.encode()
-            # Hyrax writes "unsupported-string" where it does not know a fill value, which few files need.
+            # Hyrax writes "unsupported-string" for unknown fill values of texts; few files need the value.
             return data.ljust(size, b"\0") if len(data) <= size else None
         if text is None or self.dtype.kind not in "iuf":
             return bytes(size)
         try:
-            return np.array(number(text, self.dtype), self.dtype).tobytes()
+            return np.array(parse_number(text, self.dtype), self.dtype).tobytes()
         except ValueError:
-            raise ValueError(f"its fillValue is {text!r}, no number of its type") from None
+            raise ValueError(f"its fillValue is {text!r}: expected a number of type {self.dtype}") from None
 
 
-class Unpadded(msgspec.Struct, frozen=True):
-    """A recipe: ``count`` texts of ``length`` bytes that ``codecs`` (JSON) encoded, decoded and without padding."""
+class PaddingRecipe(msgspec.Struct, frozen=True):
+    """Decodes ``count`` texts of ``length`` bytes that ``codecs`` (JSON) encoded, and removes their padding."""
 
     codecs: tuple[str, ...]
     padding: Padding
@@ -306,7 +307,7 @@ class Unpadded(msgspec.Struct, frozen=True):
         return self.length * self.count
 
     def make(self, raw: bytes) -> bytes:
-        most = self.size + 4 * len(self.codecs)  # checksums
+        most = self.size + 4 * len(self.codecs)  # with checksums of four bytes
         for codec in map(json.loads, reversed(self.codecs)):
             if codec["id"] == "zlib":
                 raw = decompressed(zlib.decompressobj(), raw, most)
@@ -316,20 +317,20 @@ class Unpadded(msgspec.Struct, frozen=True):
                 try:
                     raw = bytes(get_codec(codec).decode(raw))
                 except (RuntimeError, TypeError) as e:
-                    raise ValueError(f"{codec['id']} cannot be undone: {e}") from e
+                    raise ValueError(f"{codec['id']} cannot decode it: {e}") from e
         if len(raw) > self.size or (self.codecs and len(raw) < self.size):
-            raise ValueError(f"it has {len(raw)} bytes, decoded, where {self.size} are due")
-        return self.unpadded(raw.ljust(self.size, b"\0"))  # the last piece of a contiguous array
+            raise ValueError(f"it decodes to {len(raw)} bytes: expected {self.size}")
+        return self.remove_padding(raw.ljust(self.size, b"\0"))  # the last piece of a contiguous array may be shorter
 
-    def unpadded(self, texts: bytes) -> bytes:
-        """Return ``texts`` as numpy pads them."""
+    def remove_padding(self, texts: bytes) -> bytes:
+        """Convert ``texts`` to numpy's padding."""
         return unpadded(np.frombuffer(texts, f"S{self.length}"), self.padding).tobytes()
 
 
-class UnpaddedPieces(Chunks):
+class TextPieces(Chunks):
     """The pieces of a contiguous array of texts, without padding."""
 
-    def __init__(self, pieces: Contiguous, recipe: Unpadded, where: str) -> None:
+    def __init__(self, pieces: Contiguous, recipe: PaddingRecipe, where: str) -> None:
         self._pieces = pieces
         self._recipe = recipe
         self._where = where
@@ -341,38 +342,38 @@ class UnpaddedPieces(Chunks):
         return made(source, self._recipe, self._recipe.size, self._where)
 
 
-class StoredChunks(FilledChunks):
-    """The chunks of one array, as the document lists them: columns, in the order of their numbers."""
+class ListedChunks(FilledChunks):
+    """The chunks of one array that the document lists, as columns in the order of their numbers."""
 
     def __init__(self, found: _Array, targets: _Targets) -> None:
         variable, shown = found.variable, found.shown_fill
-        stored = found.stored_fill
+        stored = found.fill_element
         fills_itself = shown is not None and stored is not None and shown == spelled_fill(stored, found.dtype)
         super().__init__(found.where, found.description(2).grid(2), found.size, fills_itself=fills_itself)
         self._array = found
-        places = _places(variable.positions, found)
+        places = _number_chunks(variable.positions, found)
         order = np.argsort(places, kind="stable")
         self._numbers = places[order]
         if (self._numbers[1:] == self._numbers[:-1]).any():
-            raise ValueError("it has two chunks at one place")
-        self._offsets = numbers(variable.offsets, "offset")[order]
-        self._sizes = numbers(variable.sizes, "nBytes")[order]
+            raise ValueError("it has two chunks at one position")
+        self._offsets = parse_numbers(variable.offsets, "offset")[order]
+        self._sizes = parse_numbers(variable.sizes, "nBytes")[order]
         most = 2 * found.size + 4096 if found.codecs else found.size
         least = 0 if found.codecs else found.size
         if ((self._sizes > most) | (self._sizes < least)).any():
-            raise ValueError(f"a chunk of {found.size} bytes is stored in {self._sizes.max()}")
+            raise ValueError(f"a chunk of {found.size} bytes has the impossible stored size {self._sizes.max()}")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
-            raise ValueError("a chunk ends behind what 63 bits count")
+            raise ValueError("a chunk ends beyond the largest offset, 2**63 - 1")
         self._urls = [targets.url(href) for href in dict.fromkeys(variable.hrefs)]
         codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
         self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
 
     def filled(self) -> bytes:
         array = self._array
-        if array.stored_fill is None:
-            what = f"its fillValue {array.variable.fill!r} is no text of {array.dtype.itemsize} bytes"
+        if array.fill_element is None:
+            what = f"its fillValue {array.variable.fill!r} is not a text of {array.dtype.itemsize} bytes"
             raise ValueError(f"a chunk was never written, and {what}")
-        return encoded(array.stored_fill * math.prod(array.chunk), array.shown_codecs)
+        return encoded(array.fill_element * math.prod(array.chunk), array.shown_codecs)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
@@ -392,8 +393,8 @@ class StoredChunks(FilledChunks):
         return self.listed_of(self._numbers, self._sizes.tolist())
 
 
-def _places(positions: Sequence[str], found: _Array) -> UInt64s:
-    """Return the numbers of the chunks that begin at ``positions``: ``[0,50]``, or nothing for the first chunk."""
+def _number_chunks(positions: Sequence[str], found: _Array) -> UInt64s:
+    """Return the numbers of the chunks at ``positions``, such as ``[0,50]``; an empty text is the first chunk."""
     if not found.shape or not positions:
         return np.zeros(len(positions), np.uint64)
     dimensions = len(found.shape)
@@ -401,56 +402,58 @@ def _places(positions: Sequence[str], found: _Array) -> UInt64s:
     spelled = [position.strip() or first for position in positions]
     wrong = [p for p in spelled if p.count(",") != dimensions - 1 or p[0] != "[" or p[-1] != "]"]
     if wrong:
-        raise ValueError(f"a chunk begins at {wrong[0]}, and its shape is {found.shape}")
-    coords = numbers(",".join([p[1:-1] for p in spelled]).split(","), "chunkPositionInArray").reshape(-1, dimensions)
+        raise ValueError(f"a chunk begins at {wrong[0]}, which does not fit its shape {found.shape}")
+    coords = parse_numbers(",".join([p[1:-1] for p in spelled]).split(","), "chunkPositionInArray").reshape(
+        -1, dimensions
+    )
     bad = (coords % found.chunk != 0).any(axis=1) | (coords >= found.shape).any(axis=1)
     if bad.any():
         where = spelled[int(bad.argmax())]
-        raise ValueError(f"a chunk begins at {where}, no place of chunks of {found.chunk} in {found.shape}")
+        raise ValueError(f"a chunk begins at {where}: its chunks of {found.chunk} in {found.shape} begin elsewhere")
     counts = tuple(-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunk, strict=True))
     if math.prod(counts) >= COUNTABLE:
-        raise ValueError("it has more chunks than 63 bits count")
+        raise ValueError("it has too many chunks for 63 bits")
     places: UInt64s = np.ravel_multi_index(tuple((coords // found.chunk).T), counts).astype(np.uint64)
     return places
 
 
-def _codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
-    """Return the filters that chunks went through, in that order, as zarr's metadata spells them."""
+def _parse_codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
+    """Return the filters of chunks, in the order of encoding, as codecs in zarr's metadata."""
     found: Codecs = []
     added = 0  # bytes of checksums
-    levels = list(integers(variable.levels)) if variable.levels else []
+    levels = list(parse_integers(variable.levels)) if variable.levels else []
     for name in variable.compression.split():
         match name:
             case "deflate":
                 found.append({"id": "zlib", "level": min(levels.pop(0), 9) if levels else 6})
             case "shuffle":
-                if added % dtype.itemsize:  # HDF5 leaves bytes over, and zarr's codec takes whole elements alone
+                if added % dtype.itemsize:  # HDF5 leaves the rest unshuffled; zarr's codec needs whole elements
                     raise ValueError(
-                        f"its elements of {dtype.itemsize} bytes are shuffled with a checksum of {added} behind them, "
-                        "which zarr has no codec for: open the HDF5 file itself"
+                        f"its elements of {dtype.itemsize} bytes are shuffled with a checksum of {added} bytes, "
+                        "which no zarr codec can decode: open the HDF5 file itself"
                     )
                 found.append({"id": "shuffle", "elementsize": dtype.itemsize})
             case "fletcher32":
                 found.append({"id": "fletcher32"})
                 added += 4
             case _:
-                raise ValueError(f"its chunks are compressed by {name!r}")
+                raise ValueError(f"its chunks are compressed by {name!r}, which is not supported")
     return found
 
 
-def _inline(variable: Variable, most: int, single: int | None = None) -> bytes:
-    """Return the values that stand in the document; ValueError where they are damaged, or more than ``most`` bytes.
+def _decode_values(variable: Variable, most: int, single: int | None = None) -> bytes:
+    """Decode the values within the document. Raise ValueError if they are damaged or more than ``most`` bytes.
 
-    ``single`` are the bytes of a value that is the only one.
+    ``single`` is the size of the value, if there is only one.
     """
     assert variable.inline is not None
     how, text = variable.inline
     data = base64.b64decode("".join(text.split()), validate=True)
-    if how == "missingdata" and len(data) != single:  # a single value is stored as it is, by Hyrax
+    if how == "missingdata" and len(data) != single:  # Hyrax stores a single value uncompressed
         try:
             data = zlib.decompressobj().decompress(data, most + 1)
         except zlib.error as e:
-            raise ValueError(f"its values in the document are no zlib stream: {e}") from None
+            raise ValueError(f"its values in the document are not a zlib stream: {e}") from None
     if len(data) > most:
-        raise ValueError(f"its values in the document are more than the {most} bytes that are due")
+        raise ValueError(f"its values in the document have more than {most} bytes, the size of the array")
     return data

@@ -1,4 +1,4 @@
-"""FITS files: their images as arrays. Told by the card that every one begins with."""
+"""FITS files: their images as arrays. Recognised by the first card of the file."""
 
 from __future__ import annotations
 

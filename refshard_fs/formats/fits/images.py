@@ -1,4 +1,4 @@
-"""What a FITS header says of an image: shape, data type, scale, missing values and attributes, as zarr has them."""
+"""Describe an image by its FITS header: shape, data type, scale, missing values and attributes, for zarr."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.fits.header import Header
 
-_AXES: Final = "xyz"  # names of the first axes, the fastest first
+_AXES: Final = "xyz"  # names of the three fastest axes
 _DTYPES: Final = {8: ">u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
-# BZERO by which numbers are stored that have, or have not, a sign unlike those of their BITPIX.
+# By BITPIX: the BZERO that stands for the other signedness, and that data type.
 _OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, "<u4"), 64: (1 << 63, "<u8")}
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image, compressed or not; ``stored`` is the data type of what lies in chunks."""
+    """An image, compressed or not; ``stored`` is the data type in the file, ``dtype`` the one in the array."""
 
     where: str
     shape: tuple[int, ...]
@@ -31,16 +31,16 @@ class Image(msgspec.Struct, frozen=True):
     fill_value: int | None
     attribute_dtypes: Mapping[str, str]
 
-    def described(self, chunks: Sequence[int], dimensions: Sequence[str]) -> ArrayDescription:
-        """Return what zarr's metadata says of it."""
+    def describe(self, chunks: Sequence[int], dimensions: Sequence[str]) -> ArrayDescription:
+        """Describe the image to zarr."""
         shape, attributes, fill = self.shape, self.attributes, self.fill_value
         return ArrayDescription(
             self.where, shape, tuple(chunks), self.dtype, dimensions, attributes, self.filters, fill, is_masked=True
         )
 
 
-def image_of(header: Header, prefix: str = "") -> Image:
-    """Return the image that a header describes; ``prefix`` is Z where it is compressed."""
+def parse_image(header: Header, prefix: str = "") -> Image:
+    """Parse the image that a header describes; ``prefix`` is Z for a compressed image."""
     bitpix = header.bitpix(prefix)
     shape = header.axes(prefix)
     scale, zero = header.number("BSCALE", 1), header.number("BZERO", 0)
@@ -54,40 +54,40 @@ def image_of(header: Header, prefix: str = "") -> Image:
     other_zero, other = _OTHER_SIGN.get(bitpix, (None, ""))
     if scale == 1 and zero == other_zero:
         if bitpix == 64:
-            raise ManifestError(f"{header.where}: unsigned numbers of 64 bits are not shown")
+            raise ManifestError(f"{header.where}: unsigned integers of 64 bits are not supported")
         dtype = np.dtype(other)
         filters = [{"id": "fixedscaleoffset", "offset": zero, "scale": 1, "dtype": dtype.str, "astype": stored.str}]
         blank = None if blank is None else blank + int(zero)
     elif (scale, zero) != (1, 0):
         attributes |= {"scale_factor": scale, "add_offset": zero}
-        single = bitpix in (8, 16, -32)  # of which astropy makes numbers of single precision
+        single = bitpix in (8, 16, -32)  # astropy scales these to single precision
         dtypes = dict.fromkeys(("scale_factor", "add_offset"), "f4" if single else "f8")
     if blank is not None and not np.iinfo(dtype).min <= blank <= np.iinfo(dtype).max:
-        blank = None  # which no number equals
+        blank = None  # no number can have this value
     return Image(header.where, shape, stored, dtype, filters, attributes, blank, dtypes)
 
 
-def axis_names(images: Mapping[str, Image]) -> dict[str, list[str]]:
-    """Return the names of each image's axes: x, y and z from the fastest on.
+def name_axes(images: Mapping[str, Image]) -> dict[str, list[str]]:
+    """Name the axes of each image: x, y and z, the fastest first.
 
-    Where lengths differ, the name is that of the length which most images have. Another length's has the name of the
-    first image with it in front: `SCI_x`, which all images of that length share.
+    If lengths of an axis differ, images with the most frequent length use the plain name. For each other length, the
+    name begins with the first image of that length, such as `SCI_x`, and all images of that length share it.
     """
     lengths: dict[str, list[int]] = {}
     firsts: dict[tuple[str, int], str] = {}
     for name, image in images.items():
         for number, length in enumerate(reversed(image.shape)):
-            lengths.setdefault(_axis(number), []).append(length)
-            firsts.setdefault((_axis(number), length), name)
+            lengths.setdefault(_name_axis(number), []).append(length)
+            firsts.setdefault((_name_axis(number), length), name)
     for axis, found in lengths.items():
         firsts[axis, Counter(found).most_common(1)[0][0]] = ""
-    return {name: _names(image.shape, firsts) for name, image in images.items()}
+    return {name: _combine_names(image.shape, firsts) for name, image in images.items()}
 
 
-def _names(shape: tuple[int, ...], firsts: Mapping[tuple[str, int], str]) -> list[str]:
-    axes = map(_axis, reversed(range(len(shape))))
+def _combine_names(shape: tuple[int, ...], firsts: Mapping[tuple[str, int], str]) -> list[str]:
+    axes = map(_name_axis, reversed(range(len(shape))))
     return [f"{firsts[axis, length]}_{axis}".removeprefix("_") for axis, length in zip(axes, shape, strict=True)]
 
 
-def _axis(number: int) -> str:
+def _name_axis(number: int) -> str:
     return _AXES[number] if number < len(_AXES) else f"axis_{number + 1}"

@@ -1,6 +1,6 @@
-"""Tile-compressed images: binary tables whose rows say where in the heap behind them the tiles lie. No I/O here.
+"""Tile-compressed images: binary tables with a row for each tile, which points into the heap after the table. No I/O.
 
-astropy decodes them: a recipe makes a small FITS file of some tiles, which has the image that they are.
+astropy decodes the tiles: a recipe builds a small FITS file with some tiles, as an image of their extent.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.fits.header import BLOCK, CARD, Header
 from refshard_fs.formats.fits.images import Image
 
-SMALL: Final = 1 << 20  # bytes of pixels: so many of tiles that follow one another are one chunk
+SMALL: Final = 1 << 20  # bytes of pixels in a chunk: it joins as many consecutive tiles
 LARGEST: Final = 1 << 27  # bytes of pixels of one tile
-ROWS: Final = 1 << 16  # bytes of the table's rows that are read at a time
+ROWS: Final = 1 << 16  # bytes of rows of the table that are read at a time
 
 _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS")
-# Whose decoders believe the sizes that the tiles themselves tell: a flipped bit ended the process.
+# The decoders of these trust the sizes in the tiles: one flipped bit ended the process.
 _TRUSTING: Final = ("HCOMPRESS_1", "PLIO_1")
 _GZIP: Final = b"\x1f\x8b"
-_MOST_BYTES: Final = 8  # of a pixel
+_MOST_BYTES: Final = 8  # in a pixel
 _FORM: Final = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(?:([LXBIJKAEDCM])\(?|$)?")
 _WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16, "P": 8, "Q": 16}
-# What astropy has to know of how the tiles are compressed.
+# Cards that astropy needs to decode tiles.
 _KEPT: Final = re.compile(
     r"TFIELDS|TTYPE\d+|TFORM\d+|ZIMAGE|ZCMPTYPE|ZBITPIX|ZNAME\d+|ZVAL\d+|ZQUANTIZ|ZBLANK|BLANK|ZSCALE|ZZERO"
 )
 
 
 class Column(NamedTuple):
-    """A column of descriptors at byte ``at`` of each row, ``width`` bytes each, of elements of ``itemsize`` bytes."""
+    """A column of descriptors: at byte ``at`` of each row, ``width`` bytes, for elements of ``itemsize`` bytes."""
 
     at: int
     width: int
     itemsize: int
 
 
-def _columns(header: Header, row_size: int) -> tuple[Column, ...]:
+def _parse_columns(header: Header, row_size: int) -> tuple[Column, ...]:
     found = []
     at = 0
     for number in range(1, min(header.integer("TFIELDS"), 999) + 1):
@@ -61,30 +61,30 @@ def _columns(header: Header, row_size: int) -> tuple[Column, ...]:
             found.append(Column(at, _WIDTHS[kind], _WIDTHS.get(form[3], 1)))
         at += -(-repeat // 8) if kind == "X" else repeat * _WIDTHS[kind]
     if at != row_size:
-        raise ManifestError(f"{header.where}: its columns have {at} bytes, its rows (NAXIS1) {row_size}")
+        raise ManifestError(f"{header.where}: its columns take {at} bytes, but its rows (NAXIS1) have {row_size}")
     return tuple(found)
 
 
 class TileChunks(Chunks):
-    """The chunks of one tile-compressed image: each is some tiles that follow one another along one axis.
+    """The chunks of a tile-compressed image; each has some consecutive tiles along one axis.
 
-    Raises ManifestError where the tiles cannot be decoded here.
+    Raises ManifestError if the tiles cannot be decoded.
     """
 
     def __init__(self, source: Span | Inline, header: Header, image: Image, size: int) -> None:
-        """The image is in a file of ``size`` bytes, ``source``; its table has a row for each tile."""
+        """Take an image in ``source``, a file of ``size`` bytes; its table has a row for each tile."""
         where, shape = header.where, image.shape
         kind = header.cards.get("ZCMPTYPE")
         if kind in _TRUSTING:
             raise ManifestError(
-                f"{where}: its tiles are compressed as {kind}, whose decoder is not safe on damaged files"
+                f"{where}: its tiles are compressed as {kind}, whose decoder is not safe with damaged files"
             )
         if kind not in _CODECS:
-            raise ManifestError(f"{where}: its tiles are compressed as {kind!r}, none of {', '.join(_CODECS)}")
+            raise ManifestError(f"{where}: its tiles are compressed as {kind!r}: expected one of {', '.join(_CODECS)}")
         if importlib.util.find_spec("astropy") is None:
-            raise ManifestError(f'{where}: its tiles are decoded by astropy: pip install "refshard_fs[fits]"')
+            raise ManifestError(f'{where}: astropy is needed to decode its tiles: pip install "refshard_fs[fits]"')
         if not shape or not all(shape):
-            raise ManifestError(f"{where}: its image has the axes {shape}, and so no tiles")
+            raise ManifestError(f"{where}: its image with the axes {shape} has no pixels and no tiles")
         lengths = [
             header.integer(f"ZTILE{len(shape) - axis}", shape[axis] if axis == len(shape) - 1 else 1, least=1)
             for axis in range(len(shape))
@@ -93,24 +93,24 @@ class TileChunks(Chunks):
         counts = tuple(-(-length // extent) for length, extent in zip(shape, tile, strict=True))
         row_size, rows = header.axes()[::-1] if len(header.axes()) == 2 else (0, 0)
         if not rows or rows != math.prod(counts):
-            raise ManifestError(f"{where}: {math.prod(counts)} tiles are its image, and its table has {rows} rows")
+            raise ManifestError(f"{where}: its image has {math.prod(counts)} tiles, but its table has {rows} rows")
         pixels = math.prod(tile) * image.stored.itemsize
         if pixels > LARGEST:
-            raise ManifestError(f"{where}: its tiles have {pixels} bytes each, more than {LARGEST}")
+            raise ManifestError(f"{where}: its tiles have {pixels} bytes each: at most {LARGEST} are supported")
         heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
         if heap > header.data_size or header.stop + header.data_size > size:
-            raise ManifestError(f"{where}: its heap begins at byte {heap} of {header.data_size} that its table has")
+            raise ManifestError(f"{where}: its heap begins at byte {heap} of its {header.data_size} bytes of data")
         cut = [axis for axis, count in enumerate(counts) if count > 1]
         axis = cut[-1] if cut else 0
-        is_grid = len(cut) > 1 and axis == len(shape) - 1  # squares are left as they are
+        is_grid = len(cut) > 1 and axis == len(shape) - 1  # square tiles are not joined
         together = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
         self.chunks = tuple(extent * (together if at == axis else 1) for at, extent in enumerate(tile))
         self._source, self._image, self._tile = source, image, tile
-        self._axis, self._together = axis, together  # the tiles of a chunk, and the axis that they lie along
+        self._name_axis, self._together = axis, together  # the axis of a chunk's tiles, and their number
         self._tile_grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
         self._grid = ChunkGrid.regular(shape, self.chunks, ChunkKeyEncoding("v2", "."))
         self._table, self._row_count, self._row_size = header.stop, rows, row_size
-        self._columns = _columns(header, row_size)
+        self._columns = _parse_columns(header, row_size)
         self._heap, self._heap_size = header.stop + heap, header.data_size - heap
         self._kept_cards = {
             name: value
@@ -123,10 +123,10 @@ class TileChunks(Chunks):
         shape = self._image.shape
         coords = list(self._grid.coords(number))
         extents = tuple(min(c, s - c * at) for c, s, at in zip(self.chunks, shape, coords, strict=True))
-        coords[self._axis] *= self._together
+        coords[self._name_axis] *= self._together
         first = self._tile_grid.number_of(coords) or 0
-        count = -(-extents[self._axis] // self._tile[self._axis])
-        rows = yield from self._rows(first, count)
+        count = -(-extents[self._name_axis] // self._tile[self._name_axis])
+        rows = yield from self._read_rows(first, count)
         parts = []
         total = 0
         for column in self._columns:
@@ -134,26 +134,26 @@ class TileChunks(Chunks):
             for row, (length, offset) in enumerate(descriptors.tolist()):
                 size = length * column.itemsize
                 if length < 0 or offset < 0 or offset + size > self._heap_size:
-                    place = f"bytes [{offset}, {offset + size}) of a heap of {self._heap_size}"
-                    raise DamagedIndex("", self._image.where, f"tile {first + row} has {place}")
+                    place = f"bytes [{offset}, {offset + size}) in a heap of {self._heap_size}"
+                    raise DamagedIndex("", self._image.where, f"tile {first + row} is at {place}")
                 if size:
                     parts.append((self._heap + offset, size))
                     descriptors[row, 1] = total
                     total += size
             rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
         if total > self._heap_size:
-            reason = f"tiles from {first} on have {total} bytes, of a heap of {self._heap_size}: they overlap"
+            reason = f"the tiles from {first} overlap: they take {total} bytes in a heap of {self._heap_size}"
             raise DamagedIndex("", self._image.where, reason)
-        cards = self._cards(extents, count, total, first)
+        cards = self._encode_cards(extents, count, total, first)
         sizes = tuple(size for _, size in parts)
         largest = math.prod(self._tile) * _MOST_BYTES
-        recipe = Decoded(cards, rows.tobytes(), sizes, largest, self.chunks, self._image.stored.str)
+        recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, self._image.stored.str)
         size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
         return made_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
 
-    def _rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
-        """Return some rows of the table, which are read in blocks."""
+    def _read_rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
+        """Read some rows of the table, in blocks."""
         block = max(ROWS // max(self._row_size, 1), 1)
         begins = range(first // block * block, first + count, block)
         ends = [min(begin + block, self._row_count) for begin in begins]
@@ -165,25 +165,25 @@ class TileChunks(Chunks):
         rows = np.frombuffer(b"".join(answers), np.uint8).reshape(-1, self._row_size)
         return rows[first - begins.start :][:count].copy()
 
-    def _cards(self, extents: tuple[int, ...], count: int, heap: int, first: int) -> bytes:
-        """Return the header of a table of ``count`` tiles, from ``first`` on: an image of ``extents``."""
+    def _encode_cards(self, extents: tuple[int, ...], count: int, heap: int, first: int) -> bytes:
+        """Encode the header of a table with ``count`` tiles, beginning with tile ``first``: an image of ``extents``."""
         cards: dict[str, Any] = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2}
         cards |= {"NAXIS1": self._row_size, "NAXIS2": count, "PCOUNT": heap, "GCOUNT": 1}
         cards |= {name: self._kept_cards[name] for name in sorted(self._kept_cards, key=lambda name: name != "TFIELDS")}
         cards["ZNAXIS"] = len(extents)
         for axis, (extent, tile) in enumerate(zip(reversed(extents), reversed(self._tile), strict=True), 1):
             cards |= {f"ZNAXIS{axis}": extent, f"ZTILE{axis}": tile}
-        return header_block(cards | {"ZDITHER0": self._seed + first})
+        return encode_header(cards | {"ZDITHER0": self._seed + first})
 
 
-def header_block(cards: Mapping[str, Any]) -> bytes:
-    """Return the blocks of a header."""
-    lines = [f"{name:8}= {_spelled(value)}" for name, value in cards.items()]
+def encode_header(cards: Mapping[str, Any]) -> bytes:
+    """Encode a header in whole blocks."""
+    lines = [f"{name:8}= {_format_value(value)}" for name, value in cards.items()]
     text = "".join(f"{line[:CARD]:{CARD}}" for line in [*lines, "END"])
     return text.encode("latin-1").ljust(-(-len(text) // BLOCK) * BLOCK)
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     match value:
         case bool():
             return f"{'FT'[value]:>20}"
@@ -194,10 +194,10 @@ def _spelled(value: Any) -> str:
     return f"{value:>20}"
 
 
-class Decoded(msgspec.Struct, frozen=True):
-    """The pixels of some tiles, big-endian, with zeros up to the shape ``chunks``.
+class TileRecipe(msgspec.Struct, frozen=True):
+    """Decodes some tiles to big-endian pixels, padded with zeros to the shape ``chunks``.
 
-    Their ``sizes`` are those of the pieces that lie in the heap, none of which inflates to more than ``largest`` bytes.
+    ``sizes`` are the sizes of the pieces in the heap; none may decompress to more than ``largest`` bytes.
     """
 
     cards: bytes
@@ -209,23 +209,23 @@ class Decoded(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         fits = importlib.import_module("astropy.io.fits")
-        primary = header_block({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
+        primary = encode_header({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
         table = self.rows + raw
         data = primary + self.cards + table.ljust(-(-len(table) // BLOCK) * BLOCK, b"\0")
         try:
-            self._check_inflated(raw)
+            self._check_sizes(raw)
             with fits.open(io.BytesIO(data), do_not_scale_image_data=True, memmap=False) as hdus:
                 found = np.asarray(hdus[1].data)
             full = np.zeros(self.chunks, self.dtype)
             full[tuple(map(slice, found.shape))] = found
-        except Exception as e:  # noqa: BLE001  # whatever its decoders raise on damaged bytes
+        except Exception as e:  # noqa: BLE001  # decoders raise any error for damaged bytes
             raise ValueError(f"astropy cannot decode a tile: {type(e).__name__}: {e}") from None
         return full.tobytes()
 
-    def _check_inflated(self, raw: bytes) -> None:
+    def _check_sizes(self, raw: bytes) -> None:
         at = 0
         for size in self.sizes:
             piece = raw[at : at + size]
             if piece[:2] == _GZIP and len(zlib.decompressobj(31).decompress(piece, self.largest + 1)) > self.largest:
-                raise ValueError(f"a tile inflates to more than {self.largest} bytes")
+                raise ValueError(f"a tile decompresses to more than {self.largest} bytes")
             at += size

@@ -1,4 +1,4 @@
-"""HDF5 and NetCDF-4 files, opened as they are: the file is its own manifest."""
+"""HDF5 and NetCDF-4 files: chunks are read where they lie in the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ def _is_hdf5(probe: Probe) -> bool:
 
 
 def signature_at(head: bytes) -> int | None:
-    """Return where in ``head`` the superblock begins: at its start, or after a user block of 512 bytes, 1024, ..."""
+    """Return the position of the superblock in ``head``: 0, or after a user block of 512 bytes, 1024, 2048, ...
+
+    The result is None if there is no signature.
+    """
     at = 0
     while at + len(SIGNATURE) <= len(head):
         if head.startswith(SIGNATURE, at):

@@ -1,4 +1,4 @@
-"""Datasets of an HDF5 file as arrays of zarr: their metadata, and what their chunks are made of. No I/O here."""
+"""HDF5 datasets as zarr arrays: their metadata, and the entries of their chunks. No I/O here."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, together
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
-from refshard_fs.formats.hdf5.chunk_index import NOTHING, ChunkSpace, Index, index_of
+from refshard_fs.formats.hdf5.chunk_index import NO_CHUNKS, ChunkSpace, Index, make_index
 from refshard_fs.formats.hdf5.datatypes import heap_ids, objects
 from refshard_fs.formats.hdf5.file import MetadataFile
-from refshard_fs.formats.hdf5.filters import codecs_of
+from refshard_fs.formats.hdf5.filters import make_codecs
 from refshard_fs.formats.hdf5.heaps import read_collections
-from refshard_fs.formats.hdf5.netcdf4 import Variable
+from refshard_fs.formats.hdf5.netcdf4 import NetCDFVariable
 from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
 
 
 class Dataset:
-    """A dataset that can be shown: its ``chunk`` is what the file stores, or a piece of contiguous elements.
+    """A dataset that can be shown as an array.
 
-    Raises ManifestError, which says why, for one that cannot.
+    ``chunk`` is the shape of its HDF5 chunks, or of the pieces that contiguous data are cut into.
+    Raises ManifestError with the reason if the dataset cannot be shown.
     """
 
-    def __init__(self, found: HDF5Object, variable: Variable) -> None:
+    def __init__(self, found: HDF5Object, variable: NetCDFVariable) -> None:
         assert found.shape is not None
         assert found.datatype is not None
         self.object = found
@@ -45,7 +46,7 @@ class Dataset:
             case Chunked(chunk, itemsize):
                 if len(chunk) != len(found.shape) or itemsize != found.datatype.size:
                     reason = f"{found.path!r} has chunks of {chunk} elements of {itemsize} bytes"
-                    raise ValueError(f"{reason}, and its elements are {found.shape} of {found.datatype.size}")
+                    raise ValueError(f"{reason}: expected shape {found.shape}, {found.datatype.size} bytes")
                 self.chunk = chunk
             case Compact() | Contiguous():
                 self.chunk = pieces(found.shape, found.datatype.size)
@@ -53,40 +54,40 @@ class Dataset:
             case Virtual(chunk=chunk):
                 self.chunk = chunk
             case _:
-                raise ValueError(f"{found.path!r} has no data layout")
+                raise ValueError(f"{found.path!r} has no data layout message")
         self.object_codec = self._object_codec() if self.datatype.shown is None else None
-        self.codecs = codecs_of(self.filters, self.datatype, self.chunk)
+        self.codecs = make_codecs(self.filters, self.datatype, self.chunk)
 
     def _object_codec(self) -> dict[str, Any]:
-        """Return the codec of texts or sequences; ManifestError where zarr has none."""
+        """Return the codec of texts or sequences. Raise ManifestError if zarr has none."""
         inner = self.datatype.inner
         if inner.is_text:
             return TEXT
         if inner.kind != "vlen-sequence" or inner.base is None or inner.base.shown is None:
-            raise ManifestError(f"its datatype is of the kind {inner.kind}")
+            raise ManifestError(f"its datatype is of the kind {inner.kind!r}, which zarr cannot hold")
         if (zarr_major() or 3) > 2:
-            raise ManifestError("its datatype is a variable-length sequence: zarr 2.18 shows it, zarr 3 has none such")
+            raise ManifestError("its datatype is a variable-length sequence: zarr 2.18 can read it, zarr 3 cannot")
         return {"id": "vlen-array", "dtype": inner.base.shown.str}
 
     @property
     def count(self) -> int:
-        """Elements of a chunk."""
+        """Number of elements of a chunk."""
         return math.prod(self.chunk)
 
     @property
-    def stored(self) -> int:
-        """Bytes of a chunk that no filter made smaller."""
+    def raw_size(self) -> int:
+        """Size of a chunk before filters, in bytes."""
         return self.count * self.datatype.size
 
     @property
     def is_small_coordinate(self) -> bool:
-        """Whether it is an index of xarray's that is small enough to be read at once, and held as metadata is."""
+        """Whether it is an index coordinate of at most `SMALL` bytes: it is read at once and kept with the metadata."""
         variable = self.variable
         is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.object_codec
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def description(self) -> ArrayDescription:
-        """Return what zarr's metadata says of it; elements that are arrays add their dimensions."""
+        """Describe the array to zarr. An array datatype adds its dimensions after those of the dataset."""
         variable, inner = self.variable, self.datatype.shape
         dtype = self.datatype.shown or np.dtype(object)
         codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)
@@ -95,15 +96,15 @@ class Dataset:
         return ArrayDescription(variable.path, shape, chunks, dtype, names, attributes, codecs, variable.fill_value)
 
 
-class Stored(NamedTuple):
-    """A chunk as it lies in the file, and which of its filters it skips."""
+class StoredChunk(NamedTuple):
+    """A chunk as it lies in the file; ``mask`` has a bit for each filter that the chunk skips."""
 
     entry: Entry
     mask: int = 0
 
 
 class DatasetChunks(FilledChunks):
-    """The chunks of one dataset, of which many are found together."""
+    """The chunks of one dataset; many are found in the same rounds."""
 
     def __init__(
         self,
@@ -115,13 +116,16 @@ class DatasetChunks(FilledChunks):
         paths: Mapping[int, str],
     ) -> None:
         super().__init__(
-            f"dataset {dataset.object.path!r}", grid, dataset.stored, fills_itself=dataset.variable.fills_itself
+            f"dataset {dataset.object.path!r}",
+            grid,
+            dataset.raw_size,
+            fills_itself=dataset.variable.fills_itself,
         )
         self.dataset = dataset
         self._url = url
         self._file = file
         self._paths = paths
-        self._pieces, self._index = _layout(file, superblock, dataset)
+        self._pieces, self._index = _locate_data(file, superblock, dataset)
         self.is_small_coordinate = dataset.is_small_coordinate
 
     def entry(self, number: int) -> Steps[Entry | None]:
@@ -129,16 +133,16 @@ class DatasetChunks(FilledChunks):
         return found
 
     def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
-        """Return the entries of chunks, all of them found in the same rounds."""
-        with self._damage_named():
-            stored = yield from self.stored(numbers)
+        """Return the entries of chunks, found in the same rounds."""
+        with self._name_damage():
+            stored = yield from self.find_stored(numbers)
             if self.dataset.object_codec is not None:
-                return (yield from self._objects(numbers, stored, self.dataset.object_codec))
-            found = [self._shown(number, stored.get(number)) for number in numbers]
+                return (yield from self._encode_objects(numbers, stored, self.dataset.object_codec))
+            found = [self._make_entry(number, stored.get(number)) for number in numbers]
             return (yield from self._read_now(found)) if self.is_small_coordinate else found
 
     @contextmanager
-    def _damage_named(self) -> Iterator[None]:
+    def _name_damage(self) -> Iterator[None]:
         try:
             yield
         except RefShardError:
@@ -147,7 +151,7 @@ class DatasetChunks(FilledChunks):
             raise DamagedIndex("", self._url, f"{self.where}: {e}") from e
 
     def prepare(self) -> Steps[None]:
-        """Read what most users of the file ask for next: the index's first node; of a small coordinate, all."""
+        """Read what most users need next: the first node of the index, or all of a small coordinate."""
         if self.is_small_coordinate:
             yield from self.entries(range(self.grid.size))
         elif self._index is not None:
@@ -156,52 +160,52 @@ class DatasetChunks(FilledChunks):
     def listed(self) -> Steps[list[Listed] | None]:
         if self._pieces is not None or (not self.fills_itself and self.grid.size <= UNWRITTEN):
             return None
-        with self._damage_named():
-            found = NOTHING if self._index is None else (yield from self._index.find(None))
+        with self._name_damage():
+            found = NO_CHUNKS if self._index is None else (yield from self._index.find(None))
         return self.listed_of(found.numbers)
 
     def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
         numbers = [] if self._index is None else self._index.numbers_in_unread_blocks()
         return iter(sorted(numbers, key=lambda other: (other < number, other)))
 
-    # ------------------------------------------------------------------ as they are stored
+    # ------------------------------------------------------------------ written chunks
 
-    def stored(self, numbers: Sequence[int]) -> Steps[dict[int, Stored]]:
-        """Return those of the chunks ``numbers`` that were written."""
+    def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
+        """Find the written chunks among ``numbers``."""
         if self._index is not None:
             wanted = np.unique(np.array(numbers, np.uint64))
             found = yield from self._index.find(wanted)
             columns = (column.tolist() for column in found)
             return {
-                number: Stored(self._file.part(address, size, "a chunk"), mask)
+                number: StoredChunk(self._file.part(address, size, "a chunk"), mask)
                 for number, address, size, mask in zip(*columns, strict=True)
             }
         if self._pieces is None:
             return {}
         entries = yield from together([self._pieces.entry(number) for number in numbers])
-        return {n: Stored(entry) for n, entry in zip(numbers, entries, strict=True) if entry is not None}
+        return {n: StoredChunk(entry) for n, entry in zip(numbers, entries, strict=True) if entry is not None}
 
-    def _shown(self, number: int, stored: Stored | None) -> Entry | None:
+    def _make_entry(self, number: int, stored: StoredChunk | None) -> Entry | None:
         if stored is None:
             return self.unwritten()
         dataset = self.dataset
         mask = stored.mask
         if dataset.filters and not self._is_filtered(number):
             mask = (1 << len(dataset.filters)) - 1
-        if not dataset.filters and stored.entry.size != dataset.stored:
-            raise ValueError(f"chunk {number} has {stored.entry.size} bytes, where {dataset.stored} are due")
+        if not dataset.filters and stored.entry.size != dataset.raw_size:
+            raise ValueError(f"chunk {number} has {stored.entry.size} bytes: expected {dataset.raw_size}")
         recipe = dataset.codecs.recipe(mask)
         match stored.entry:
             case Inline(data) if recipe is not None:
                 return Inline(recipe.make(data))
             case Span() as source if recipe is not None:
                 return Packed(source, recipe, recipe.made)
-            case Packed(source) if recipe is not None:  # a piece that the recipe pads as well
+            case Packed(source) if recipe is not None:  # a piece, which this recipe pads too
                 return Packed(source, recipe, recipe.made)
         return stored.entry
 
     def _is_filtered(self, number: int) -> bool:
-        """Whether filters apply to a chunk: writers may leave out those that reach beyond the array."""
+        """Whether filters apply to a chunk. Writers may leave chunks that reach beyond the array unfiltered."""
         layout = self.dataset.layout
         if not isinstance(layout, Chunked) or layout.whole_edges:
             return True
@@ -210,32 +214,34 @@ class DatasetChunks(FilledChunks):
         return all((coord + 1) * chunk <= extent for coord, chunk, extent in cells)
 
     def _read_now(self, entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
-        """Return ``entries`` as their bytes."""
+        """Read ``entries`` and return them inline."""
         there = [self._file.known(entry) for entry in entries if entry is not None]
         data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
         return [None if entry is None else Inline(next(data)) for entry in entries]
 
-    # ------------------------------------------------------------------ those that were never written
+    # ------------------------------------------------------------------ unwritten chunks
 
     def filled(self) -> bytes:
         return self.dataset.codecs.encode(self.fill_elements())
 
     def fill_elements(self) -> bytes:
-        """Return a chunk's elements, all of them the fill value."""
+        """Return the elements of a chunk full of the fill value."""
         self.check_size()
         size, fill = self.dataset.datatype.size, self.dataset.object.fill
         if fill is not None and len(fill) != size:
-            raise ValueError(f"its fill value has {len(fill)} bytes, its elements {size}")
+            raise ValueError(f"its fill value has {len(fill)} bytes: expected {size}, the size of an element")
         return (fill or bytes(size)) * self.dataset.count
 
     # ------------------------------------------------------------------ texts and sequences
 
-    def _objects(
-        self, numbers: Sequence[int], stored: Mapping[int, Stored], codec: Mapping[str, Any]
+    def _encode_objects(
+        self, numbers: Sequence[int], stored: Mapping[int, StoredChunk], codec: Mapping[str, Any]
     ) -> Steps[list[Entry | None]]:
-        """Return chunks of texts or sequences as zarr's codec reads them; they lie in the global heap."""
+        """Encode chunks of texts or sequences, which lie in the global heap, for zarr's ``codec``."""
         shown = {
-            number: self._shown(number, stored.get(number)) for number in dict.fromkeys(numbers) if number in stored
+            number: self._make_entry(number, stored.get(number))
+            for number in dict.fromkeys(numbers)
+            if number in stored
         }
         entries = [entry for entry in shown.values() if entry is not None]
         read = yield tuple(Load(entry, Raw()) for entry in entries)
@@ -255,25 +261,27 @@ class DatasetChunks(FilledChunks):
         return [made.get(number) for number in numbers]
 
 
-def _layout(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tuple[Chunks | None, Index | None]:
-    """Return the pieces of a dataset, or the index of its chunks; neither where nothing was written."""
+def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tuple[Chunks | None, Index | None]:
+    """Return the pieces of a contiguous dataset or the chunk index; neither if nothing was written."""
     found = dataset.object
     match dataset.layout:
         case Compact(data):
-            return _pieces(Inline(data), 0, dataset), None
+            return _make_pieces(Inline(data), 0, dataset), None
         case Contiguous(None) | Virtual():
             return None, None
         case Contiguous(int(address), size):
             needed = math.prod(dataset.outer_shape) * dataset.datatype.size
             if size not in (-1, needed) and size < needed:
-                raise ValueError(f"{found.path!r} has {size} bytes, and its elements take {needed}")
-            return _pieces(file.source, file.base + address, dataset), None
+                raise ValueError(f"{found.path!r} has {size} bytes of data: its elements take {needed}")
+            return _make_pieces(file.source, file.base + address, dataset), None
         case Chunked(address=None):
             return None, None
         case Chunked(kind=kind, address=int(address), parameters=parameters):
             space = _chunk_space(file, dataset)
-            return None, index_of(file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters)
-    raise ManifestError(f"its layout {dataset.layout} is not known")
+            return None, make_index(
+                file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters
+            )
+    raise ManifestError(f"its data layout {dataset.layout} is not supported")
 
 
 def _chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
@@ -281,11 +289,11 @@ def _chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
     cells = [(-(-extent // c), None if most is None else -(-most // c)) for extent, most, c in extents]
     counts, most = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
     if any(limit is not None and limit < count for count, limit in cells):
-        raise ValueError(f"{dataset.object.path!r} is larger than its greatest extent")
-    return ChunkSpace(file.sizes, file.room(0), dataset.chunk, counts, most, dataset.stored, bool(dataset.filters))
+        raise ValueError(f"{dataset.object.path!r} is larger than its maximum extent")
+    return ChunkSpace(file.sizes, file.room(0), dataset.chunk, counts, most, dataset.raw_size, bool(dataset.filters))
 
 
-def _pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
+def _make_pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
     return ContiguousChunks(
         source, offset, dataset.outer_shape, dataset.chunk, dataset.datatype.size, dataset.object.path
     )

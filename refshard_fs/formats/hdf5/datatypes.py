@@ -1,7 +1,7 @@
-"""HDF5 datatypes: what the datatype message says, as numpy and zarr have it, and the values of elements. No I/O here.
+"""HDF5 datatypes: parse datatype messages, and convert elements to numpy's and Python's values. No I/O here.
 
-After the chapter on the datatype message of the HDF5 File Format Specification. Types whose values cannot be shown
-have a `refusal`, so that the rest of their file opens.
+The reference is the chapter on the datatype message in the HDF5 File Format Specification. A type whose values cannot
+be shown has a `refusal`, so that the rest of its file can be opened.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Kind = Literal[
 ]  # fmt: skip
 Elements = npt.NDArray[Any]
 
-DEEPEST: Final = 16  # types within types
-MOST_ELEMENTS: Final = 1 << 24  # of one array datatype
-MOST_BYTES: Final = 1 << 25  # of one element: it is held several times
-MOST_TEXT: Final = 1 << 28  # bytes that the elements of a chunk refer to: many may share one long text
+DEEPEST: Final = 16  # levels of nested types
+MOST_ELEMENTS: Final = 1 << 24  # in one array datatype
+MOST_BYTES: Final = 1 << 25  # in one element: several copies of it are in memory
+MOST_TEXT: Final = 1 << 28  # bytes of text in a chunk: many elements may refer to one long text
 
 _PADDINGS: Final[tuple[Padding, ...]] = ("null-terminated", "null-padded", "space-padded")
 _NUMPY_TAG: Final = re.compile(r"NUMPY:([<>|=]?[mM]8(?:\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)")
-# Where IEEE 754 has them: bits in all, sign, exponent's place and width, mantissa's place and width, exponent's bias.
+# Layouts of IEEE 754: bits, sign, exponent's position and width, mantissa's position and width, exponent's bias.
 _IEEE: Final = {
     (16, 15, 10, 5, 0, 10, 15): "f2",
     (32, 31, 23, 8, 0, 23, 127): "f4",
@@ -54,18 +54,18 @@ class Field(msgspec.Struct, frozen=True):
 class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
-    ``dtype`` is how numpy sees an element as it lies in the file, and ``shown`` what zarr's metadata has. They are the
-    same unless it ``is_recast``. ``shown`` is None where elements are objects of Python's (texts, sequences, and
-    references, which are shown as paths), or compounds of which a member is: these are shown a member at a time, each
-    as a datatype of the kind "member", whose elements are those of the compound. An array datatype has the types of
-    its elements, and their ``shape``, which comes behind that of the dataset.
+    ``dtype`` is numpy's type of an element in the file, ``shown`` the type in zarr's metadata; they differ only if
+    ``is_recast``. ``shown`` is None in two cases. Elements may be Python objects: texts, sequences, and references,
+    which are shown as paths. Or the type is a compound with a member like that: then each member is shown as an array
+    of its own, whose datatype has the kind "member" and the size of the whole compound. An array datatype has the types
+    of its elements; its ``shape`` comes after the dataset's shape.
     """
 
-    size: int  # bytes that an element takes in the file
+    size: int  # of an element in the file, in bytes
     kind: Kind
     dtype: np.dtype[Any] | None = None
     shown: np.dtype[Any] | None = None
-    refusal: str | None = None  # why values cannot be shown
+    refusal: str | None = None  # the reason why values cannot be shown
     shape: tuple[int, ...] = ()
     base: Datatype | None = None  # of an enum, an array, a variable-length sequence
     names: tuple[tuple[str, int], ...] = ()  # of an enum
@@ -73,7 +73,7 @@ class Datatype(msgspec.Struct, frozen=True):
     padding: Padding = "null-padded"
     bits: tuple[int, int] | None = None  # offset and precision of an integer that does not fill its bytes
 
-    is_recast: bool = False  # whether elements have to be changed before zarr can read them as ``shown``
+    is_recast: bool = False  # whether elements must be converted before zarr can read them as ``shown``
 
     @property
     def members(self) -> Mapping[str, int]:
@@ -82,7 +82,7 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def inner(self) -> Datatype:
-        """The datatype of what is shown: a compound's member, or the elements of an array if they are objects."""
+        """The datatype of the values: of a compound's member, or of an array's elements if these are objects."""
         match self:
             case Datatype(kind="member", fields=(Field(datatype=datatype),)):
                 return datatype.inner
@@ -97,7 +97,7 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def has_values(self) -> bool:
-        """Whether attributes of it can be shown; more can than datasets."""
+        """Whether attributes of this type can be shown. Attributes can be of more types than datasets."""
         match self.kind:
             case "compound" if self.shown is None:
                 return all(field.datatype.has_values for field in self.fields)
@@ -111,31 +111,31 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> int:
-        """Bytes of what the length of an element of variable length counts."""
+        """The unit of the length of a variable-length element, in bytes."""
         return self.base.size if self.kind == "vlen-sequence" and self.base is not None else 1
 
 
 @lru_cache(PARSED)
 def parse_datatype(data: bytes) -> Datatype:
-    """Return the datatype that a message's body describes; ValueError where it is damaged."""
+    """Parse the body of a datatype message. Raise ValueError if it is damaged."""
     return _Parser(data).datatype(0)
 
 
 class _Parser:
-    """Reads one message front to back."""
+    """Parse one message front to back."""
 
     def __init__(self, data: bytes) -> None:
         self._fields = Fields(data, Sizes())
 
     def datatype(self, depth: int) -> Datatype:
         if depth > DEEPEST:
-            raise ValueError(f"its datatypes nest more than {DEEPEST} deep")
+            raise ValueError(f"its datatypes are nested more than {DEEPEST} levels deep")
         head, low, high, size = self._fields.unpack("BBHI")
         version, flags = head >> 4, low | high << 8
         if not 1 <= version <= 5:
-            raise ValueError(f"datatype version {version}: only 1 to 5 are known")
+            raise ValueError(f"datatype version {version} is not supported: expected 1 to 5")
         if size > MOST_BYTES:
-            return Datatype(size, "opaque", refusal=f"its elements are of {size} bytes; {MOST_BYTES} are allowed")
+            return Datatype(size, "opaque", refusal=f"its elements are of {size} bytes: at most {MOST_BYTES}")
         match head & 15:
             case 0:
                 return self._whole("integer", size, flags, "i" if flags & 8 else "u")
@@ -144,7 +144,7 @@ class _Parser:
             case 2:
                 return self._whole("time", size, flags, "i")
             case 3:
-                return _string(size, flags)
+                return _parse_string(size, flags)
             case 4:
                 return self._whole("bitfield", size, flags, "u")
             case 5:
@@ -152,7 +152,7 @@ class _Parser:
             case 6:
                 return self._compound(size, flags & 0xFFFF, version, depth)
             case 7:
-                return _reference(size, flags & 15)
+                return _parse_reference(size, flags & 15)
             case 8:
                 return self._enum(flags & 0xFFFF, version, depth)
             case 9:
@@ -162,15 +162,15 @@ class _Parser:
             case 11:
                 return self._complex(size, depth)
             case number:
-                raise ValueError(f"datatype class {number}: only 0 to 11 are known")
+                raise ValueError(f"datatype class {number} is not supported: expected 0 to 11")
 
     def _whole(self, kind: Kind, size: int, flags: int, code: str) -> Datatype:
-        """Return what is an integer to numpy."""
+        """Parse a type that numpy reads as an integer."""
         offset, precision = (0, *self._fields.unpack("H")) if kind == "time" else self._fields.unpack("HH")
         if not precision or offset + precision > size * 8:
-            raise ValueError(f"bits {offset} to {offset + precision} of an {kind} of {size} bytes")
+            raise ValueError(f"bits {offset} to {offset + precision} do not fit into an {kind} of {size} bytes")
         if size not in (1, 2, 4, 8):
-            return Datatype(size, kind, refusal=f"its datatype is an {kind} of {size} bytes, which numpy has not")
+            return Datatype(size, kind, refusal=f"numpy cannot hold its datatype: {kind} of {size} bytes")
         dtype = np.dtype(f"{'<>'[flags & 1]}{code}{size}")
         bits = None if (offset, precision) == (0, size * 8) else (offset, precision)
         return Datatype(size, kind, dtype, dtype, bits=bits, is_recast=bits is not None)
@@ -182,18 +182,18 @@ class _Parser:
         if order > 1:
             return Datatype(size, "float", refusal="its datatype is a float in the byte order of a VAX")
         if found == _BFLOAT16 and size == 2:
-            return Datatype(size, "float", refusal="its datatype is bfloat16, which numpy and zarr have not")
+            return Datatype(size, "float", refusal="its datatype is bfloat16, which numpy and zarr do not support")
         name = _IEEE.get(found)
         if name is None or offset or size * 8 != precision or normal != 2:
-            return Datatype(size, "float", refusal=f"its datatype is a float of {precision} bits, not one of IEEE 754")
+            return Datatype(size, "float", refusal=f"its datatype is a float of {precision} bits, not of IEEE 754")
         dtype = np.dtype(f"{'<>'[order]}{name}")
         return Datatype(size, "float", dtype, dtype)
 
     def _opaque(self, size: int, flags: int) -> Datatype:
         tag = self._fields.take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
         if not size:
-            raise ValueError("an opaque datatype of no bytes")
-        found = _NUMPY_TAG.fullmatch(tag)  # h5py keeps times so
+            raise ValueError("an opaque datatype has a size of 0 bytes")
+        found = _NUMPY_TAG.fullmatch(tag)  # h5py writes datetimes as opaque values with this tag
         dtype = np.dtype(f"V{size}")
         if found and not is_divided(found[1]):
             try:
@@ -212,26 +212,26 @@ class _Parser:
             if version == 1:
                 ndim, *sizes = self._fields.unpack("B11x4I")
                 if ndim > 4:
-                    raise ValueError(f"the member {name!r} of a compound has {ndim} dimensions")
+                    raise ValueError(f"the member {name!r} of a compound has {ndim} dimensions: expected at most 4")
                 dims = tuple(sizes[:ndim])
             member = self.datatype(depth + 1)
             if dims:
-                member = _array_of(member, dims)
+                member = _make_array(member, dims)
             if offset + member.size > size:
                 raise ValueError(f"the member {name!r} ends at {offset + member.size} of a compound of {size} bytes")
             fields.append(Field(name, offset, member))
         if not fields:
-            raise ValueError("a compound datatype without members")
+            raise ValueError("a compound datatype has no members")
         if len({field.name for field in fields}) != len(fields):
-            raise ValueError("a compound datatype has two members of one name")
+            raise ValueError("a compound datatype has two members of the same name")
         if (taken := sum(field.datatype.size for field in fields)) > size:
-            raise ValueError(f"members of a compound of {size} bytes take {taken}: they overlap")
-        return _compound_of(size, tuple(fields))
+            raise ValueError(f"the members of a compound of {size} bytes overlap: they take {taken} bytes")
+        return _make_compound(size, tuple(fields))
 
     def _enum(self, count: int, version: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if base.kind != "integer" or base.dtype is None:
-            raise ValueError(f"an enumeration of what is no integer, but {base.kind}")
+            raise ValueError(f"the base type of an enumeration is of the kind {base.kind!r}: expected an integer")
         names = [self._name(padded=version < 3) for _ in range(count)]
         values = np.frombuffer(self._fields.take(count * base.size), base.dtype).tolist()
         members = tuple(zip(names, values, strict=True))
@@ -242,83 +242,83 @@ class _Parser:
     def _variable(self, size: int, flags: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if size not in _DESCRIPTORS:
-            raise ValueError(f"a variable-length datatype of {size} bytes")
+            raise ValueError(f"a variable-length datatype has elements of {size} bytes: expected 10, 12 or 16")
         if flags & 15 == 1:
             return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base)
         is_plain = base.shown is not None and base.shown.kind in "iufc" and not base.shape
-        refusal = None if is_plain else f"its datatype is a variable-length sequence of the kind {base.kind}"
+        refusal = None if is_plain else f"its datatype is a variable-length sequence of {base.kind} elements"
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
     def _array(self, size: int, version: int, depth: int) -> Datatype:
         ndim = self._fields.uint(1)
         self._fields.take(3 if version < 3 else 0)
         if not 0 < ndim <= 32:
-            raise ValueError(f"an array datatype of {ndim} dimensions")
+            raise ValueError(f"an array datatype has {ndim} dimensions: expected 1 to 32")
         dims = self._fields.unpack(f"{ndim}I")
         self._fields.take(4 * ndim if version < 3 else 0)
-        found = _array_of(self.datatype(depth + 1), dims)
+        found = _make_array(self.datatype(depth + 1), dims)
         if found.size != size:
-            raise ValueError(f"an array datatype of {size} bytes, whose elements {dims} take {found.size}")
+            raise ValueError(f"an array datatype has {size} bytes: its elements {dims} take {found.size}")
         return found
 
     def _complex(self, size: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if base.kind != "float" or base.size * 2 != size:
-            raise ValueError(f"a complex datatype of {size} bytes, of two {base.kind} of {base.size}")
-        return _complex_of(base) or Datatype(
-            size, "complex", refusal=f"its datatype is a complex number of {size} bytes, which numpy has not"
+            raise ValueError(f"a complex datatype of {size} bytes has parts of {base.size} bytes: {base.kind}")
+        return _make_complex(base) or Datatype(
+            size, "complex", refusal=f"numpy cannot hold its datatype: a complex number of {size} bytes"
         )
 
     def _name(self, *, padded: bool) -> str:
         start = self._fields.at
         name = self._fields.text()
-        if padded:  # with zeros, to a multiple of eight bytes
+        if padded:  # with zeros to a multiple of eight bytes
             self._fields.at += -(self._fields.at - start) % 8
         return name
 
 
-def _reference(size: int, kind: int) -> Datatype:
+def _parse_reference(size: int, kind: int) -> Datatype:
     if kind > 1 or size - 4 * kind not in (2, 4, 8):
-        return Datatype(size, "reference", refusal=f"its datatype is a reference of the kind {kind}, not 0 or 1")
+        return Datatype(size, "reference", refusal=f"its datatype is a reference of kind {kind}: expected 0 or 1")
     return Datatype(size, _REFERENCES[kind], np.dtype(f"V{size}"))
 
 
-def _string(size: int, flags: int) -> Datatype:
+def _parse_string(size: int, flags: int) -> Datatype:
     if flags & 15 >= len(_PADDINGS):
-        raise ValueError(f"a string padded in the unknown way {flags & 15}")
+        raise ValueError(f"the padding of a string is of type {flags & 15}: expected 0, 1 or 2")
     if not size:
-        raise ValueError("a string of no bytes")
+        raise ValueError("a string datatype has a size of 0 bytes")
     dtype = np.dtype(f"S{size}")
     padding = _PADDINGS[flags & 15]
     is_recast = padding == "space-padded" or (padding == "null-terminated" and size > 1)
     return Datatype(size, "string", dtype, dtype, padding=padding, is_recast=is_recast)
 
 
-def _array_of(base: Datatype, dims: tuple[int, ...]) -> Datatype:
+def _make_array(base: Datatype, dims: tuple[int, ...]) -> Datatype:
     count = math.prod(dims)
     if not 0 < count <= MOST_ELEMENTS or base.size * count > MOST_BYTES:
-        raise ValueError(f"an array datatype of the shape {dims}")
+        raise ValueError(f"an array datatype has the impossible or too large shape {dims}")
     refusal = base.refusal
     if base.shown is None and not base.is_text:
-        refusal = refusal or f"its datatype is an array of the kind {base.kind}, whose values lie elsewhere"
+        refusal = refusal or f"its datatype is an array of elements of the kind {base.kind}, which lie elsewhere"
     innermost = base.base if base.kind == "array" and base.base is not None else base
     size, shape = base.size * count, (*dims, *base.shape)
     return Datatype(size, "array", base.dtype, base.shown, refusal, shape, innermost, is_recast=base.is_recast)
 
 
-def _complex_of(base: Datatype) -> Datatype | None:
+def _make_complex(base: Datatype) -> Datatype | None:
     if base.dtype is None or base.size not in (4, 8):
         return None
     dtype = np.dtype(f"{base.dtype.str[0]}c{base.size * 2}")
     return Datatype(base.size * 2, "complex", dtype, dtype)
 
 
-def _compound_of(size: int, fields: tuple[Field, ...]) -> Datatype:
+def _make_compound(size: int, fields: tuple[Field, ...]) -> Datatype:
     match fields:
         case (Field("r", 0, real), Field("i", offset, imaginary)) if (
             real == imaginary and real.kind == "float" and offset == real.size == size - offset
         ):
-            found = _complex_of(real)  # as h5py and NetCDF write them
+            found = _make_complex(real)  # h5py and NetCDF write complex numbers as such compounds
             if found is not None:
                 return found
     if any(field.datatype.shown is None for field in fields):
@@ -337,39 +337,42 @@ def _compound_of(size: int, fields: tuple[Field, ...]) -> Datatype:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Elements as zarr reads them.
+# Elements as zarr's values.
 
 
 def recast(datatype: Datatype, raw: bytes) -> Elements:
-    """Return elements as they lie in the file as an array of ``shown``; an array datatype's are the last dimensions."""
+    """Convert elements from their bytes in the file to an array of type ``shown``.
+
+    The elements of an array datatype lie along the last dimensions of the result.
+    """
     if datatype.kind == "member":
         (field,) = datatype.fields
-        return recast(field.datatype, _member(field, datatype.size, raw))
+        return recast(field.datatype, _cut_member(field, datatype.size, raw))
     dtype = datatype.dtype
     if dtype is None:
         raise ValueError(datatype.refusal or "its members are shown one by one")
     if len(raw) % datatype.size:
-        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {datatype.size}")
+        raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {datatype.size} bytes")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
     return _recast(datatype, elements) if datatype.is_recast else elements
 
 
-def member_of(found: Datatype, field: Field) -> Datatype:
-    """Return the datatype of one ``field`` of a compound, whose elements are those of the compound."""
+def make_member(found: Datatype, field: Field) -> Datatype:
+    """Make the datatype of an array that shows one ``field`` of a compound; its elements are the compound's."""
     of = field.datatype
     refusal = "its datatype is a compound within a compound" if of.kind == "compound" and of.shown is None else None
     how = (of.dtype, of.shown, of.refusal or refusal, of.shape)
     return Datatype(found.size, "member", *how, fields=(field,), is_recast=True)
 
 
-def _member(field: Field, size: int, raw: bytes) -> bytes:
-    """Return the bytes of one member of compounds of ``size`` bytes."""
+def _cut_member(field: Field, size: int, raw: bytes) -> bytes:
+    """Cut one member out of compounds of ``size`` bytes."""
     rows = np.frombuffer(raw, np.uint8).reshape(-1, size)
     return rows[:, field.offset : field.offset + field.datatype.size].tobytes()
 
 
 def _recast(datatype: Datatype, elements: Elements) -> Elements:
-    """Return ``elements``, an array of ``datatype.dtype``, as one of its ``shown``."""
+    """Convert ``elements`` from ``datatype.dtype`` to ``datatype.shown``."""
     match datatype.kind:
         case "string":
             return unpadded(elements, datatype.padding)
@@ -386,64 +389,66 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
     offset, precision = datatype.bits
     left = elements.dtype.itemsize * 8 - precision - offset
     native = elements.astype(elements.dtype.newbyteorder("="))
-    return (native << left >> (left + offset)).astype(datatype.shown)  # the sign comes along, where there is one
+    return (native << left >> (left + offset)).astype(datatype.shown)  # >> extends the sign of signed types
 
 
 # ----------------------------------------------------------------------------------------------------
-# What lies in the global heap.
+# Values in the global heap.
 
 _REFERENCES: Final[tuple[Kind, Kind]] = ("reference", "region")
 _REGIONS: Final = {6: "H", 8: "I", 12: "Q"}
 _DESCRIPTORS: Final = {size: struct.Struct(f"<I{code}I") for size, code in {10: "H", 12: "I", 16: "Q"}.items()}
-HeapID = tuple[int, int, int]  # the collection's address, the object's index in it, its length in bytes
+HeapID = tuple[int, int, int]  # address of the collection, index of the object in it, length in bytes
 Heap = Mapping[tuple[int, int], bytes]
 
 
 def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
-    """Return where in the global heap the values of elements lie; none for those that are empty."""
+    """Return where in the global heap the values of elements lie; empty values have no place."""
     match datatype.kind:
         case "vlen-string" | "vlen-sequence":
             unit = datatype.unit
-            return [(address, index, count * unit) for address, index, count in _descriptors(datatype, raw) if count]
+            return [
+                (address, index, count * unit) for address, index, count in _iter_descriptors(datatype, raw) if count
+            ]
         case "region":
-            return [(address, index, datatype.size - 4) for address, index in _regions(datatype, raw) if address]
+            return [(address, index, datatype.size - 4) for address, index in _iter_regions(datatype, raw) if address]
         case "compound" if datatype.shown is None:
             size = datatype.size
-            members = [(field.datatype, _member(field, size, raw)) for field in datatype.fields]
+            members = [(field.datatype, _cut_member(field, size, raw)) for field in datatype.fields]
             return [found for of, data in members for found in heap_ids(of, data)]
         case "array" if datatype.base is not None and datatype.shown is None:
             return heap_ids(datatype.base, raw)
     return []
 
 
-def _regions(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int]]:
-    """Yield collection and index of each region, which says there what it is of; those of nothing are zero."""
+def _iter_regions(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int]]:
+    """Yield (collection, index) for each region reference; the address 0 refers to nothing."""
     yield from struct.Struct(f"<{_REGIONS[datatype.size]}I").iter_unpack(raw)
 
 
-def _descriptors(datatype: Datatype, raw: bytes) -> Iterator[HeapID]:
-    """Yield collection, index and length of each element of variable length; of those never written, no length."""
+def _iter_descriptors(datatype: Datatype, raw: bytes) -> Iterator[HeapID]:
+    """Yield (collection, index, length) for each variable-length element; the length is 0 if it was never written."""
     parts = _DESCRIPTORS[datatype.size]
     if len(raw) % parts.size:
-        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {parts.size}")
+        raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {parts.size} bytes")
     undefined = (1 << 8 * (parts.size - 8)) - 1
     for count, address, index in parts.iter_unpack(raw):
         yield address, index, 0 if address == undefined or not index else count
 
 
 def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
-    """Return what the elements of variable length refer to; those that were never written are empty."""
+    """Return the bytes of each variable-length element; elements that were never written are empty."""
     unit = datatype.unit
     found = []
     total = 0
-    for address, index, count in _descriptors(datatype, raw):
+    for address, index, count in _iter_descriptors(datatype, raw):
         total += count * unit
         if total > MOST_TEXT:
-            raise ValueError(f"its elements of variable length have more than {MOST_TEXT} bytes together")
+            raise ValueError(f"its variable-length elements take more than {MOST_TEXT} bytes together")
         try:
             data = heap[address, index][: count * unit] if count else b""
         except KeyError:
-            raise ValueError(f"object {index} of the global heap at {address} is not there") from None
+            raise ValueError(f"object {index} of the global heap at {address} does not exist") from None
         if len(data) != count * unit:
             raise ValueError(f"object {index} of the global heap at {address} is shorter than {count * unit} bytes")
         found.append(data)
@@ -453,7 +458,7 @@ def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
 def objects(
     datatype: Datatype, raw: bytes, heap: Heap, paths: Mapping[int, str], errors: str = "surrogateescape"
 ) -> list[Any]:
-    """Return elements as values of Python's; references are the ``paths`` of objects, or "" where there is none."""
+    """Convert elements to Python values. A reference becomes the path of its object in ``paths``, or ""."""
     found: list[Any]
     base, size = datatype.base, datatype.size
     match datatype.kind:
@@ -463,30 +468,30 @@ def objects(
             if datatype.kind == "reference":
                 addresses = [raw[at : at + size] for at in range(0, len(raw), size)]
             else:
-                addresses = [heap[key][: size - 4] if key[0] else b"" for key in _regions(datatype, raw)]
+                addresses = [heap[key][: size - 4] if key[0] else b"" for key in _iter_regions(datatype, raw)]
             found = [paths.get(int.from_bytes(address, "little"), "") for address in addresses]
             if sum(map(len, found)) > MOST_TEXT:
-                raise ValueError(f"the paths of its references have more than {MOST_TEXT} characters together")
+                raise ValueError(f"the paths of its references take more than {MOST_TEXT} characters together")
             return found
         case "vlen-sequence" if base is not None:
             return [objects(base, part, heap, paths, errors) for part in sequences(datatype, raw, heap)]
         case "compound" if datatype.shown is None:
-            members = [(field.datatype, _member(field, size, raw)) for field in datatype.fields]
+            members = [(field.datatype, _cut_member(field, size, raw)) for field in datatype.fields]
             return list(map(list, zip(*[objects(of, data, heap, paths, errors) for of, data in members], strict=True)))
         case "array" if base is not None and datatype.shown is None:
-            return _nested(objects(base, raw, heap, paths, errors), datatype.shape)
+            return _nest(objects(base, raw, heap, paths, errors), datatype.shape)
     return list(recast(datatype, raw))
 
 
-def _nested(items: list[Any], inner: tuple[int, ...]) -> list[Any]:
-    """Return lists of ``items``, each of the shape ``inner``."""
+def _nest(items: list[Any], inner: tuple[int, ...]) -> list[Any]:
+    """Fold ``items`` into lists of the shape ``inner``."""
     for extent in reversed(inner):
         items = [items[at : at + extent] for at in range(0, len(items), extent)]
     return items
 
 
 def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
-    """Return the addresses of the objects that sequences of object references name, a list for each sequence."""
+    """Return the addresses of the objects in sequences of object references, a list for each sequence."""
     base = datatype.base
     if datatype.kind != "vlen-sequence" or base is None or base.kind != "reference" or not base.size:
         return []
@@ -502,24 +507,24 @@ def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
 
 
 def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap, paths: Mapping[int, str]) -> Any:
-    """Return an attribute's value: an array, a str, or lists of str and of other values.
+    """Return the value of an attribute: an array, a str, or nested lists.
 
-    Fixed strings of more than one byte are text, as in h5netcdf, and single ones are bytes: those are characters. An
-    attribute without a dataspace (``shape`` None) is an empty array.
+    Fixed-length strings of more than one byte are texts, as in h5netcdf; strings of one byte are characters, as bytes.
+    The value of an attribute without a dataspace (``shape`` None) is an empty array.
     """
     if shape is None:
-        is_character = datatype.kind == "string" and datatype.size == 1  # so NetCDF writes an empty text
+        is_character = datatype.kind == "string" and datatype.size == 1  # NetCDF writes an empty text like that
         return "" if is_character else np.empty(0, datatype.shown)
     size = math.prod(shape) * datatype.size
     if len(raw) < size:
-        raise ValueError(f"it has {len(raw)} bytes where its elements take {size}")
+        raise ValueError(f"it has {len(raw)} bytes: its elements take {size}")
     raw = raw[:size]
     if datatype.shown is None:
         found = objects(datatype, raw, heap, paths)
-        found = _nested(found, shape[1:]) if all(shape) else found
+        found = _nest(found, shape[1:]) if all(shape) else found
     else:
         elements = recast(datatype, raw).reshape(shape + datatype.shape)
         if datatype.kind != "string" or datatype.size == 1:
             return elements
-        found = [text.decode("utf-8", "surrogateescape") for text in elements.ravel().tolist()]  # in one list
+        found = [text.decode("utf-8", "surrogateescape") for text in elements.ravel().tolist()]  # flat; shaped by zarr
     return found if shape else found[0]

@@ -1,6 +1,6 @@
-"""What is read of an HDF5 file when it is opened: pages of its metadata, and the fields in them. No I/O here.
+"""The metadata of an HDF5 file: read its pages while it is opened, and parse the fields in them. No I/O here.
 
-Addresses in the file count from its base address, the end of the user block.
+All addresses in the file count from its base address, which is where the user block ends.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from refshard_fs.errors import ManifestError
 
 A = TypeVar("A")
 
-PAGE: Final = 4096  # bytes that are read together at least: most object headers are shorter, and lie beside others
-FIRST: Final = 4 * PAGE  # bytes around each place that are read in the first round; each further one reads 4 times more
-AROUND: Final = 1 << 20  # bytes that a round reads beyond what it needs, at most: they take less time than a round
-KEPT: Final = 4 << 20  # bytes of pages that are kept for an open file, for what they tell of its chunks
-PARSED: Final = 64  # datatypes, and dataspaces, that are kept: many objects of a file have the same
-MOST: Final = 64 << 20  # bytes of one structure, unless it is an index of chunks or holds the texts of a chunk
-# Bytes of all structures together: some are read several times, or more of them than they have; but in a file whose
-# structures overlap, each might be as large as the file.
-TIMES_READ: Final = 16  # the file's size,
-LEAST_READ: Final = 4 << 20  # and these bytes
+PAGE: Final = 4096  # bytes of a page, the unit of reading: most object headers are shorter, and lie next to others
+FIRST: Final = 4 * PAGE  # bytes around each address in the first round; each further round reads 4 times more
+AROUND: Final = 1 << 20  # most bytes that a round reads beyond its needs: they cost less time than another round
+KEPT: Final = 4 << 20  # bytes of pages that an open file keeps, for the chunk indexes in them
+PARSED: Final = 64  # size of the caches of datatypes and of dataspaces: many objects of a file share one
+MOST: Final = 64 << 20  # bytes of one structure, except chunk indexes and collections of the global heap
+# The bytes of all structures together are bounded: a structure may be read several times, but if structures overlap,
+# each could be as large as the file.
+TIMES_READ: Final = 16  # times the size of the file,
+LEAST_READ: Final = 4 << 20  # plus this number of bytes
 
 
 class UnreadableFile(ManifestError):
-    """A file as a whole cannot be read: not only one of its objects, which would be left out."""
+    """The file cannot be read at all. Other errors concern one object, which is left out."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How many bytes the file's addresses and lengths have: 2, 4 or 8."""
+    """The sizes of addresses and lengths in a file, in bytes: 2, 4 or 8."""
 
     address: int = 8
     length: int = 8
 
     def block(self, form: str) -> int:
-        """Return the bytes of a block with a signature, a version, the fields of ``form`` and a checksum."""
+        """Return the size of a block: a signature, a version, the fields of ``form`` and a checksum."""
         try:
             return 9 + struct.calcsize(self.plain(form))
         except struct.error:
-            raise ValueError(f"a structure of the fields {form} is larger than any file") from None
+            raise ValueError(f"a structure with the fields {form} is larger than any file") from None
 
     def plain(self, form: str) -> str:
-        """Return ``form`` as `struct` has it: P in it stands for an address, and N for a length."""
+        """Convert ``form`` to a format of `struct`: P stands for an address, N for a length."""
         return "<" + form.replace("P", _CODES[self.address]).replace("N", _CODES[self.length])
 
 
@@ -56,7 +56,7 @@ _CODES: Final = {2: "H", 4: "I", 8: "Q"}
 
 
 class _Layout(NamedTuple):
-    """Fields that lie one after the other; ``addresses`` are the ranges of those that are addresses."""
+    """The format of consecutive fields; ``addresses`` are the positions of the fields that are addresses."""
 
     parts: struct.Struct
     addresses: list[slice]
@@ -75,7 +75,7 @@ def _layout(form: str, sizes: Sizes) -> _Layout:
 
 
 class Fields:
-    """The fields of one structure, taken one after the other; ValueError where they end too soon."""
+    """A cursor over the fields of one structure. Raises ValueError where the structure ends too early."""
 
     __slots__ = ("at", "data", "sizes")
 
@@ -88,18 +88,18 @@ class Fields:
         """Return the next ``count`` bytes."""
         end = self.at + count
         if count < 0 or end > len(self.data):
-            where = f"its {len(self.data)} bytes end before a field of {count} at {self.at}"
+            where = f"it has {len(self.data)} bytes, and a field of {count} bytes begins at {self.at}"
             raise ValueError(f"a structure is cut short: {where}")
         found = self.data[self.at : end]
         self.at = end
         return found
 
     def uint(self, count: int) -> int:
-        """Return the next ``count`` bytes as a number."""
+        """Return the next ``count`` bytes as an unsigned integer."""
         return int.from_bytes(self.take(count), "little")
 
     def unpack(self, form: str) -> tuple[Any, ...]:
-        """Return the fields that ``form`` names, as `struct` does: P is an address (None if undefined), N a length."""
+        """Return the next fields, as `struct` does. In ``form``, P is an address (None: undefined), N a length."""
         parts, addresses = _layout(form, self.sizes)
         found = parts.unpack(self.take(parts.size))
         if not addresses:
@@ -111,7 +111,7 @@ class Fields:
         return tuple(values)
 
     def address(self) -> int | None:
-        """Return an address; None for the undefined one, all of whose bits are set."""
+        """Return the next address; None for the undefined address, whose bits are all set."""
         raw = self.take(self.sizes.address)
         return None if raw == b"\xff" * len(raw) else int.from_bytes(raw, "little")
 
@@ -121,53 +121,53 @@ class Fields:
         return self.text()
 
     def text(self) -> str:
-        """Return a text that ends with a NUL."""
+        """Return the next text, up to a NUL."""
         end = self.data.find(b"\0", self.at)
         if end < 0:
-            raise ValueError("a name does not end")
+            raise ValueError("a name has no NUL at its end")
         return self.take(end + 1 - self.at)[:-1].decode("utf-8", "surrogateescape")
 
     def expect(self, signature: bytes, version: int | None = None) -> None:
-        """Take a signature, and the version that follows it; ValueError where they are others."""
+        """Skip a signature, and a version after it. Raise ValueError if they differ from the expected ones."""
         found = self.take(len(signature))
         if found != signature:
-            raise ValueError(f"{found!r} where the signature {signature!r} is due")
+            raise ValueError(f"expected the signature {signature!r}, found {found!r}")
         if version is not None:
             number = self.uint(1)
             if number != version:
-                raise ValueError(f"{signature.decode()} of version {number}; version {version} is known")
+                raise ValueError(f"{signature.decode()} of version {number} is not supported: expected {version}")
 
 
 def unpack_block(data: bytes, sizes: Sizes, signature: bytes, form: str) -> tuple[Any, ...]:
-    """Return the fields of a block of `Sizes.block` bytes, whose version is 0; its checksum is verified."""
+    """Return the fields of a block of `Sizes.block` bytes and of version 0. Verify its checksum."""
     fields = Fields(data, sizes)
     fields.expect(signature, 0)
     found = fields.unpack(form)
-    verified(data[: fields.at + 4], f"a structure {signature.decode()}")
+    verify_checksum(data[: fields.at + 4], f"a structure {signature.decode()}")
     return found
 
 
-def verified(data: bytes, what: str) -> bytes:
-    """Return ``data`` without the checksum at its end; ValueError where that is not theirs."""
+def verify_checksum(data: bytes, what: str) -> bytes:
+    """Return ``data`` without the checksum at its end. Raise ValueError if the checksum differs."""
     from numcodecs.checksum32 import jenkins_lookup3  # slow to import
 
     body = data[:-4]
     stored = int.from_bytes(data[-4:], "little")
     computed = jenkins_lookup3(body, 0)
     if len(data) < 4 or computed != stored:
-        raise ValueError(f"the checksum of {what} is {computed:#010x}, not {stored:#010x} as written: it is damaged")
+        raise ValueError(f"{what} is damaged: its checksum is {computed:#010x}, expected {stored:#010x}")
     return body
 
 
 class MetadataFile:
-    """One file while it is opened, and what was read of it: pages of its metadata, each once, whoever needs it.
+    """The metadata of one file while it is opened: pages, each read once.
 
-    A structure leads to the next, and each takes a round of requests. So every round reads more around what it needs
-    than the one before: metadata tend to lie together.
+    Structures point to further structures, and following a pointer takes a round of requests. Metadata tend to lie
+    together. So each round reads more bytes around its addresses than the round before.
     """
 
     def __init__(self, source: Span | Inline, size: int, head: bytes) -> None:
-        """``head`` are the first bytes of ``source``, which has ``size`` bytes in all."""
+        """Take a file of ``size`` bytes at ``source``; ``head`` are its first bytes."""
         self.source = source
         self.size = size
         self.base = 0
@@ -179,34 +179,34 @@ class MetadataFile:
         self._taken = 0
 
     def fields(self, data: bytes) -> Fields:
-        """Return the fields of a structure."""
+        """Make a cursor over the fields of a structure."""
         return Fields(data, self.sizes)
 
     def room(self, address: int) -> int:
-        """Return how many bytes of the file begin at ``address``; none beyond its end."""
+        """Return the number of bytes from ``address`` to the end of the file, at least 0."""
         return max(self.size - self.base - address, 0)
 
     def read(self, address: int, length: int, what: str) -> Steps[bytes]:
-        """Return ``length`` bytes at ``address``; ValueError, which names ``what`` is there, beyond the file's end."""
+        """Read ``length`` bytes at ``address``. Raise ValueError, which contains ``what``, if the file ends before."""
         entry = self.metadata(address, length, what)
         if isinstance(entry, Inline):
             self._count(length)
             return entry.data
         if length > MOST:
-            raise ValueError(f"{what} at {address} has {length} bytes, more than metadata may have")
+            raise ValueError(f"{what} at {address} has {length} bytes: metadata may have at most {MOST}")
         data: bytes = yield Load(entry, Raw())
         return data
 
     def peek(self, address: int, least: int, most: int, what: str) -> Steps[bytes]:
-        """Return at least ``least`` bytes, and up to ``most`` where the file has them."""
+        """Read at least ``least`` bytes, and up to ``most`` if the file has them."""
         return (yield from self.read(address, max(least, min(most, self.room(address))), what))
 
     def load(self, address: int, length: int, what: str, parse: Callable[..., object], *arguments: Hashable) -> Load:
-        """Return the need of a structure, which ``parse`` makes of its bytes and the ``arguments``."""
+        """Make the need for a structure, which ``parse(data, *arguments)`` decodes."""
         return Load(self.metadata(address, length, what), Parsed(parse, arguments))
 
     def metadata(self, address: int, length: int, what: str) -> Span | Inline:
-        """Return where metadata lie; they themselves, if they were read before."""
+        """Return the span of metadata, or the bytes if they were read before."""
         known = self._known(self.base + address, self.base + address + length)
         if known is not None:
             return Inline(known)
@@ -214,7 +214,7 @@ class MetadataFile:
         return msgspec.structs.replace(found, apart=True) if isinstance(found, Span) else found
 
     def known(self, entry: Entry) -> Entry:
-        """Return ``entry`` as its bytes, if they were read before."""
+        """Return the bytes of ``entry`` if they were read before, otherwise ``entry``."""
         data = self._known(entry.start, entry.stop or 0) if isinstance(entry, Span) else None
         return entry if data is None else Inline(data)
 
@@ -224,22 +224,22 @@ class MetadataFile:
         return found.data
 
     def expect(self, address: int | None, length: int) -> None:
-        """Have bytes that will be needed soon read with what is needed now; those that are not there do not matter."""
+        """Read these bytes together with the next round: they will be needed soon. Ignore invalid addresses."""
         if address is not None and length <= self.room(address):
             self._expected.append((self.base + address, self.base + address + length))
 
     def part(self, address: int, length: int, what: str) -> Span | Inline:
-        """Return where ``length`` bytes at ``address`` lie; ValueError, which names ``what`` is there, if beyond."""
+        """Return the span of ``length`` bytes at ``address``. Raise ValueError if the file ends before."""
         if length > self.room(address):
-            raise ValueError(f"{what} at {address} has {length} bytes, beyond the end of the file of {self.size}")
+            raise ValueError(f"{what} of {length} bytes at {address} ends beyond the end of the file of {self.size}")
         found = self.source.part(self.base + address, length)
         assert isinstance(found, Span | Inline)
         return found
 
     def run(self, steps: Steps[A]) -> Steps[A]:
-        """Return what ``steps`` return, which `read` this file: what they need in a round is read as pages.
+        """Run ``steps`` and return their result. Read whole pages for the needs of each round.
 
-        A structure that cannot be parsed is answered with its error: other objects do not need it.
+        If a structure cannot be parsed, the answer is its error: other objects do not need the structure.
         """
         answer: Any = None
         while True:
@@ -252,7 +252,7 @@ class MetadataFile:
             self._count(sum(load.entry.size or 0 for load in needs))
             spans = [load.entry for load in needs if isinstance(load.entry, Span)]
             yield from self._fetch([(span.start, span.stop or 0) for span in spans])
-            parsed: dict[Load, Any] = {}  # many objects need one collection of texts in the same round
+            parsed: dict[Load, Any] = {}  # in one round, many objects may need the same collection
             for load in needs:
                 if isinstance(load.index, Parsed) and load not in parsed:
                     try:
@@ -265,18 +265,18 @@ class MetadataFile:
             answer = answers if isinstance(need, tuple) else answers[0]
 
     def _count(self, length: int) -> None:
-        """Count bytes of a structure; UnreadableFile where the file cannot have so many."""
+        """Count bytes of structures. Raise UnreadableFile if there are more than the file can hold."""
         self._taken += length
         if self._taken > TIMES_READ * self.size + LEAST_READ:
-            raise UnreadableFile(f"structures of {self._taken} bytes together overlap in a file of {self.size}")
+            raise UnreadableFile(f"its structures overlap: {self._taken} bytes together, in a file of {self.size}")
 
     def forget(self) -> None:
-        """Let go of the pages of a file that has been opened, if they are many; others tell of its chunks as well."""
+        """Drop the pages of an open file if they are many: chunk indexes can be read again."""
         if len(self._pages) * PAGE > KEPT:
             self._pages = {}
 
     def _known(self, start: int, stop: int) -> bytes | None:
-        """Return bytes of the file, if they were read."""
+        """Return bytes of the file if they were read before."""
         if stop <= len(self._head):
             return self._head[start:stop]
         first, last = start // PAGE, -(-stop // PAGE)
@@ -287,7 +287,7 @@ class MetadataFile:
         return b"".join(there)[start - first * PAGE : stop - first * PAGE]
 
     def _fetch(self, places: Sequence[tuple[int, int]]) -> Steps[None]:
-        """Read all pages of ``places`` and, if there are any to be read, others around them and those expected."""
+        """Read the missing pages of ``places``, pages around them, and the pages of the expected bytes."""
         missing = {n for start, stop in places for n in range(start // PAGE, -(-stop // PAGE))} - self._pages.keys()
         if not missing:
             return

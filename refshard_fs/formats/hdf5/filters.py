@@ -1,7 +1,7 @@
-"""HDF5 filter pipelines: as zarr's codecs where those read the same bytes, else undone here. No I/O here.
+"""HDF5 filter pipelines: use zarr's codecs if they read the same bytes, otherwise decode here. No I/O here.
 
-A `Codecs` says how the chunks of a dataset are shown. What no codec of zarr's readers decodes is shown decoded, and an
-`Unpacked` recipe decodes it; it also mends the chunks whose filter mask says that some filters were skipped.
+`Codecs` says how the chunks of a dataset are shown. If zarr has no codec for one of the filters, chunks are shown
+decoded, and a `FilterRecipe` decodes them. The recipe also handles chunks that skip filters by their filter mask.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
 from refshard_fs.formats.hdf5.file import Fields, Sizes
 
-MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: some filters make any number of bytes of none
-MOST_FILTERS: Final = 32  # in one pipeline, as many as a chunk's mask has bits
+MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: some filters expand a few bytes without limit
+MOST_FILTERS: Final = 32  # in one pipeline: a filter mask has 32 bits
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALEOFFSET = 1, 2, 3, 4, 5, 6
 BZIP2, LZF, BLOSC, LZ4, BITSHUFFLE, ZFP, ZSTD, BLOSC2 = 307, 32000, 32001, 32004, 32008, 32013, 32015, 32026
 
-# Registered filters, by the names that people know them by.
+# Names of registered filters, by number.
 NAMES: Final = {
     DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", NBIT: "nbit",
     SCALEOFFSET: "scale-offset", BZIP2: "bzip2", LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle",
@@ -43,17 +43,17 @@ NAMES: Final = {
 
 _BLOSC_CODECS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _EXTRA: Final = 'that needs imagecodecs: pip install "refshard_fs[hdf5]"'
-_HEADERS: Final = 4096  # bytes that filters may add to a chunk, apart from making it larger by an eighth
-_LZ4_EXPANSION: Final = 256  # bytes that lz4 makes of one, at most
-# What decoders raise of damaged bytes, apart from ValueError.
+_HEADERS: Final = 4096  # bytes that filters may add to a chunk, in addition to an eighth of its size
+_LZ4_EXPANSION: Final = 256  # largest ratio of decompressed to compressed bytes in lz4
+# Decoders raise these, and ValueError, for damaged bytes.
 _FAILURES: Final = (RuntimeError, zlib.error, OSError, EOFError, struct.error, LookupError, TypeError, MemoryError)
-_ZFP_RATES, _ZFP_EXPERT = 2048, 0xFFF  # modes below say the bits of a block; the expert's has them in the header
-_PIECES: Final = 1 << 16  # of one element, that nbit packs separately
-_BITS_AT_ONCE: Final = 1 << 20  # that are unpacked together, each to a byte: all would take 8 to 64 times the chunk
+_ZFP_RATES, _ZFP_EXPERT = 2048, 0xFFF  # smaller modes are bits of a block; in expert mode, the header has them
+_PIECES: Final = 1 << 16  # most numbers in one element that nbit packs
+_BITS_AT_ONCE: Final = 1 << 20  # bits that are unpacked together, one byte each: all at once take 8 to 64 chunks
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """One filter of a pipeline: its number in the registry, and the client data ``values``."""
+    """One filter of a pipeline: its registered number, its name, and the client data ``values``."""
 
     id: int
     name: str
@@ -61,14 +61,14 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
-    """Return the filters of a message's body, in the order in which they encode; ValueError where it is damaged."""
+    """Parse the body of a filter message. Return its filters in the order of encoding."""
     fields = Fields(data, Sizes())
     found: list[Filter] = []
     try:
         version, count = fields.unpack("BB")
         if version not in (1, 2) or count > MOST_FILTERS:
-            raise ValueError(f"it is of version {version}, with {count} filters; versions 1 and 2 are known")
-        is_padded = version == 1  # to whole words of eight bytes
+            raise ValueError(f"version {version} with {count} filters: expected version 1 or 2, at most {MOST_FILTERS}")
+        is_padded = version == 1  # to multiples of eight bytes
         fields.take(6 if is_padded else 0)
         for _ in range(count):
             number = fields.uint(2)
@@ -85,13 +85,13 @@ def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What zarr's readers are told.
+# Codecs for zarr's readers.
 
 
 class Codecs(msgspec.Struct, frozen=True):
-    """How the ``count`` elements of a chunk are encoded.
+    """The encoding of a chunk of ``count`` elements.
 
-    ``spelled`` are the codecs that decode them, in the JSON of zarr version 2; None: chunks are shown decoded.
+    ``spelled`` are the codecs that decode a chunk, as JSON of zarr version 2; None: chunks are shown decoded.
     """
 
     filters: tuple[Filter, ...]
@@ -101,29 +101,29 @@ class Codecs(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> tuple[dict[str, Any], ...]:
-        """The codecs that decode what is shown."""
+        """The codecs in the array's metadata."""
         return tuple(json.loads(codec) for codec in self.spelled or ())
 
     def encode(self, plain: bytes) -> bytes:
-        """Return elements, as the dataset's datatype has them, as readers expect a chunk."""
+        """Encode elements of the dataset's datatype as the array's metadata says."""
         data = recast(self.datatype, plain).tobytes() if self.datatype.is_recast else plain
         return encoded(data, self.shown)
 
-    def recipe(self, mask: int) -> Unpacked | None:
-        """Return what makes a chunk that skips the filters in ``mask`` what readers expect; None if it is that."""
+    def recipe(self, mask: int) -> FilterRecipe | None:
+        """Return the recipe for a chunk that skips the filters in ``mask``; None if zarr's codecs read it as it is."""
         is_shown = self.spelled is not None and not mask & ((1 << len(self.filters)) - 1)
-        return None if is_shown else Unpacked(self, mask)
+        return None if is_shown else FilterRecipe(self, mask)
 
 
-class Unpacked(msgspec.Struct, frozen=True):
-    """A chunk as readers expect it, apart from the filters whose bit in ``mask`` is set: those it skips."""
+class FilterRecipe(msgspec.Struct, frozen=True):
+    """Decode the filters of a chunk except those in ``mask``, which the chunk skips, and encode it for zarr."""
 
     codecs: Codecs
     mask: int = 0
 
     @property
     def made(self) -> int | None:
-        """Bytes of what is made; None where that is only known afterwards."""
+        """The size of the result in bytes; None if it is unknown before the chunk is made."""
         datatype = self.codecs.datatype
         size = datatype.inner.size if datatype.shown is None else datatype.shown.itemsize
         return None if self.codecs.spelled else self.codecs.count * size * math.prod(datatype.shape)
@@ -137,47 +137,47 @@ class Unpacked(msgspec.Struct, frozen=True):
                 except ValueError:
                     raise
                 except _FAILURES as e:
-                    raise ValueError(f"the filter {used.name} cannot be undone: {e}") from e
+                    raise ValueError(f"the filter {used.name} cannot decode it: {e}") from e
         if not self.codecs.filters:
-            raw = raw.ljust(length, b"\0")  # the last piece of a contiguous dataset
+            raw = raw.ljust(length, b"\0")  # the last piece of a contiguous dataset may be shorter
         if len(raw) < length:
-            raise ValueError(f"its filters make {len(raw)} bytes, where {self.codecs.count} elements take {length}")
+            raise ValueError(f"its filters decode to {len(raw)} bytes: its {self.codecs.count} elements take {length}")
         return self.codecs.encode(raw[:length])
 
 
-def codecs_of(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:
-    """Return how chunks of ``chunk_shape`` are shown; ManifestError, which names the filter, where that cannot be."""
+def make_codecs(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tuple[int, ...]) -> Codecs:
+    """Choose how to show chunks of ``chunk_shape``. Raise ManifestError if a filter makes that impossible."""
     for used in filters:
         _check(used)
     count = math.prod(chunk_shape)
     length = count * datatype.size
-    known = [_codec(used, number, length) for number, used in enumerate(filters)]
+    known = [_find_codec(used, number, length) for number, used in enumerate(filters)]
     if not datatype.is_recast and datatype.shown is not None and None not in known:
         return Codecs(tuple(filters), datatype, count, tuple(json.dumps(codec) for codec in known))
     if length > MOST_DECODED:
-        raise ManifestError(f"its chunks have {length} bytes; up to {MOST_DECODED} are decoded here")
+        raise ManifestError(f"its chunks have {length} bytes: at most {MOST_DECODED} can be decoded")
     return Codecs(tuple(filters), datatype, count, None)
 
 
 def _check(used: Filter) -> None:
-    """Raise ManifestError where a filter cannot be undone, here or by zarr."""
+    """Raise ManifestError if neither this module nor zarr can decode a filter."""
     what = f"its chunks are encoded with the filter {used.name!r} (number {used.id})"
     if used.id not in _UNDO:
-        raise ManifestError(f"{what}, which cannot be decoded here")
+        raise ManifestError(f"{what}, which is not supported")
     if used.id in (LZF, SZIP, ZFP, BLOSC2) and importlib.util.find_spec("imagecodecs") is None:
         raise ManifestError(f"{what}: {_EXTRA}")
     if used.id == BLOSC and used.values[6:7] == (3,):
-        raise ManifestError(f"{what} and snappy, which zarr's blosc codec has no decoder for")
-    if used.id == BITSHUFFLE and _nth(used.values, 4) not in _BITSHUFFLED:
-        raise ManifestError(f"{what} and the compressor {_nth(used.values, 4)}, which is not known")
+        raise ManifestError(f"{what} and snappy, which zarr's blosc codec cannot decode")
+    if used.id == BITSHUFFLE and _get_value(used.values, 4) not in _BITSHUFFLED:
+        raise ManifestError(f"{what} and the unknown compressor {_get_value(used.values, 4)}")
     least = {SZIP: 4, NBIT: 4, SCALEOFFSET: 8, BITSHUFFLE: 3, ZFP: 4}.get(used.id, 0)
     if len(used.values) < least:
-        raise ManifestError(f"{what}, which has {len(used.values)} parameters where it needs {least}")
+        raise ManifestError(f"{what}, which has {len(used.values)} parameters: expected at least {least}")
 
 
-def _codec(used: Filter, number: int, length: int) -> dict[str, Any] | None:
-    """Return the codec that reads what a filter wrote; None if numcodecs has none, or reads other frames."""
-    level = _nth(used.values, 0)
+def _find_codec(used: Filter, number: int, length: int) -> dict[str, Any] | None:
+    """Return the numcodecs codec that decodes a filter's output; None if there is none for its frames."""
+    level = _get_value(used.values, 0)
     match used.id:
         case 1:
             return {"id": "zlib", "level": min(level, 9)}
@@ -189,46 +189,46 @@ def _codec(used: Filter, number: int, length: int) -> dict[str, Any] | None:
         case 307:
             return {"id": "bz2", "level": min(max(level, 1), 9)}
         case 32001:
-            codec, shuffle = _nth(used.values, 6), _nth(used.values, 5)
+            codec, shuffle = _get_value(used.values, 6), _get_value(used.values, 5)
             if codec >= len(_BLOSC_CODECS) or shuffle > 2:
                 return None
-            clevel = min(_nth(used.values, 4), 9)
+            clevel = min(_get_value(used.values, 4), 9)
             return {"id": "blosc", "cname": _BLOSC_CODECS[codec], "clevel": clevel, "shuffle": shuffle, "blocksize": 0}
         case 32015:
             return {"id": "zstd", "level": min(level, 22)}
     return None
 
 
-def _nth(values: tuple[int, ...], number: int) -> int:
+def _get_value(values: tuple[int, ...], number: int) -> int:
     return values[number] if number < len(values) else 0
 
 
 # ----------------------------------------------------------------------------------------------------
-# Filters undone: each takes the bytes, its parameters and how many bytes the whole chunk has in the end.
+# Decoders: each takes the bytes, the filter's parameters and the size of the decoded chunk.
 
 Undo = Callable[[bytes, tuple[int, ...], int], bytes]
 
 
-def _most(length: int) -> int:
-    """Return how many bytes a filter may make where the chunk has ``length`` in the end: later ones add headers."""
+def _output_limit(length: int) -> int:
+    """Return the largest output of a filter in a chunk of ``length`` bytes; later filters may add headers."""
     return length + length // 8 + _HEADERS
 
 
-def _streamed(make: Callable[[], Any]) -> Undo:
-    """Return what undoes a filter whose streams ``make`` decompresses."""
-    return lambda data, values, length: decompressed(make(), data, _most(length))
+def _make_stream_decoder(make: Callable[[], Any]) -> Undo:
+    """Make the decoder of a filter whose streams ``make()`` decompresses."""
+    return lambda data, values, length: decompressed(make(), data, _output_limit(length))
 
 
 def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     made = fast_zlib(data, length)
-    return decompressed(zlib.decompressobj(), data, _most(length)) if made is None else bytes(made)
+    return decompressed(zlib.decompressobj(), data, _output_limit(length)) if made is None else bytes(made)
 
 
 def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    size = _nth(values, 0) or 1
+    size = _get_value(values, 0) or 1
     count = len(data) // size
     whole = np.frombuffer(data, np.uint8, count * size).reshape(size, count)
-    return whole.T.tobytes() + data[count * size :]  # what is no whole element stays at the end
+    return whole.T.tobytes() + data[count * size :]  # the rest, less than one element, is not shuffled
 
 
 def _fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -242,36 +242,36 @@ def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
     check_blosc(data)
     size = int.from_bytes(data[4:8], "little")
-    if size > _most(length):
-        raise ValueError(f"a blosc frame of {size} bytes")
+    if size > _output_limit(length):
+        raise ValueError(f"a blosc frame decodes to {size} bytes, more than expected")
     return bytes(blosc.decompress(data))
 
 
 def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    """Return what a frame of blosc2 holds: chunks in a row; one of several dimensions is in blocks of these."""
+    """Decode a blosc2 frame: its chunks one after the other. An n-dimensional frame is then reordered from blocks."""
     head, size, stored = struct.unpack_from(">11xI15xQxQ", data)
     if not data.startswith(b"\x9e\xa8b2frame\0") or head > len(data) or not 0 <= size <= MOST_DECODED:
-        raise ValueError(f"a frame of blosc2 of {size} bytes, with a header of {head}")
-    made: list[bytes] = [] if stored else [bytes(size)]  # zeros are not stored
+        raise ValueError(f"a blosc2 frame of {size} bytes with a header of {head} bytes is damaged")
+    made: list[bytes] = [] if stored else [bytes(size)]  # a chunk of zeros is not stored
     at, left = head, size if stored else 0
     while left > 0:
         count, _, chunk = struct.unpack_from("<4xIII", data, at)
         if not 0 < count <= left or not 32 <= chunk <= len(data) - at:
-            raise ValueError(f"a chunk of blosc2 of {chunk} bytes, which makes {count} of {left}")
+            raise ValueError(f"a blosc2 chunk of {chunk} bytes decodes to {count} bytes, where {left} are left")
         made.append(by_imagecodecs("blosc2_decode", data[at : at + chunk], "hdf5"))
         at, left = at + chunk, left - count
     whole = b"".join(made)
     name = data.find(b"\xa4b2nd\xd2", 0, head)
-    return whole if name < 0 else _in_order(whole, data[struct.unpack_from(">I", data, name + 6)[0] + 7 :], length)
+    return whole if name < 0 else _order_blocks(whole, data[struct.unpack_from(">I", data, name + 6)[0] + 7 :], length)
 
 
-def _in_order(blocks: bytes, shapes: bytes, length: int) -> bytes:
-    """Return elements that lie in padded blocks in C order; ``shapes`` say those of all, of a chunk and of a block."""
-    ndim = _nth(tuple(shapes[:1]), 0)
+def _order_blocks(blocks: bytes, shapes: bytes, length: int) -> bytes:
+    """Reorder elements from padded blocks to C order; ``shapes`` has the shapes of the array, a chunk and a block."""
+    ndim = _get_value(tuple(shapes[:1]), 0)
     lists = struct.unpack_from(f">{'xx' + 'xq' * ndim}x{'xi' * ndim}x{'xi' * ndim}", shapes)
     shape, chunk, block = lists[:ndim], lists[ndim : 2 * ndim], lists[2 * ndim :]
     if not 0 < ndim <= 8 or shape != chunk or min(chunk + block) < 1 or length % math.prod(shape):
-        raise ValueError(f"a frame of blosc2 of the shape {shape}, in chunks of {chunk} and blocks of {block}")
+        raise ValueError(f"a blosc2 frame of the shape {shape}, in chunks of {chunk} and blocks of {block}, is damaged")
     counts = [-(-extent // size) for extent, size in zip(shape, block, strict=True)]
     items = np.frombuffer(blocks, f"V{length // math.prod(shape)}").reshape(*counts, *block)
     mixed = items.transpose([axis + side for axis in range(ndim) for side in (0, ndim)])
@@ -280,18 +280,18 @@ def _in_order(blocks: bytes, shapes: bytes, length: int) -> bytes:
 
 
 def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    """Return what zfp made ``data`` of; the parameters behind the first one are its header."""
+    """Decode a zfp stream. The filter's parameters after the first are the stream's header."""
     head = int.from_bytes(struct.pack(f"<{len(values) - 1}I", *values[1:]), "little")
     kind, ndim, mode = head >> 32 & 3, (head >> 34 & 3) + 1, head >> 84 & 0xFFF
     itemsize, width = (4, 8, 4, 8)[kind], 48 // ndim
     shape = [(head >> 36 + width * axis & (1 << width) - 1) + 1 for axis in range(ndim)]
     if head & 0xFFFFFF != int.from_bytes(b"zfp", "little") or math.prod(shape) * itemsize != length:
-        raise ValueError(f"a header of zfp of another array: its shape is {shape}, its items have {itemsize} bytes")
-    # zfp reads as many bits as it likes, up to twice those of the values, also beyond the end: there are zeros.
+        raise ValueError(f"a zfp header does not fit the chunk: shape {shape}, {itemsize} bytes an item")
+    # zfp may read beyond the end of the stream, up to twice the bits of the values: append zeros.
     most = 2 * 4**ndim * itemsize * 8 + 64
     least = mode + 1 if mode < _ZFP_RATES else (head >> 96 & 0x7FFF) + 1 if mode == _ZFP_EXPERT else 0
     if least > most:
-        raise ValueError(f"blocks of zfp have {least} bits, more than the {most} that their values need")
+        raise ValueError(f"zfp blocks have {least} bits: their values need at most {most}")
     bits = 148 if mode == _ZFP_EXPERT else 96
     stream = int.from_bytes(data, "little") << bits | head & (1 << bits) - 1
     room = math.prod(-(-extent // 4) for extent in shape) * most // 8 + 64
@@ -300,32 +300,32 @@ def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
 
 
 def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return bytes(by_imagecodecs("lzf_decode", data, "hdf5", out=_most(length)))
+    return bytes(by_imagecodecs("lzf_decode", data, "hdf5", out=_output_limit(length)))
 
 
 def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     (size,) = struct.unpack_from("<I", data)
-    width = 1 << max((values[2] - 1).bit_length() - 3, 0)  # bytes of a pixel; what is no whole one is lost in writing
-    if size > _most(length) or size % width:
-        raise ValueError(f"an szip chunk of {size} bytes, in pixels of {width}")
+    width = 1 << max((values[2] - 1).bit_length() - 3, 0)  # bytes of a pixel; the encoder drops incomplete pixels
+    if size > _output_limit(length) or size % width:
+        raise ValueError(f"an szip chunk of {size} bytes with pixels of {width} bytes is damaged")
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     options = dict(zip(names, values, strict=False))
     found = bytes(by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
     if len(found) != size:
-        raise ValueError(f"an szip chunk of {size} bytes is cut short: it has {len(found)}")
+        raise ValueError(f"an szip chunk is cut short: it decodes to {len(found)} of {size} bytes")
     return found
 
 
 def _lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size, block = struct.unpack_from(">QI", data)
-    if size > _most(length) or (size and not block):
-        raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block}")
-    # A block that did not shrink is stored as it is.
-    return b"".join(_blocks(data, size, block, lambda f, want: f if len(f) == want else _lz4_block(f, want)))
+    if size > _output_limit(length) or (size and not block):
+        raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block} bytes is damaged")
+    # A block is stored as it is if compression does not make it smaller.
+    return b"".join(_decode_blocks(data, size, block, lambda f, want: f if len(f) == want else _lz4_block(f, want)))
 
 
-def _blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, int], bytes]) -> list[bytes]:
-    """Return what the blocks behind the header hold, each behind its own length."""
+def _decode_blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, int], bytes]) -> list[bytes]:
+    """Decode the blocks after the header; each comes after its length."""
     made: list[bytes] = []
     at = 12
     for done in range(0, size, block):
@@ -333,10 +333,10 @@ def _blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, int], b
         (stored,) = struct.unpack_from(">I", data, at)
         frame = data[at + 4 : at + 4 + stored]
         if len(frame) != stored:
-            raise ValueError(f"a block of {stored} bytes is cut short")
+            raise ValueError(f"a block of {stored} bytes is cut short: {len(frame)} are there")
         made.append(decode(frame, want))
         if len(made[-1]) != want:
-            raise ValueError(f"a block makes {len(made[-1])} bytes, not {want}")
+            raise ValueError(f"a block decodes to {len(made[-1])} bytes: expected {want}")
         at += 4 + stored
     return made
 
@@ -345,7 +345,7 @@ def _lz4_block(frame: bytes, size: int) -> bytes:
     from numcodecs import lz4
 
     if size > len(frame) * _LZ4_EXPANSION:
-        raise ValueError(f"an lz4 block of {len(frame)} bytes cannot hold {size}")
+        raise ValueError(f"an lz4 block of {len(frame)} bytes cannot decode to {size}")
     return bytes(lz4.decompress(struct.pack("<I", size) + frame))
 
 
@@ -353,30 +353,30 @@ def _zstd_block(frame: bytes, size: int) -> bytes:
     return decompressed(zstd().ZstdDecompressor(), frame, size)
 
 
-# What bitshuffle compresses its blocks with.
+# Decoders of bitshuffle's blocks, by the number of the compressor.
 _BITSHUFFLED: Final[dict[int, Callable[[bytes, int], bytes] | None]] = {0: None, 2: _lz4_block, 3: _zstd_block}
 
 
 def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    itemsize, decode = values[2], _BITSHUFFLED[_nth(values, 4)]
+    itemsize, decode = values[2], _BITSHUFFLED[_get_value(values, 4)]
     if not 0 < itemsize <= 1 << 16:
-        raise ValueError(f"bitshuffle of elements of {itemsize} bytes")
+        raise ValueError(f"bitshuffle has elements of {itemsize} bytes: expected 1 to {1 << 16}")
     if decode is None:
-        step = itemsize * (_nth(values, 3) or max(8192 // itemsize // 8 * 8, 128))
-        return b"".join(_unshuffled(data[at : at + step], itemsize) for at in range(0, len(data), step))
+        step = itemsize * (_get_value(values, 3) or max(8192 // itemsize // 8 * 8, 128))
+        return b"".join(_undo_bitshuffle(data[at : at + step], itemsize) for at in range(0, len(data), step))
     size, block = struct.unpack_from(">QI", data)
-    if size > _most(length) or not block or block % (8 * itemsize):
-        raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block}")
-    rest = size % (8 * itemsize)  # elements that are no eight together are not shuffled
-    parts = [_unshuffled(part, itemsize) for part in _blocks(data, size - rest, block, decode)]
+    if size > _output_limit(length) or not block or block % (8 * itemsize):
+        raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block} bytes is damaged")
+    rest = size % (8 * itemsize)  # the last elements, fewer than eight, are not shuffled
+    parts = [_undo_bitshuffle(part, itemsize) for part in _decode_blocks(data, size - rest, block, decode)]
     return b"".join(parts) + data[len(data) - rest :]
 
 
-def _unshuffled(block: bytes, itemsize: int) -> bytes:
-    """Return elements of which all first bits come first, then all second ones, and so on."""
+def _undo_bitshuffle(block: bytes, itemsize: int) -> bytes:
+    """Undo bitshuffle: the first bits of all elements come first, then the second bits, and so on."""
     count = len(block) // itemsize // 8 * 8
     rows = np.frombuffer(block, np.uint8, count * itemsize).reshape(itemsize * 8, count // 8)
-    step = max(_BITS_AT_ONCE // (itemsize * 64), 1)  # bytes of each row, of eight elements each
+    step = max(_BITS_AT_ONCE // (itemsize * 64), 1)  # bytes of each row; a byte holds a bit of eight elements
     made: list[bytes] = []
     for first in range(0, count // 8, step):
         bits = np.unpackbits(rows[:, first : first + step], axis=1, bitorder="little")
@@ -385,24 +385,24 @@ def _unshuffled(block: bytes, itemsize: int) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# HDF5's own filters that pack integers in fewer bits.
+# HDF5's own filters that pack numbers into fewer bits.
 
 
-def _packed(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Return whole numbers whose bits are rows, the highest bit first."""
+def _pack_bits(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Pack each row of bits into an integer, the highest bit first."""
     wide = np.zeros((bits.shape[0], 64), np.uint8)
     wide[:, 64 - bits.shape[1] :] = bits
     return np.packbits(wide, axis=1).view(">u8")[:, 0].astype(np.uint64)
 
 
-def _bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
-    """Yield the bits of ``count`` elements of ``width`` bits, a row for each, with the places of these elements.
+def _iter_bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
+    """Yield slices of elements with their bits, one row of ``width`` bits each, for all ``count`` elements.
 
-    They come some at a time: bits take a byte each here, and a number 64 of them while it is made.
+    A slice is small, because each bit takes a byte here, and each number takes 64 of them while it is packed.
     """
     if len(data) * 8 < count * width:
-        raise ValueError(f"{len(data)} bytes cannot hold {count} elements of {width} bits")
-    step = max(_BITS_AT_ONCE // max(width, 64), 512) // 8 * 8  # elements, the first of which begins with a byte
+        raise ValueError(f"{len(data)} bytes are too few for {count} elements of {width} bits")
+    step = max(_BITS_AT_ONCE // max(width, 64), 512) // 8 * 8  # elements in a slice, which begins at a whole byte
     for first in range(0, count, step):
         some = min(step, count - first)
         part = np.frombuffer(data, np.uint8, -(-some * width // 8), first * width // 8)
@@ -411,10 +411,10 @@ def _bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt.NDAr
 
 def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     kind, factor, count, type_class, size, is_signed, is_big, has_fill = values[:8]
-    if size not in (1, 2, 4, 8) or count * size > _most(length) or type_class > 1 or (type_class and size < 4):
-        raise ValueError(f"scale-offset of {count} elements of {size} bytes")
+    if size not in (1, 2, 4, 8) or count * size > _output_limit(length) or type_class > 1 or (type_class and size < 4):
+        raise ValueError(f"scale-offset parameters are damaged: {count} elements of {size} bytes")
     if type_class and kind != 0:
-        raise ValueError("scale-offset with a variable factor, which HDF5 has never had")
+        raise ValueError("scale-offset has a variable factor, which HDF5 does not define")
     if len(data) < 21:
         raise ValueError("a scale-offset chunk is cut short")
     width, low = int.from_bytes(data[:4], "little"), data[5:13]
@@ -424,13 +424,13 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         plain = np.frombuffer(data[21:], f"<{code}{size}", count)
         return plain.astype(f"{order}{code}{size}").tobytes()
     if width > size * 8:
-        raise ValueError(f"scale-offset with {width} bits of {size} bytes")
+        raise ValueError(f"scale-offset has {width} bits for elements of {size} bytes")
     whole = np.zeros(count, f"<u{size}")
-    for rows, bits in _bits(data[21:], count, width) if width else ():
-        whole[rows] = _packed(bits)
+    for rows, bits in _iter_bits(data[21:], count, width) if width else ():
+        whole[rows] = _pack_bits(bits)
     if type_class:
         least = np.frombuffer(low, f"<f{size}", 1)[0]
-        scale = np.dtype(f"<f{size}").type(10.0 ** _signed(factor))
+        scale = np.dtype(f"<f{size}").type(10.0 ** _to_signed(factor))
         found = whole.view(f"<i{size}").astype(f"<f{size}") / scale + least
     else:
         found = (whole + np.frombuffer(low, f"<u{size}", 1)[0]).view(f"<{code}{size}")
@@ -441,60 +441,60 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     return made
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
 def _nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    if values[1]:  # no bits are left out
+    if values[1]:  # this chunk is not packed
         return data
     count = values[2]
     pieces: list[_Piece] = []
-    size, _ = _pieces(values, 3, 0, pieces, 0)
-    if not size or count * size > _most(length):
-        raise ValueError(f"nbit of {count} elements of {size} bytes")
+    size, _ = _collect_pieces(values, 3, 0, pieces, 0)
+    if not size or count * size > _output_limit(length):
+        raise ValueError(f"nbit parameters are damaged: {count} elements of {size} bytes")
     made = np.zeros((count, size), np.uint8)
-    for rows, bits in _bits(data, count, sum(precision for *_, precision, _ in pieces)):
+    for rows, bits in _iter_bits(data, count, sum(precision for *_, precision, _ in pieces)):
         at = 0
         for start, width, is_big, precision, offset in pieces:
-            number = _packed(bits[:, at : at + precision]) << np.uint64(offset)
+            number = _pack_bits(bits[:, at : at + precision]) << np.uint64(offset)
             raw = number.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - width :]
             made[rows, start : start + width] = raw if is_big else raw[:, ::-1]
             at += precision
     return bytes(made.tobytes())
 
 
-# A number within an element: where it starts, its bytes, whether they are big-endian, its bits, and which is the first.
+# A number within an element: its start, its size in bytes, whether it is big-endian, its bits, and its first bit.
 _Piece = tuple[int, int, int, int, int]
 
 
-def _pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_Piece], depth: int) -> tuple[int, int]:
-    """Collect the numbers of an element that parameters from ``at`` on describe; return its size, and what is next."""
+def _collect_pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_Piece], depth: int) -> tuple[int, int]:
+    """Collect the numbers in an element from the parameters at ``at``. Return its size and the next position."""
     kind, size = values[at : at + 2]
     end = at + 2
     if depth > 16 or len(pieces) > _PIECES:
-        raise ValueError("nbit of too many members")
+        raise ValueError("an nbit element has too many members")
     match kind:
         case 1:  # a number
             is_big, precision, offset = values[end : end + 3]
             if size not in range(1, 9) or not precision or precision + offset > size * 8:
-                raise ValueError(f"nbit of {precision} bits of {size} bytes")
+                raise ValueError(f"an nbit number has {precision} bits at bit {offset} of {size} bytes")
             pieces.append((start, size, is_big, precision, offset))
             return size, end + 3
         case 2:  # an array
-            base, end = _pieces(values, end, start, pieces, depth + 1)
+            base, end = _collect_pieces(values, end, start, pieces, depth + 1)
             if not base or size % base:
-                raise ValueError(f"nbit of an array of {size} bytes")
+                raise ValueError(f"an nbit array of {size} bytes has elements of {base} bytes")
             for place in range(start + base, start + size, base):
-                _pieces(values, at + 2, place, pieces, depth + 1)
+                _collect_pieces(values, at + 2, place, pieces, depth + 1)
         case 3:  # a compound
             many, end = values[end], end + 1
             for _ in range(many):
-                _, end = _pieces(values, end + 1, start + values[end], pieces, depth + 1)
-        case 4 if size <= _PIECES:  # bytes that are kept as they are
+                _, end = _collect_pieces(values, end + 1, start + values[end], pieces, depth + 1)
+        case 4 if size <= _PIECES:  # bytes that are not packed
             pieces += [(start + place, 1, 0, 8, 0) for place in range(size)]
         case _:
-            raise ValueError(f"nbit of the kind {kind}, {size} bytes")
+            raise ValueError(f"an nbit member is of the unknown kind {kind}, or too large: {size} bytes")
     return size, end
 
 
@@ -505,12 +505,12 @@ _UNDO: Final[dict[int, Undo]] = {
     SZIP: _szip,
     NBIT: _nbit,
     SCALEOFFSET: _scale_offset,
-    BZIP2: _streamed(bz2.BZ2Decompressor),
+    BZIP2: _make_stream_decoder(bz2.BZ2Decompressor),
     LZF: _lzf,
     BLOSC: _blosc,
     LZ4: _lz4,
     BITSHUFFLE: _bitshuffle,
     ZFP: _zfp,
-    ZSTD: _streamed(lambda: zstd().ZstdDecompressor()),
+    ZSTD: _make_stream_decoder(lambda: zstd().ZstdDecompressor()),
     BLOSC2: _blosc2,
 }

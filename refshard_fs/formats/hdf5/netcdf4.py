@@ -1,7 +1,7 @@
-"""What NetCDF-4 makes of an HDF5 file: dimensions, attributes and fill values as xarray knows them. No I/O here.
+"""Show HDF5 objects as NetCDF-4 does: dimensions, attributes and fill values for xarray. No I/O here.
 
-NetCDF-4 keeps dimensions as HDF5 dimension scales: datasets that others refer to by an attribute. A file that knows
-none of it has a dimension for each length in a group, ``phony_dim_0`` and so on, as h5netcdf and netCDF-C name them.
+NetCDF-4 stores dimensions as HDF5 dimension scales: datasets that other datasets refer to by an attribute. In a file
+without scales, each length in a group becomes a dimension ``phony_dim_N``, as in h5netcdf and netCDF-C.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, member_of, recast, references, values
+from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, make_member, recast, references, values
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
-# Attributes that say how the file is built, as h5netcdf hides them.
+# Attributes that describe the structure of the file: hidden, as in h5netcdf.
 HIDDEN: Final = frozenset(
     ["REFERENCE_LIST", "CLASS", "DIMENSION_LIST", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict",
      "_NCProperties"]
 )  # fmt: skip
 FILL: Final = "_FillValue"
-# Attributes by which readers decode values or know dimensions. The empty name is of those whose name cannot be read.
+# Attributes that decide how readers decode values or name dimensions. The empty name stands for unreadable names.
 DECIDING: Final = HIDDEN | {
     "", FILL, "missing_value", "scale_factor", "add_offset", "_Unsigned", "units", "calendar", "dtype"
 }  # fmt: skip
 
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
-_NO_COORDINATE: Final = "_nc4_non_coord_"  # starts the HDF5 name of a variable that is called as a dimension is
+_NO_COORDINATE: Final = "_nc4_non_coord_"  # prefix in HDF5 of a variable that has the name of an unrelated dimension
 
 
-class Variable(msgspec.Struct, frozen=True):
-    """How a dataset is shown: at ``path``, with the ``shape`` that its dimensions have by now.
+class NetCDFVariable(msgspec.Struct, frozen=True):
+    """A dataset as it is shown: ``path``, and ``shape`` by the current sizes of its dimensions.
 
-    ``fill_value`` is as zarr's metadata spells it; ``fills_itself``: readers of zarr make of a chunk that is missing
-    what HDF5 reads where none was written.
+    ``fill_value`` is JSON for zarr's metadata. ``fills_itself``: if a chunk is missing, zarr's readers see the same
+    values as HDF5 for an unwritten chunk.
     """
 
     path: str
@@ -52,21 +52,21 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Description(NamedTuple):
-    """The variables by the paths of their datasets, the attributes of groups, and why other objects are not shown.
+    """The variables by the paths of their datasets, the attributes of groups, and reasons why objects are not shown.
 
-    ``unlimited`` are the names of the dimensions of each group that can grow; ``attribute_dtypes`` are of variables and
-    of groups, by the paths at which they are shown.
+    ``unlimited`` are the names of the dimensions in each group that can grow. ``attribute_dtypes`` are of variables and
+    groups, by the paths at which they are shown.
     """
 
-    variables: Mapping[str, Variable]
+    variables: Mapping[str, NetCDFVariable]
     groups: Mapping[str, Mapping[str, Any]]
     reports: Mapping[str, str]
     unlimited: Mapping[str, Sequence[str]]
     attribute_dtypes: Mapping[str, Mapping[str, str]]
 
 
-def divided(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
-    """Return ``objects`` with each dataset of compounds that zarr cannot hold as a group: an array for each member."""
+def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
+    """Replace each dataset of compounds that zarr cannot hold by a group with an array for each member."""
     shown = dict(objects)
     for path, found in objects.items():
         datatype = found.datatype
@@ -75,7 +75,7 @@ def divided(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
         shown[path] = HDF5Object(path, found.address, True, found.attributes, unread=found.unread)
         dimensions = {name: value for name, value in found.attributes.items() if name == "DIMENSION_LIST"}
         for number, field in enumerate(datatype.fields):
-            member = member_of(datatype, field)
+            member = make_member(datatype, field)
             shown[join(path, field.name)] = msgspec.structs.replace(
                 found,
                 path=join(path, field.name),
@@ -89,57 +89,57 @@ def divided(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
 
 
 def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping[int, str]) -> Description:
-    """Return how ``objects`` (by path, the root's empty) are shown by metadata of ``zarr_format``.
+    """Describe how metadata of ``zarr_format`` show ``objects`` (by path; the root's is empty).
 
-    ``paths`` are those of objects by their addresses, as references are shown.
+    ``paths`` are the paths of objects by address: references are shown as paths.
     """
     _check_text(objects, max(map(len, paths.values()), default=0))
-    objects = {path: _decided(found) for path, found in objects.items()}
+    objects = {path: _refuse_undecidable(found) for path, found in objects.items()}
     dimensions = _Dimensions(objects)
     is_netcdf = any("_NCProperties" in found.attributes or _is_scale(found) for found in objects.values())
-    variables: dict[str, Variable] = {}
+    variables: dict[str, NetCDFVariable] = {}
     groups: dict[str, Mapping[str, Any]] = {}
     reports: dict[str, str] = {}
     dtypes: dict[str, Mapping[str, str]] = {}
     for path, found in objects.items():
         for name, reason in found.unread.items():
             what = f"attribute {name!r}" if name else "attributes"
-            reports[f"{what} of {path or '/'!r}"] = f"damaged, or not known: {reason}"
+            reports[f"{what} of {path or '/'!r}"] = f"damaged or not supported: {reason}"
         if found.is_group:
-            groups[path] = _attributes(found, is_netcdf, paths)
-            dtypes[path] = _dtypes(found, groups[path])
+            groups[path] = _show_attributes(found, is_netcdf, paths)
+            dtypes[path] = _collect_dtypes(found, groups[path])
         elif found.is_type:
             continue
         elif found.refusal is not None:
             reports[path] = found.refusal
         elif found.shape is None or found.datatype is None:
-            reports[path] = "it has no elements, and not even a shape"
+            reports[path] = "it has no shape and no elements"
         elif dimensions.is_bare(path):
-            continue  # known by its name alone
+            continue  # it is shown as a name of other variables' dimensions only
         else:
-            names, shape = dimensions.of(path)
+            names, shape = dimensions.describe(path)
             group, name = parent(path)
             plain = join(group, name.replace(_NO_COORDINATE, ""))
             is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
             try:
-                shown_attributes = _attributes(found, is_netcdf, paths)
-                fill_value, attributes, fills = _filled(found, found.datatype, zarr_format, shown_attributes)
+                shown_attributes = _show_attributes(found, is_netcdf, paths)
+                fill_value, attributes, fills = _choose_fill(found, found.datatype, zarr_format, shown_attributes)
             except ValueError as e:
                 reports[path] = str(e)
                 continue
             path_shown = path if is_taken else plain
-            dtypes[path_shown] = _dtypes(found, attributes)
-            variables[path] = Variable(path_shown, shape, names, attributes, fill_value, fills)
-    return Description(variables, groups, reports, dimensions.unlimited(), dtypes)
+            dtypes[path_shown] = _collect_dtypes(found, attributes)
+            variables[path] = NetCDFVariable(path_shown, shape, names, attributes, fill_value, fills)
+    return Description(variables, groups, reports, dimensions.list_unlimited(), dtypes)
 
 
-def _decided(found: HDF5Object) -> HDF5Object:
-    """Return an object; a dataset of which an attribute that decides its values cannot be read is refused."""
+def _refuse_undecidable(found: HDF5Object) -> HDF5Object:
+    """Return the object; refuse a dataset if an attribute that decides its values cannot be read."""
     lost = [] if found.is_group else [name for name in found.unread if name in DECIDING]
     if not lost or found.refusal is not None:
         return found
     what = f"its attribute {lost[0]!r}" if lost[0] else "one of its attributes"
-    refusal = f"{what}, which may say what its values are, cannot be read: {found.unread[lost[0]]}"
+    refusal = f"{what}, which may change its values, cannot be read: {found.unread[lost[0]]}"
     return msgspec.structs.replace(found, refusal=refusal, unread={})
 
 
@@ -162,9 +162,9 @@ class _Dimensions:
     def __init__(self, objects: Mapping[str, HDF5Object]) -> None:
         self._objects = objects
         self._by_address = {found.address: path for path, found in objects.items()}
-        self._axes = {path: self._scale_paths(found) for path, found in objects.items() if not found.is_group}
+        self._axes = {path: self._find_scales(found) for path, found in objects.items() if not found.is_group}
         members: dict[str, list[str]] = {path: [] for path, found in objects.items() if found.is_group}
-        extents: dict[str, int] = {}  # the largest one of all datasets along each scale, by the scale's path
+        extents: dict[str, int] = {}  # path of a scale: the largest extent of the datasets along it
         for path, scales in sorted(self._axes.items()):
             members.setdefault(parent(path)[0], []).append(path)
             for scale, extent in zip(scales, objects[path].shape or (), strict=False):
@@ -172,7 +172,7 @@ class _Dimensions:
                     extents[scale] = max(extents.get(scale, 0), extent)
         self._scales: dict[str, dict[str, _Scale]] = {}
         self._phony: dict[str, list[tuple[str, int]]] = {}
-        self._phony_counts: dict[str, int] = {}  # those of a group, and of the groups that it lies in
+        self._phony_counts: dict[str, int] = {}  # of a group and its parents together
         count = 0
         for group in sorted(members, key=lambda path: path.split("/") if path else []):
             self._scales[group] = {}
@@ -181,7 +181,7 @@ class _Dimensions:
                 if _is_scale(found) and found.shape:
                     is_unlimited = found.maxshape == (None,)
                     size = max(found.shape[0], extents.get(path, 0)) if is_unlimited else found.shape[0]
-                    number, *_ = _integers(found, "_Netcdf4Dimid") or [count]
+                    number, *_ = _get_integers(found, "_Netcdf4Dimid") or [count]
                     name = parent(path)[1]
                     self._scales[group][name] = _Scale(name, size, is_unlimited, number)
                     count += 1
@@ -189,37 +189,37 @@ class _Dimensions:
             self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
 
-    def unlimited(self) -> dict[str, list[str]]:
-        """Return the names of those dimensions of each group that can grow; none are told as well."""
+    def list_unlimited(self) -> dict[str, list[str]]:
+        """Return the names of the dimensions in each group that can grow; an empty list if there are none."""
         return {g: [s.name for s in scales.values() if s.is_unlimited] for g, scales in self._scales.items()}
 
     def is_bare(self, path: str) -> bool:
-        """Whether a dataset is a dimension only, and no variable."""
+        """Whether a dataset is only a dimension and not a variable."""
         found = self._objects[path]
-        return not found.is_group and _NO_VARIABLE in _text(found, "NAME")
+        return not found.is_group and _NO_VARIABLE in _get_text(found, "NAME")
 
-    def of(self, path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the names of a dataset's dimensions and its shape: unlimited dimensions may have grown beyond it."""
+    def describe(self, path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the names of a dataset's dimensions, and its shape; unlimited dimensions may have grown beyond it."""
         found = self._objects[path]
         group, shape = parent(path)[0], found.shape or ()
-        known = self._visible(group)
-        names = self._names(path, known)
+        known = self._list_visible(group)
+        names = self._name_axes(path, known)
         if isinstance(found.layout, Chunked):
             sizes = [known[name].size if name in known and known[name].is_unlimited else 0 for name in names]
             shape = tuple(map(max, shape, sizes))
         inner = found.datatype.shape if found.datatype is not None else ()
         return names + tuple(self._new_phony(group, extent) for extent in inner), shape
 
-    def _names(self, path: str, known: Mapping[str, _Scale]) -> tuple[str, ...]:
+    def _name_axes(self, path: str, known: Mapping[str, _Scale]) -> tuple[str, ...]:
         found = self._objects[path]
         ndim = len(found.shape or ())
         if _is_scale(found):
-            numbers = _integers(found, "_Netcdf4Coordinates")
+            numbers = _get_integers(found, "_Netcdf4Coordinates")
             by_number = {scale.number: scale.name for scale in reversed(list(known.values()))}
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
         labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]] or [None] * ndim
-        for axis, scale in enumerate(self._axes[path]):  # one of another length is no dimension of the dataset
+        for axis, scale in enumerate(self._axes[path]):  # a scale of another length does not name the dimension
             of = known.get(labels[axis] or "")
             extent = (found.shape or ())[axis]
             if of is not None and not of.is_unlimited and scale in self._objects and of.size != extent:
@@ -235,14 +235,14 @@ class _Dimensions:
                 free.append((label, extent))
         return tuple(label for label in labels if label is not None)
 
-    def _visible(self, group: str) -> dict[str, _Scale]:
-        """Return the dimensions of a group and, behind them, those of the groups that it lies in."""
-        above = self._visible(parent(group)[0]) if group else {}
+    def _list_visible(self, group: str) -> dict[str, _Scale]:
+        """Return the dimensions of a group, then those of its parents."""
+        above = self._list_visible(parent(group)[0]) if group else {}
         own = self._scales.get(group, {})
         return own | {name: scale for name, scale in above.items() if name not in own}
 
-    def _scale_paths(self, found: HDF5Object) -> tuple[str | None, ...]:
-        """Return the path of each axis's scale (the last one, where there are more), None where it has none."""
+    def _find_scales(self, found: HDF5Object) -> tuple[str | None, ...]:
+        """Return the path of the scale of each axis, None without one; the last of several scales counts."""
         attribute = found.attributes.get("DIMENSION_LIST")
         if attribute is None or attribute.shape != (len(found.shape or ()),):
             return ()
@@ -250,7 +250,7 @@ class _Dimensions:
         return tuple(self._by_address.get(addresses[-1]) if addresses else None for addresses in lists)
 
     def _add_phony(self, group: str, members: Sequence[str]) -> None:
-        """Make the dimensions of a group's datasets that have no scales: as many of a length as one dataset needs."""
+        """Make dimensions for a group's datasets without scales: as many of each length as a single dataset needs."""
         needed: Counter[int] = Counter()
         for path in members:
             if not _is_scale(self._objects[path]) and not any(self._axes[path]):
@@ -268,7 +268,7 @@ class _Dimensions:
 
 
 def _is_scale(found: HDF5Object) -> bool:
-    return _text(found, "CLASS") == "DIMENSION_SCALE"
+    return _get_text(found, "CLASS") == "DIMENSION_SCALE"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -276,9 +276,9 @@ def _is_scale(found: HDF5Object) -> bool:
 
 
 def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
-    """Raise ManifestError where attributes make far more of the file than it holds: many may share one text.
+    """Raise ManifestError if the attributes take far more memory than the file: many may share one text.
 
-    Each address in them may stand for a path of up to ``longest`` characters.
+    Each address in an attribute may become a path of up to ``longest`` characters.
     """
     attributes = [attribute for found in objects.values() for attribute in found.attributes.values()]
     total = sum(attribute.referred for attribute in attributes)
@@ -290,19 +290,19 @@ def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
         and attribute.name not in HIDDEN
     )
     if total > MOST_TEXT:
-        raise ManifestError(f"its attributes have {total} bytes of text and references; {MOST_TEXT} are allowed")
+        raise ManifestError(f"its attributes take {total} bytes of text and references: at most {MOST_TEXT}")
 
 
-def _attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) -> dict[str, Any]:
-    """Return the attributes of an object as JSON has them; references are ``paths``.
+def _show_attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) -> dict[str, Any]:
+    """Return the attributes of an object as JSON; references become ``paths``.
 
-    To NetCDF, an array of one element is that element: so are, in other files, attributes by which xarray decodes.
+    NetCDF treats an array of one element as that element. In other files, only attributes that xarray decodes by are.
     """
     shown: dict[str, Any] = {}
     for name, attribute in found.attributes.items():
         if name not in HIDDEN and attribute.datatype.has_values:
-            value = _stored(attribute, paths)
-            shown[name] = _plain(_single(value) if is_netcdf or name in DECIDING else value)
+            value = _decode_attribute(attribute, paths)
+            shown[name] = _to_json(_unwrap_single(value) if is_netcdf or name in DECIDING else value)
     datatype = found.datatype
     if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
         shown["flag_values"] = list(datatype.members.values())
@@ -310,26 +310,26 @@ def _attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) ->
     return shown
 
 
-def _stored(attribute: Attribute, paths: Mapping[int, str]) -> Any:
+def _decode_attribute(attribute: Attribute, paths: Mapping[int, str]) -> Any:
     return values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap, paths)
 
 
-def _single(value: Any) -> Any:
-    """Return an attribute's value as h5netcdf does: a single one is no list."""
+def _unwrap_single(value: Any) -> Any:
+    """Unwrap a list or an array of one element, as h5netcdf does."""
     if (isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim)) and len(value) == 1:
         return value[0]
     return value
 
 
-def _plain(value: Any) -> Any:
-    """Return numpy's values as JSON has them."""
+def _to_json(value: Any) -> Any:
+    """Convert numpy's values to JSON values."""
     match value:
-        case np.ndarray() if not value.size:  # however many empty rows it says that it has
+        case np.ndarray() if not value.size:  # its shape may claim any number of empty rows
             return []
         case np.ndarray() | np.generic():
-            return _plain(value.astype(str).tolist() if value.dtype.kind in "mM" else value.tolist())
+            return _to_json(value.astype(str).tolist() if value.dtype.kind in "mM" else value.tolist())
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [_to_json(item) for item in value]
         case bytes():
             return value.decode("utf-8", "surrogateescape")
         case complex():
@@ -337,23 +337,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _text(found: HDF5Object, name: str) -> str:
+def _get_text(found: HDF5Object, name: str) -> str:
     attribute = found.attributes.get(name)
     if attribute is None or attribute.datatype.kind not in ("string", "vlen-string"):
         return ""
-    value = _single(_stored(attribute, {}))
+    value = _unwrap_single(_decode_attribute(attribute, {}))
     return value if isinstance(value, str) else ""
 
 
-def _integers(found: HDF5Object, name: str) -> list[int]:
+def _get_integers(found: HDF5Object, name: str) -> list[int]:
     attribute = found.attributes.get(name)
     if attribute is None or attribute.datatype.kind != "integer":
         return []
-    return [int(item) for item in np.ravel(_stored(attribute, {}))]
+    return [int(item) for item in np.ravel(_decode_attribute(attribute, {}))]
 
 
-def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Return the dtypes that JSON does not tell, and xarray shows or decodes by: of packing, and complex ones."""
+def _collect_dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Return dtypes that JSON loses and xarray needs: of packing attributes, and of complex numbers."""
     dtypes: dict[str, str] = {}
     for name, attribute in found.attributes.items():
         shown = attribute.datatype.shown
@@ -362,38 +362,38 @@ def _dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
     return dtypes
 
 
-def _filled(
+def _choose_fill(
     found: HDF5Object, datatype: Datatype, zarr_format: int, attributes: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], bool]:
-    """Return the fill value of a variable's metadata, its attributes, and whether that value is HDF5's own.
+    """Return the fill value in a variable's metadata, its attributes, and whether zarr fills as HDF5 does.
 
-    xarray masks the fill value of version 2, which is therefore that of the attribute ``_FillValue`` or none. Of
-    version 3 it masks that attribute, so the fill value can be HDF5's.
+    xarray masks the fill value of zarr version 2, so there it must be the attribute ``_FillValue`` or None. With zarr
+    version 3, xarray masks the attribute, so the fill value can be HDF5's.
     """
-    masked, unwritten = _masked(found), _unwritten(found, datatype)
+    masked, unwritten = _parse_fill_attribute(found), _convert_fill(found, datatype)
     if masked is not None:
         attributes.pop(FILL, None)
     if zarr_format == 2:
-        if masked is None:  # zarr 2 leaves elements uninitialised; zarr 3 takes zeros, 3.1 the digit in a text's field
+        if masked is None:  # zarr 2 leaves missing chunks uninitialised; zarr 3 fills zeros, 3.1 the text "0" for texts
             is_zero = unwritten is not None and unwritten.count(0) == len(unwritten)
             return None, attributes, is_zero and not datatype.fields and (zarr_major() or 3) > 2
-        return _spelled(masked, datatype), attributes, masked == unwritten
+        return _fill_to_json(masked, datatype), attributes, masked == unwritten
     if masked is not None:
-        value = _spelled(masked, datatype)
+        value = _fill_to_json(masked, datatype)
         attributes[FILL] = value if datatype.shown is None else for_xarray(value, datatype.shown)
-    return None if unwritten is None else _spelled(unwritten, datatype), attributes, unwritten is not None
+    return None if unwritten is None else _fill_to_json(unwritten, datatype), attributes, unwritten is not None
 
 
-def _masked(found: HDF5Object) -> bytes | None:
-    """Return the value that the attribute ``_FillValue`` gives, as an element as zarr reads it; None without one.
+def _parse_fill_attribute(found: HDF5Object) -> bytes | None:
+    """Return the value of the attribute ``_FillValue`` as one element for zarr; None if there is none.
 
-    An attribute of another datatype stands for that value, if the dataset's datatype has it: else it stays one.
+    The attribute may be of another datatype; it counts only if the dataset's datatype can hold the value.
     """
     attribute, datatype = found.attributes.get(FILL), found.datatype
     if attribute is None or datatype is None or attribute.datatype.refusal is not None:
         return None
     if datatype.kind == "vlen-string":
-        text = _text(found, FILL)
+        text = _get_text(found, FILL)
         return text.encode("utf-8", "surrogateescape") if text else None
     if datatype.shown is None or attribute.datatype.shown is None or attribute.shape not in ((), (1,)):
         return None
@@ -408,10 +408,10 @@ def _masked(found: HDF5Object) -> bytes | None:
         return None
 
 
-def _unwritten(found: HDF5Object, datatype: Datatype) -> bytes | None:
-    """Return what HDF5 reads where nothing was written, as an element as zarr reads it.
+def _convert_fill(found: HDF5Object, datatype: Datatype) -> bytes | None:
+    """Return the element that HDF5 reads where nothing was written, converted for zarr.
 
-    None where there is no such element: those of an array datatype may differ.
+    None if no single element says it: in an array datatype, the elements of the fill value may differ.
     """
     if datatype.inner.shown is None:
         return None if found.fill is not None and any(found.fill) else b""
@@ -421,7 +421,7 @@ def _unwritten(found: HDF5Object, datatype: Datatype) -> bytes | None:
     return single if single * (len(elements) // max(len(single), 1)) == elements else None
 
 
-def _spelled(fill: bytes, datatype: Datatype) -> Any:
+def _fill_to_json(fill: bytes, datatype: Datatype) -> Any:
     if datatype.is_text:
         return fill.decode("utf-8", "surrogateescape")
     if datatype.shown is None:

@@ -1,6 +1,6 @@
-"""All groups and datasets of an HDF5 file: what one level of the tree needs is read together. No I/O here.
+"""Read all groups and datasets of an HDF5 file; one round reads what a level of the tree needs. No I/O here.
 
-Links are followed within the file only. Those that lead back to a group that they lie in are reported, not followed.
+Links are followed within the file only. A link back to a group that contains it is reported and not followed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
 from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
-from refshard_fs.formats.hdf5.heaps import dense_objects, read_collections, read_local_heap
+from refshard_fs.formats.hdf5.heaps import read_collections, read_dense_objects, read_local_heap
 from refshard_fs.formats.hdf5.structure import (
     SMALL,
     Attribute,
@@ -43,27 +43,27 @@ from refshard_fs.formats.hdf5.virtual import parse_mappings
 
 T = TypeVar("T")
 
-PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, but a file of so many would be a bomb
+PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, and paths would multiply without limit
 LEAST_PATHS: Final = 10_000
-DEEPEST: Final = 256  # groups in groups: each depth takes rounds of requests
-MOST_LOOKS: Final = 1 << 22  # at names, while soft links are followed: some seconds
-MOST_HOPS: Final = 32  # soft links that lead to soft links, one after the other
-_OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # messages that groups alone have
+DEEPEST: Final = 256  # levels of nested groups: each takes rounds of requests
+MOST_LOOKS: Final = 1 << 22  # names that are looked up for soft links: some seconds
+MOST_HOPS: Final = 32  # soft links in a chain
+_OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # messages that only groups have
 _TABLE: Final = "its objects share messages in a table, which is not read; h5repack writes each where it belongs"
 
 
 # ----------------------------------------------------------------------------------------------------
 # Links of groups: in messages, in fractal heaps, or in symbol tables with local heaps.
 
-_GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # how a symbol table says that an entry is a group or a soft link
-_MOST_LEVELS: Final = 64  # of a symbol table's B-tree
+_GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # cache types in a symbol table entry: a group, a soft link
+_MOST_LEVELS: Final = 64  # of the B-tree of a symbol table
 
 
 class Link(NamedTuple):
-    """One link: to the object at ``address``, or to the path ``target``; ``refusal`` is why it cannot be followed.
+    """A link to the object at ``address`` or to the path ``target``; ``refusal`` says why it cannot be followed.
 
-    ``order`` counts the links of a group as they were made, where it tells. ``table`` says where a group has its symbol
-    table, by the link to it, which is known before its header is.
+    ``order`` is the creation order in its group, if tracked. ``table`` is the address of a group's symbol table, cached
+    in the link: it is known before the group's header is read.
     """
 
     name: str
@@ -75,25 +75,25 @@ class Link(NamedTuple):
 
 
 def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, leaf_k: int) -> Steps[list[Link]]:
-    """Return the links of the group whose header has ``messages``; nodes of old groups have the sizes given."""
+    """Read the links of a group from its header's ``messages``; the k's are the node sizes of old groups."""
     found: list[Link] = []
     for message in messages:
         if message.type == structure.SYMBOL_TABLE:
-            found += yield from _old_links(file, message, group_k, leaf_k)
+            found += yield from _read_old_links(file, message, group_k, leaf_k)
         elif message.type == structure.LINK:
             found.append(parse_link(file, message.data))
         elif message.type == structure.LINK_INFO:
-            dense = yield from dense_objects(file, message.data, "links")
+            dense = yield from read_dense_objects(file, message.data, "links")
             found += [parse_link(file, data) for _, data in dense]
     return found
 
 
 def parse_link(file: MetadataFile, data: bytes) -> Link:
-    """Return the link that a link message says."""
+    """Parse a link message."""
     fields = file.fields(data)
     version, flags = fields.unpack("BB")
     if version != 1:
-        raise ValueError(f"a link of version {version}; version 1 is known")
+        raise ValueError(f"a link of version {version} is not supported: expected 1")
     kind = fields.uint(1) if flags & 8 else 0
     order = fields.uint(8) if flags & 4 else 0
     fields.take(1 if flags & 16 else 0)
@@ -107,29 +107,29 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
             parts = fields.take(fields.uint(2))[1:].split(b"\0")
             where = " in ".join(part.decode("utf-8", "replace") for part in reversed(parts[:2]))
             return Link(name, refusal=f"it is an external link, to {where}: other files are never opened")
-    return Link(name, refusal=f"it is a link of type {kind}, which only the program that made it can follow")
+    return Link(name, refusal=f"it is a link of the unknown type {kind}, defined by the program that wrote it")
 
 
 def read_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
-    """Read the symbol table that a link tells of, while the header is read that decides: `read_links` finds it read."""
+    """Read a symbol table while the group's header is read: a link cached its address. `read_links` needs it next."""
     if table is not None:
         with contextlib.suppress(ValueError):
-            yield from _symbol_table(file, table, group_k, leaf_k)
+            yield from _read_symbol_table(file, table, group_k, leaf_k)
 
 
-def _symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: int) -> Steps[tuple[list[bytes], bytes]]:
-    """Return the leaves of a group's B-tree, and the data of its heap."""
+def _read_symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: int) -> Steps[tuple[list[bytes], bytes]]:
+    """Read the leaves of a group's B-tree, and the data of its local heap."""
     fields = file.fields(data)
     tree, heap = fields.unpack("PP")
     if tree is None or heap is None:
-        raise ValueError("a symbol table has no B-tree or no heap")
-    many: list[Steps[Any]] = [_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
+        raise ValueError("a symbol table has no address of its B-tree or its heap")
+    many: list[Steps[Any]] = [_read_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
     nodes, segment = yield from together(many)
     return nodes, segment
 
 
-def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
-    nodes, segment = yield from _symbol_table(file, message.data, group_k, leaf_k)
+def _read_old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
+    nodes, segment = yield from _read_symbol_table(file, message.data, group_k, leaf_k)
     names = file.fields(segment)
     found: list[Link] = []
     named = 0
@@ -149,8 +149,8 @@ def _old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) 
     return found
 
 
-def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -> Steps[list[bytes]]:
-    """Return the leaves of a group's B-tree."""
+def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -> Steps[list[bytes]]:
+    """Read the leaves of a group's B-tree."""
     sizes = file.sizes
     size = struct.calcsize(sizes.plain(f"8x2P{2 * group_k}P{2 * group_k + 1}N"))
     leaf_size = struct.calcsize(sizes.plain(f"8x{2 * leaf_k * 24}x{2 * leaf_k}N{2 * leaf_k}P"))
@@ -158,7 +158,7 @@ def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -
     above: int | None = None
     while above != 0 and level:
         if len(level) * 8 > file.size or len(set(level)) < len(level):
-            raise ValueError("a group's B-tree has more nodes than there can be: it has a loop")
+            raise ValueError("a group's B-tree has a loop, or more nodes than the file can hold")
         nodes = yield from together([file.peek(at, 24, size, "a node of a group's B-tree") for at in level])
         below: list[int] = []
         for node in nodes:
@@ -166,7 +166,7 @@ def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -
             fields.expect(b"TREE")
             kind, depth, count = fields.unpack("BBH2P")[:3]
             if kind or depth > _MOST_LEVELS or (above is not None and depth != above - 1):
-                raise ValueError(f"a group's B-tree has a node of type {kind}, level {depth} below one of {above}")
+                raise ValueError(f"a group's B-tree has a node of type {kind}, level {depth} below level {above}")
             below += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
         if None in below:
             raise ValueError("a group's B-tree has a child without an address")
@@ -178,19 +178,19 @@ def _symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -
 # The tree of objects.
 
 
-Tree = tuple[dict[str, HDF5Object], dict[str, str]]  # objects by path, the root's empty; why others are not among them
+Tree = tuple[dict[str, HDF5Object], dict[str, str]]  # objects by path (the root's is empty), and reasons for the others
 
 
 def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
-    """Return all objects below the root group, and the superblock with what its extension says."""
+    """Read all objects below the root group, and the superblock's extension."""
     superblock = yield from read_extension(file, superblock)
     reader = _Reader(file, superblock)
     yield from reader.read_all()
-    return superblock, reader.tree()
+    return superblock, reader.build_tree()
 
 
-def _tried(steps: Steps[T]) -> Steps[T | ValueError]:
-    """Return what ``steps`` return, or the error of the object that they read."""
+def _catch_damage(steps: Steps[T]) -> Steps[T | ValueError]:
+    """Run ``steps``. Return their result, or the error that concerns only this object."""
     try:
         return (yield from steps)
     except UnreadableFile:
@@ -205,18 +205,18 @@ class _Reader:
     def __init__(self, file: MetadataFile, superblock: Superblock) -> None:
         self._file = file
         self._superblock = superblock
-        self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by collection and index
-        self._collections: set[int] = set()  # whose objects these are
-        self._reading: list[Steps[None]] = []  # of each object that is begun
+        self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by (collection, index)
+        self._collections: set[int] = set()  # addresses of the collections in `_heap`
+        self._reading: list[Steps[None]] = []  # one for each object
         self._links_read = 0
         self._most = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
-        self._looks = 0  # at links, while soft ones are followed
-        self._links: dict[int, dict[str, Link]] = {}  # of each object that is begun, by name
-        self._unlisted: dict[int, str] = {}  # why the links of a group cannot be read
+        self._looks = 0  # names looked up for soft links
+        self._links: dict[int, dict[str, Link]] = {}  # by object and name
+        self._unlisted: dict[int, str] = {}  # reasons why the links of a group cannot be read
         self._found: dict[int, HDF5Object] = {}
 
     def read_all(self) -> Steps[None]:
-        """Read every object that hard links lead to."""
+        """Read every object at the end of a hard link."""
         self._begin(Link("", self._superblock.root), 0)
         yield from together(self._reading)
 
@@ -225,47 +225,47 @@ class _Reader:
             raise UnreadableFile(f"its groups lie more than {DEEPEST} deep in one another")
         if link.address is not None and link.address not in self._links:
             self._links[link.address] = {}
-            self._reading.append(self._read(link.address, depth))
+            self._reading.append(self._read_and_follow(link.address, depth))
             ks = self._superblock.group_k, self._superblock.group_leaf_k
             self._reading.append(read_ahead(self._file, link.table, *ks))
 
-    def tree(self) -> Tree:
-        """Return the objects by all paths that lead to them, through soft links as well."""
+    def build_tree(self) -> Tree:
+        """Return the objects by all paths to them, also through soft links."""
         objects: dict[str, HDF5Object] = {}
         aliases: dict[str, HDF5Object] = {}  # the same objects, by paths through soft links
         reports: dict[str, str] = {}
         pending: list[tuple[str, tuple[int, ...], bool, Order]] = [("", (self._superblock.root,), False, ())]
         while pending:
-            path, way, is_alias, order = pending.pop()  # with the addresses of all objects on the path
+            path, way, is_alias, order = pending.pop()  # ``way``: addresses of all objects on the path
             found = msgspec.structs.replace(self._found[way[-1]], path=path, order=order)
             (aliases if is_alias else objects)[path] = found
             if len(objects) + len(aliases) + len(pending) > self._most:
                 raise UnreadableFile(f"its links make more than {self._most} paths")
             if way[-1] in self._unlisted:
-                reports[path] = f"its members cannot all be found: {self._unlisted[way[-1]]}"
+                reports[path] = f"some of its members cannot be found: {self._unlisted[way[-1]]}"
             for link in self._links[way[-1]].values():
                 below = join(path, link.name)
-                if len(below) > MOST_CHARACTERS:  # nor can what lies in it
+                if len(below) > MOST_CHARACTERS:  # the paths below it are longer still
                     reports[below[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
                     continue
-                address = self._target(link, way[-1], 0)
+                address = self._resolve_link(link, way[-1], 0)
                 is_soft = link.target is not None
                 if link.name in ("", ".", "..") or "/" in link.name:
-                    reports[below] = f"its name {link.name!r} cannot be part of a path"
+                    reports[below] = f"a path cannot contain its name {link.name!r}"
                 elif link.refusal is not None:
                     reports[below] = link.refusal
                 elif address is None:
                     to = f"a soft link to {link.target!r}, where there is no" if is_soft else "a link to no"
                     reports[below] = f"it is {to} object"
                 elif address in way:
-                    reports[below] = f"it is a {'soft ' * is_soft}link back to a group that it lies in"
+                    reports[below] = f"it is a {'soft ' * is_soft}link back to a group that contains it"
                 else:
                     place = *order, (link.order, link.name)
                     pending.append((below, (*way, address), is_alias or is_soft, place))
-        return aliases | objects, reports  # the last path of a scale is the name of its dimension
+        return aliases | objects, reports  # the last path of a scale gives its dimension the name
 
-    def _target(self, link: Link, group: int, hops: int) -> int | None:
-        """Return the address of the object that a link of a ``group`` leads to; None where there is none."""
+    def _resolve_link(self, link: Link, group: int, hops: int) -> int | None:
+        """Return the address of the object at the end of a link in a ``group``; None if there is none."""
         if link.target is None or hops > MOST_HOPS:
             return link.address
         parts = link.target.split("/")
@@ -276,23 +276,23 @@ class _Reader:
         for name in parts:
             if at is not None and name not in ("", "."):
                 below = self._links[at].get(name)
-                at = None if below is None else self._target(below, at, hops + 1)
+                at = None if below is None else self._resolve_link(below, at, hops + 1)
         return at
 
     # ------------------------------------------------------------------ headers
 
-    def _read(self, address: int, depth: int) -> Steps[None]:
-        """Read an object, and have what its messages tell of read as soon as they are there."""
+    def _read_and_follow(self, address: int, depth: int) -> Steps[None]:
+        """Read an object. Start to read what its messages point to as soon as the messages are there."""
 
         def begun(messages: Sequence[Message]) -> None:
             self._reading.append(self._read_links(address, messages, depth))
             for message in messages:
                 if message.type == structure.LAYOUT and not message.is_shared:
                     layout = parse_layout(message.data, self._file.sizes)
-                    if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:  # perhaps a coordinate
+                    if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:  # it may be a coordinate
                         self._file.expect(layout.address, layout.size)
 
-        found = yield from _tried(self._read_whole(address, begun))
+        found = yield from _catch_damage(self._read_whole(address, begun))
         if isinstance(found, ValueError):
             if address == self._superblock.root:
                 raise found
@@ -304,7 +304,7 @@ class _Reader:
 
     def _read_links(self, address: int, messages: Sequence[Message], depth: int) -> Steps[None]:
         ks = self._superblock.group_k, self._superblock.group_leaf_k
-        links = yield from _tried(read_links(self._file, messages, *ks))
+        links = yield from _catch_damage(read_links(self._file, messages, *ks))
         if isinstance(links, ValueError):
             if address == self._superblock.root:
                 raise links
@@ -318,7 +318,7 @@ class _Reader:
             raise UnreadableFile(f"its links make more than {self._most} paths")
 
     def _read_object(self, address: int, messages: Sequence[Message]) -> Steps[HDF5Object]:
-        contents = yield from self._contents(messages)
+        contents = yield from self._read_contents(messages)
         raw: list[tuple[int, bytes]] = []
         unread: dict[str, str] = {}
         by_type: dict[int, bytes] = {}
@@ -333,7 +333,7 @@ class _Reader:
             else:
                 by_type[message.type] = content
         if structure.ATTRIBUTE_INFO in by_type:
-            dense = yield from _tried(self._dense_attributes(by_type[structure.ATTRIBUTE_INFO]))
+            dense = yield from _catch_damage(self._read_dense_attributes(by_type[structure.ATTRIBUTE_INFO]))
             if isinstance(dense, ValueError):
                 unread[""] = str(dense)
             else:
@@ -341,10 +341,10 @@ class _Reader:
         attributes = yield from self._attributes(raw, unread)
         is_group = any(message.type in _OF_GROUPS for message in messages)
         described = HDF5Object("", address, is_group, attributes, unread=unread)
-        return described if is_group else (yield from self._with_sources(self._dataset(described, by_type)))
+        return described if is_group else (yield from self._read_mappings(self._parse_dataset(described, by_type)))
 
-    def _with_sources(self, found: HDF5Object) -> Steps[HDF5Object]:
-        """Return a dataset; a virtual one has the mappings that the global heap says."""
+    def _read_mappings(self, found: HDF5Object) -> Steps[HDF5Object]:
+        """Return a dataset; if it is virtual, with its mappings from the global heap."""
         layout = found.layout
         if not isinstance(layout, Virtual) or layout.address is None or found.refusal is not None:
             return found
@@ -358,8 +358,8 @@ class _Reader:
             return msgspec.structs.replace(found, refusal=f"it is a virtual dataset: {e}")
         return msgspec.structs.replace(found, layout=msgspec.structs.replace(layout, sources=sources))
 
-    def _dataset(self, found: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
-        """Return ``found`` with what a dataset's messages say."""
+    def _parse_dataset(self, found: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
+        """Return ``found`` with the facts in a dataset's messages."""
         sizes = self._file.sizes
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
             if structure.DATATYPE in messages and not messages.keys() & {structure.DATASPACE, structure.LAYOUT}:
@@ -376,26 +376,26 @@ class _Reader:
         if structure.EXTERNAL_FILES in messages:
             refusal = "its values lie in external files, which are never opened"
         elif layout is None and space.shape is not None:
-            refusal = "it has no data layout"
+            refusal = "it has no data layout message"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
-        if space.shape is None:  # it has no elements: it is shown for its attributes
+        if space.shape is None:  # a null dataspace: the dataset is shown because of its attributes
             space, layout = Dataspace((0,), (0,)), Contiguous(None, 0)
         how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, found.unread
         return HDF5Object(found.path, found.address, False, found.attributes, *how)
 
     # ------------------------------------------------------------------ attributes
 
-    def _dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
-        dense = yield from dense_objects(self._file, info, "attributes")
+    def _read_dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
+        dense = yield from read_dense_objects(self._file, info, "attributes")
         if any(record[8] & 2 for record, _ in dense):
             raise ManifestError(_TABLE)
         return [(int.from_bytes(record[9:13], "little"), data) for record, data in dense]
 
     def _attributes(self, messages: Sequence[tuple[int, bytes]], unread: dict[str, str]) -> Steps[dict[str, Attribute]]:
-        """Return attributes by their names; what they refer to in the global heap is read together.
+        """Return attributes by name; the objects in the global heap that they refer to are read together.
 
-        Add to ``unread`` why others cannot be read. Attributes come in the order in which they were made, where the
-        file tells it, and else by name: as h5py has them.
+        Add to ``unread`` why other attributes cannot be read. Attributes come in their order of creation if the file
+        has it, and otherwise by name, as in h5py.
         """
         split: list[tuple[int, UnsharedAttribute]] = []
         for order, data in messages:
@@ -404,8 +404,8 @@ class _Reader:
             except ValueError as e:
                 unread[""] = str(e)
         parts = [part for _, part in sorted(split, key=lambda p: (p[0], p[1].name))]
-        types = yield from self._contents([part.datatype for part in parts])
-        spaces = yield from self._contents([part.dataspace for part in parts])
+        types = yield from self._read_contents([part.datatype for part in parts])
+        spaces = yield from self._read_contents([part.dataspace for part in parts])
         found: list[tuple[Attribute, list[HeapID]]] = []
         for part, datatype_data, space_data in zip(parts, types, spaces, strict=True):
             try:
@@ -413,7 +413,7 @@ class _Reader:
             except ValueError as e:
                 unread[part.name] = str(e)
         addresses = list(dict.fromkeys(address for _, ids in found for address, _, _ in ids))
-        read = yield from together([_tried(self._load_collections({address})) for address in addresses])
+        read = yield from together([_catch_damage(self._load_collections({address})) for address in addresses])
         failures = dict(zip(addresses, read, strict=True))
         attributes: dict[str, Attribute] = {}
         for attribute, ids in found:
@@ -429,7 +429,7 @@ class _Reader:
     def _attribute(
         self, part: UnsharedAttribute, datatype_data: bytes | ValueError, space_data: bytes | ValueError
     ) -> tuple[Attribute, list[HeapID]]:
-        """Return an attribute, and where in the global heap its values lie."""
+        """Parse an attribute, and return where in the global heap its values lie."""
         if isinstance(datatype_data, ValueError):
             raise datatype_data
         if isinstance(space_data, ValueError):
@@ -437,7 +437,7 @@ class _Reader:
         datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, self._file.sizes).shape
         size = 0 if shape is None else math.prod(shape) * datatype.size
         if size > len(part.raw):
-            raise ValueError(f"it has {len(part.raw)} bytes of {size}")
+            raise ValueError(f"it has {len(part.raw)} bytes: its elements take {size}")
         raw = part.raw[:size]
         ids = heap_ids(datatype, raw)
         return Attribute(part.name, datatype, shape, raw, referred=sum(many for *_, many in ids)), ids
@@ -448,34 +448,32 @@ class _Reader:
             self._heap |= yield from read_collections(self._file, missing)
             self._collections |= missing
 
-    # ------------------------------------------------------------------ messages that are shared
+    # ------------------------------------------------------------------ shared messages
 
-    def _contents(self, messages: Sequence[Message]) -> Steps[list[bytes | ValueError]]:
-        """Return the contents of messages, wherever they lie, or why one cannot be read."""
+    def _read_contents(self, messages: Sequence[Message]) -> Steps[list[bytes | ValueError]]:
+        """Return the contents of messages, also of shared ones, or the error of a message."""
         shared = [place for place, message in enumerate(messages) if message.is_shared]
         found: list[bytes | ValueError] = [message.data for message in messages]
-        reads = [_tried(self._content(messages[place])) for place in shared]
+        reads = [_catch_damage(self._read_shared(messages[place])) for place in shared]
         contents = (yield from together(reads)) if shared else []
         for place, content in zip(shared, contents, strict=True):
             found[place] = content
         return found
 
-    def _content(self, message: Message) -> Steps[bytes]:
-        """Return the content of a message that is shared."""
+    def _read_shared(self, message: Message) -> Steps[bytes]:
+        """Read the content of a shared message."""
         fields = self._file.fields(message.data)
         version, kind = fields.unpack("BB")
         if version == 3 and kind == 1:
             raise ManifestError(_TABLE)
-        if version == 1:  # it holds an entry of a symbol table: the offset of a name comes first
+        if version == 1:  # it contains a symbol table entry, which begins with the offset of a name
             fields.unpack("6xN")
         elif version not in (2, 3):
-            raise ValueError(f"a shared message of version {version}; versions 1 to 3 are known")
+            raise ValueError(f"a shared message of version {version} is not supported: expected 1 to 3")
         address = fields.address()
         if address is None:
-            raise ValueError("a shared message lies nowhere")
+            raise ValueError("a shared message has no address")
         for other in (yield from read_header(self._file, address)):
             if other.type == message.type and not other.is_shared:
                 return other.data
-        raise ValueError(
-            f"the object at {address} does not have the message of type {message.type:#06x} that it shares"
-        )
+        raise ValueError(f"the object at {address} does not have the shared message of type {message.type:#06x}")

@@ -1,7 +1,7 @@
-"""What an HDF5 file is made of: its superblock, object headers and their messages, dataspaces, layouts, attributes.
+"""Parse the structure of an HDF5 file: superblock, object headers, their messages. No I/O here.
 
-After the HDF5 File Format Specification, whose names are used. Every size is held against the file's length before
-anything is read; checksums are verified. No I/O here.
+The reference is the HDF5 File Format Specification, whose names are used. Every size is compared with the length of the
+file before anything is read, and checksums are verified.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import SIGNATURE, signature_at
 from refshard_fs.formats.hdf5.datatypes import Datatype
-from refshard_fs.formats.hdf5.file import PARSED, Fields, MetadataFile, Sizes, verified
+from refshard_fs.formats.hdf5.file import PARSED, Fields, MetadataFile, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.filters import Filter
 
-HEADER: Final = 512  # bytes of an object header that are read at once: most have fewer
-SMALL: Final = 1 << 16  # bytes of a coordinate that are read together: xarray would read parts of it in several rounds
+HEADER: Final = 512  # bytes of an object header that are read first: most headers are smaller
+SMALL: Final = 1 << 16  # bytes of a coordinate that is read at once: xarray reads parts of it in several rounds
 MOST_DIMENSIONS: Final = 32
-MOST_BLOCKS: Final = 1 << 16  # continuations of one object header
-UNDEFINED: Final = (1 << 32) - 1  # -1, the size of a fill value that old writers leave undefined
+MOST_BLOCKS: Final = 1 << 16  # continuation blocks of one object header
+UNDEFINED: Final = (1 << 32) - 1  # -1, the size of an undefined fill value in old files
 
-# Messages of object headers, by their type.
+# Types of messages in object headers.
 DATASPACE: Final = 0x01
 LINK_INFO: Final = 0x02
 DATATYPE: Final = 0x03
@@ -56,7 +56,7 @@ _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("
 
 
 class Superblock(msgspec.Struct, frozen=True):
-    """What a file says of itself as a whole; ``chunk_k`` is half of the entries of a chunk B-tree's node."""
+    """The facts about a file as a whole; ``chunk_k`` is half of the entries of a node in a chunk B-tree."""
 
     root: int
     group_leaf_k: int = 4
@@ -66,20 +66,20 @@ class Superblock(msgspec.Struct, frozen=True):
 
 
 def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
-    """Return the superblock, and tell ``file`` its base address and sizes; ManifestError if there is none.
+    """Parse the superblock, and set the base address and sizes of ``file``. Raise ManifestError if there is none.
 
     It lies at the start of the file, or after a user block of 512 bytes, 1024, 2048 and so on.
     """
     at = signature_at(head)
     if at is None:
-        raise ManifestError(f"there is no HDF5 signature in its first {len(head)} bytes")
+        raise ManifestError(f"no HDF5 signature was found in its first {len(head)} bytes")
     fields = Fields(head, Sizes(), at + len(SIGNATURE))
     version = fields.uint(1)
     if version > 3:
-        raise ManifestError(f"its superblock is of version {version}; versions up to 3 are read")
+        raise ManifestError(f"its superblock is of version {version}: expected 0 to 3")
     address, length = fields.unpack("4xBBx" if version < 2 else "BBx")
     if not {address, length} <= {2, 4, 8}:
-        raise ManifestError(f"its addresses have {address} bytes, its lengths {length}; 2, 4 and 8 are read")
+        raise ManifestError(f"its addresses have {address} bytes, its lengths {length}: expected 2, 4 or 8")
     fields.sizes = Sizes(address, length)
     ks: dict[str, int] = {}
     extension = driver = None
@@ -90,12 +90,12 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
         base, _, end, driver, _, root = fields.unpack("PPPPNP")
     else:
         base, extension, end, root = fields.unpack("PPPP")
-        verified(head[at : fields.at + 4], "the superblock")
+        verify_checksum(head[at : fields.at + 4], "the superblock")
     if driver is not None:
-        raise ManifestError("it has a driver information block: files of several parts are not read")
+        raise ManifestError("it has a driver information block: a file in several parts is not supported")
     if base is None or end is None or root is None:
-        raise ManifestError("its superblock has no base address, end or root group")
-    file.base = at  # the user block may have been added later: then the superblock says another base
+        raise ManifestError("its superblock lacks the base address, the end or the root group")
+    file.base = at  # the superblock says another base address if the user block was added later
     file.sizes = fields.sizes
     end += at - base
     if end > file.size:
@@ -104,14 +104,14 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
 
 
 def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
-    """Return the superblock with what its extension adds."""
+    """Read the superblock's extension, and return the superblock with its values."""
     messages = (yield from read_header(file, found.extension)) if found.extension is not None else []
     for message in messages:
         if message.type == B_TREE_K:
             chunk_k, group_k, leaf_k = file.fields(message.data).unpack("xHHH")
             found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
         elif message.type == DRIVER:
-            raise ManifestError("it has driver information: files of several parts are not read")
+            raise ManifestError("it has driver information: a file in several parts is not supported")
     return found
 
 
@@ -120,9 +120,9 @@ def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
 
 
 class Message(NamedTuple):
-    """One message of an object header; ``is_shared``: ``data`` say where its content lies.
+    """One message of an object header; if ``is_shared``, ``data`` says where its content lies.
 
-    ``order`` counts an object's attributes as they were made, where its header tells.
+    ``order`` is the creation order of an attribute, if the header tracks it.
     """
 
     type: int
@@ -134,14 +134,14 @@ class Message(NamedTuple):
 def read_header(
     file: MetadataFile, address: int, begun: Callable[[list[Message]], None] = lambda messages: None
 ) -> Steps[list[Message]]:
-    """Return all messages of the object header at ``address``, in the order of its blocks.
+    """Read all messages of the object header at ``address``, in the order of its blocks.
 
-    ``begun`` is given the messages of the first block, and of those that each round reads, as soon as they are there.
+    ``begun`` is called with the messages of each round, as soon as they are read.
     """
     what = "an object header"
     data = yield from file.peek(address, 16, HEADER, what)
     fields = file.fields(data)
-    prefix = _OLD_PREFIX  # of each message: its type, its size and its flags
+    prefix = _OLD_PREFIX  # of each message: type, size and flags
     if data.startswith(b"OHDR"):
         fields.expect(b"OHDR", 2)
         flags = fields.uint(1)
@@ -149,52 +149,52 @@ def read_header(
         size = fields.uint(1 << (flags & 3))
         prefix = _TRACKED_PREFIX if flags & 4 else _PREFIX
         block = yield from file.read(address, fields.at + size + 4, what)
-        body = verified(block, f"the object header at {address}")[fields.at :]
+        body = verify_checksum(block, f"the object header at {address}")[fields.at :]
     else:
         version, size = fields.unpack("B7xI")
         if version != 1:
-            raise ValueError(f"an object header at {address} is of version {version}; versions 1 and 2 are known")
+            raise ValueError(f"the object header at {address} is of version {version}: expected 1 or 2")
         body = (yield from file.read(address, 16 + size, what))[16:]
     messages: list[Message] = []
     seen = {address}
     bodies = [body]
     while bodies:
-        found = [message for body in bodies for message in _messages(body, prefix)]
+        found = [message for body in bodies for message in _split_messages(body, prefix)]
         places = [file.fields(message.data).unpack("PN") for message in found if message.type == CONTINUATION]
         found = [message for message in found if message.type != CONTINUATION]
         begun(found)
         messages += found
         for at, _ in places:
             if at is None or at in seen or len(seen) > MOST_BLOCKS:
-                raise ValueError(f"an object header continues at {at}, where it was already")
+                raise ValueError(f"an object header continues at {at}: no address, or one that it has already")
             seen.add(at)
         bodies = yield from together([file.read(at, length, what) for at, length in places])
         if prefix is not _OLD_PREFIX:
             if not all(body.startswith(b"OCHK") for body in bodies):
                 raise ValueError(f"a continuation of the object header at {address} has no signature OCHK")
-            bodies = [verified(body, f"a continuation of the object header at {address}")[4:] for body in bodies]
+            bodies = [verify_checksum(body, f"a continuation of the object header at {address}")[4:] for body in bodies]
     return messages
 
 
-def _messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
-    """Yield the messages of one block of a header."""
+def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
+    """Yield the messages in one block of a header."""
     at = 0
-    while at + prefix.size <= len(block):  # what is shorter is a gap
+    while at + prefix.size <= len(block):  # a shorter rest is a gap
         kind, size, flags, *order = prefix.unpack_from(block, at)
         at += prefix.size + size
         if at > len(block):
             raise ValueError(f"a message of type {kind:#06x} ends beyond its object header's block")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
-            raise ManifestError(f"it has a message of type {kind:#06x}, which is not known and must be")
+            raise ManifestError(f"it has a message of the unknown type {kind:#06x}, which readers may not ignore")
         yield Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
 
 
 # ----------------------------------------------------------------------------------------------------
-# What single messages say.
+# Single messages.
 
 
 class Dataspace(NamedTuple):
-    """The extents of an array; None for those of one that has no elements, and no shape."""
+    """The extents of an array; ``shape`` is None in a null dataspace, which has no elements."""
 
     shape: tuple[int, ...] | None
     maxshape: tuple[int | None, ...]
@@ -202,39 +202,39 @@ class Dataspace(NamedTuple):
 
 @lru_cache(PARSED)
 def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
-    """Return what a dataspace message says."""
+    """Parse a dataspace message."""
     fields = Fields(data, sizes)
     version, rank, flags, kind = fields.unpack("BBBB")
     if version not in (1, 2):
-        raise ValueError(f"a dataspace of version {version}; versions 1 and 2 are known")
+        raise ValueError(f"a dataspace of version {version} is not supported: expected 1 or 2")
     if version == 1:
         fields.take(4)
     elif kind == 2:
         return Dataspace(None, ())
     if rank > MOST_DIMENSIONS:
-        raise ValueError(f"a dataspace of {rank} dimensions; there are {MOST_DIMENSIONS} at most")
+        raise ValueError(f"a dataspace has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
     shape = fields.unpack(f"{rank}N")
     unlimited = (1 << 8 * sizes.length) - 1
     limits = fields.unpack(f"{rank}N") if flags & 1 else shape
     maxshape = tuple([None if limit == unlimited else limit for limit in limits])
     if math.prod(max(extent, 1) for extent in shape) >= 1 << 63:
-        raise ValueError(f"a dataspace of {shape} has more elements than 63 bits count")
+        raise ValueError(f"a dataspace of the shape {shape} has 2**63 elements or more")
     return Dataspace(shape, maxshape)
 
 
 def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | None:
-    """Return the fill value that a message of either type says, as one element's bytes; None for zeros."""
+    """Parse a fill value message, of either type. Return the bytes of one element; None for zeros."""
     fields = Fields(data, sizes)
     has_value = True
     if kind == FILL_VALUE:
         version, flags = fields.unpack("BB")
         if version == 3:
-            has_value = flags & 0x30 == 0x20  # defined, and not said to be undefined
+            has_value = flags & 0x30 == 0x20  # bit 5: a fill value is defined; bit 4: it is undefined
         elif version in (1, 2):
             _, is_defined = fields.unpack("BB")
             has_value = (version == 1 or is_defined) and len(data) >= 8
         else:
-            raise ValueError(f"a fill value message of version {version}; versions 1 to 3 are known")
+            raise ValueError(f"a fill value message of version {version} is not supported: expected 1 to 3")
     size = fields.uint(4) if has_value else 0
     if size == UNDEFINED:
         return None
@@ -242,9 +242,9 @@ def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | Non
 
 
 class Attribute(msgspec.Struct, frozen=True):
-    """One attribute: its elements are ``raw``; there are none without a shape.
+    """One attribute; its elements are ``raw``, empty without a shape.
 
-    They refer to ``heap`` by (address, index), each to so many bytes of it that they are ``referred`` in all.
+    Elements may refer to objects in ``heap``, by (address, index); ``referred`` is the sum of their lengths in bytes.
     """
 
     name: str
@@ -256,7 +256,7 @@ class Attribute(msgspec.Struct, frozen=True):
 
 
 class UnsharedAttribute(NamedTuple):
-    """An attribute message, taken apart; a datatype or a dataspace that is shared says where it lies."""
+    """The parts of an attribute message. A shared datatype or dataspace says where it lies."""
 
     name: str
     datatype: Message
@@ -265,17 +265,17 @@ class UnsharedAttribute(NamedTuple):
 
 
 def parse_attribute(data: bytes) -> UnsharedAttribute:
-    """Return the parts of an attribute message."""
+    """Split an attribute message into its parts."""
     version, flags, *lengths = _ATTRIBUTE_HEAD.unpack_from(data) if len(data) >= _ATTRIBUTE_HEAD.size else (0, 0)
     if not 1 <= version <= 3:
-        raise ValueError(f"an attribute of version {version}; versions 1 to 3 are known")
-    at = _ATTRIBUTE_HEAD.size + (version == 3)  # which says that the name is UTF-8: that holds ASCII as well
+        raise ValueError(f"an attribute of version {version} is not supported: expected 1 to 3")
+    at = _ATTRIBUTE_HEAD.size + (version == 3)  # version 3 adds a byte for the encoding; UTF-8 reads ASCII, too
     parts = []
     for length in lengths:
         parts.append(data[at : at + length])
         at += length + (-length % 8 if version == 1 else 0)
     if at > len(data):
-        raise ValueError(f"an attribute of {len(data)} bytes ends before its value at {at}")
+        raise ValueError(f"an attribute of {len(data)} bytes ends before its value, which begins at {at}")
     name = parts[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
     shared = flags if version > 1 else 0
     datatype = Message(DATATYPE, parts[1], bool(shared & 1))
@@ -283,7 +283,7 @@ def parse_attribute(data: bytes) -> UnsharedAttribute:
 
 
 # ----------------------------------------------------------------------------------------------------
-# How the elements of a dataset are laid out.
+# Data layouts.
 
 
 class Compact(msgspec.Struct, frozen=True):
@@ -293,16 +293,16 @@ class Compact(msgspec.Struct, frozen=True):
 
 
 class Contiguous(msgspec.Struct, frozen=True):
-    """The elements lie one after the other; no address: nothing was written."""
+    """The elements lie one after the other; the address is None if nothing was written."""
 
     address: int | None
     size: int
 
 
 class Chunked(msgspec.Struct, frozen=True):
-    """The elements lie in chunks of ``shape``, of which an index of ``kind`` at ``address`` tells.
+    """The elements lie in chunks of ``shape``; an index of ``kind`` at ``address`` locates them.
 
-    ``parameters`` are those of the index. ``whole_edges``: filters apply to chunks that reach beyond the array, too.
+    ``parameters`` belong to the index. ``whole_edges``: filters also apply to chunks that reach beyond the array.
     """
 
     shape: tuple[int, ...]
@@ -313,8 +313,8 @@ class Chunked(msgspec.Struct, frozen=True):
     whole_edges: bool = True
 
 
-class Source(NamedTuple):
-    """A mapping: the part ``selection`` of a dataset stands at ``place``, each (start, size) an axis; None: all."""
+class VirtualMapping(NamedTuple):
+    """A mapping: ``selection`` of a dataset appears at ``place``. Both are (start, size) for each axis; None: all."""
 
     file: str
     dataset: str
@@ -323,19 +323,19 @@ class Source(NamedTuple):
 
 
 class Virtual(msgspec.Struct, frozen=True):
-    """The elements are those of other datasets, by the mappings in the global heap at ``address``, ``index``.
+    """The elements are those of other datasets, by mappings in the global heap at ``address``, ``index``.
 
-    They say ``sources``, which are in chunks of ``chunk``.
+    ``sources`` are the mappings; ``chunk`` is the shape of the sources' chunks.
     """
 
     address: int | None
     index: int
-    sources: tuple[Source, ...] = ()
+    sources: tuple[VirtualMapping, ...] = ()
     chunk: tuple[int, ...] = ()
 
 
 Layout = Compact | Contiguous | Chunked | Virtual
-# Chunk indexes by their type, and the parameters that the message has of each.
+# Chunk indexes by type, with the format of their parameters in the message.
 INDEXES: Final = {
     1: ("single", ""),
     2: ("implicit", ""),
@@ -346,11 +346,11 @@ INDEXES: Final = {
 
 
 def parse_layout(data: bytes, sizes: Sizes) -> Layout:
-    """Return what a data layout message says."""
+    """Parse a data layout message."""
     fields = Fields(data, sizes)
     version = fields.uint(1)
     if not 1 <= version <= 5:
-        raise ValueError(f"a data layout of version {version}; versions 1 to 5 are known")
+        raise ValueError(f"a data layout of version {version} is not supported: expected 1 to 5")
     if version < 3:
         rank, kind = fields.unpack("BB5x")
         address = fields.address() if kind else None
@@ -363,31 +363,31 @@ def parse_layout(data: bytes, sizes: Sizes) -> Layout:
         case 1:
             return Contiguous(address, -1) if version < 3 else Contiguous(*fields.unpack("PN"))
         case 2 if version > 3:
-            return _new_chunked(fields)
+            return _parse_new_chunked(fields)
         case 2:
             if version == 3:
                 rank, address = fields.unpack("BP")
                 extents = fields.unpack(f"{rank}I")
-            return _chunked(extents, "B-tree 1", address)
+            return _make_chunked(extents, "B-tree 1", address)
         case 3 if version > 3:
             return Virtual(*fields.unpack("PI"))
-    raise ValueError(f"a data layout of class {kind}, which version {version} does not have")
+    raise ValueError(f"a data layout is of class {kind}, which version {version} does not define")
 
 
-def _new_chunked(fields: Fields) -> Chunked:
+def _parse_new_chunked(fields: Fields) -> Chunked:
     flags, rank, width = fields.unpack("BBB")
     if not 1 <= width <= 8:
-        raise ValueError(f"extents of a chunk take {width} bytes each")
+        raise ValueError(f"extents of a chunk take {width} bytes each: expected 1 to 8")
     extents = [fields.uint(width) for _ in range(rank)]
     number = fields.uint(1)
     if number not in INDEXES:
-        raise ValueError(f"a chunk index of type {number}; types 1 to 5 are known")
+        raise ValueError(f"a chunk index of type {number} is not supported: expected 1 to 5")
     kind, form = INDEXES[number]
     parameters = fields.unpack("NI" if kind == "single" and flags & 2 else form)
-    return _chunked(extents, kind, fields.address(), parameters, not flags & 1)
+    return _make_chunked(extents, kind, fields.address(), parameters, not flags & 1)
 
 
-def _chunked(
+def _make_chunked(
     extents: Sequence[int],
     kind: str,
     address: int | None,
@@ -395,22 +395,22 @@ def _chunked(
     whole_edges: bool = True,
 ) -> Chunked:
     if not 1 < len(extents) <= MOST_DIMENSIONS + 1 or not all(extents):
-        raise ValueError(f"chunks of {extents} elements and bytes")
+        raise ValueError(f"chunks have impossible extents, with the size of an element: {extents}")
     return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, whole_edges)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Objects: groups and datasets as their headers describe them.
+# Objects: groups and datasets.
 
 
-Order = tuple[tuple[int, str], ...]  # where an object stands: of each link on its path, when it was made, and its name
+Order = tuple[tuple[int, str], ...]  # position of an object: creation order and name of each link on its path
 
 
 class HDF5Object(msgspec.Struct, frozen=True):
-    """A group or a dataset at ``path``; what only datasets have is None for a group.
+    """A group or a dataset at ``path``; fields that only datasets have are None for a group.
 
-    ``refusal`` says why the values of a dataset cannot be shown, and ``unread`` why attributes cannot be read, by name;
-    the name is empty where it cannot be read either. ``is_type``: it is a datatype that others share, and no dataset.
+    ``refusal`` says why the values of a dataset cannot be shown. ``unread`` says why attributes cannot be read, by
+    name; the name is empty if it cannot be read either. ``is_type``: the object is a named datatype, not a dataset.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Reference sets as JSON, as kerchunk writes them, plain or compressed. Told by a brace, where no other format is."""
+"""Reference sets as JSON, kerchunk's format, plain or compressed. Recognised by a brace, if no other format fits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A JSON reference set read piece by piece: never one object in memory, whatever its size. No I/O here.
+"""Parse a JSON reference set piece by piece, so that the whole document is never in memory as objects. No I/O here.
 
-The text is cut into blocks between two members. Compact blocks become columns at once (`json_scan`); all others go
-through a JSON reader, one by one. A cut may be a false one, within a text or a nested value: then the block does not
-end there as JSON, and is read again with what follows it. So nothing is taken that is not certain.
+The text is cut into blocks between two members. Compact blocks become columns at once (`json_scan`); a JSON reader
+parses the others, one by one. A cut may be wrong, because it lies within a text or a nested value. Then the block is
+not complete JSON, and it is read again together with the text after it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.builder import ReferenceBuilder
 
 BLOCK: Final = 1 << 20  # bytes of a block,
-PART: Final = 1 << 16  # bytes in which the end of a value is looked for
-LONGEST: Final = 1 << 30  # bytes of one member
-TRIES: Final = 8  # places where "refs" seems to begin: beyond them, all is read at once
+PART: Final = 1 << 16  # bytes in which the end of a value is searched
+LONGEST: Final = 1 << 30  # most bytes of one member
+TRIES: Final = 8  # places that look like the start of "refs" and are tried; then the rest is read at once
 SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
 
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
@@ -34,30 +34,30 @@ _LAX = json.JSONDecoder(strict=False)
 
 
 class _Short(Exception):
-    """The text so far ends within a member."""
+    """The text ends within a member so far."""
 
 
 class Reader:
-    """Reads one document: `feed` it, then `finish`. ``where`` names it in errors, all of which are ManifestErrors.
+    """A parser of one document: call `feed` with its pieces, then `finish`. Raises ManifestError with ``where``.
 
-    After that, ``top`` and ``refs`` hold the members of the document and of its ``refs`` object (None: there is none),
-    and ``header`` the members ``version``, ``templates``, ``gen``, ``refshard`` (and ``refs``, if no object).
+    Then ``top`` and ``refs`` hold the members of the document and of its object ``refs`` (None without one), and
+    ``header`` the members ``version``, ``templates``, ``gen``, ``refshard``, and ``refs`` if it is not an object.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._text = b""
-        self._at = 0  # what lies before it has been read
+        self._at = 0  # the text before it is parsed
         self._before = 0  # bytes of the document before _text
-        self._state = "start"  # then "first", "next" or "member" (what may come: or the end, a comma, none) and "end"
-        self._wanted = 0  # bytes that there must be for another try
+        self._state = "start"  # then "first" or "next" (a member or the end comes), "member" (a member), and "end"
+        self._wanted = 0  # bytes that are needed for another try
         self.top = ReferenceBuilder(where)
         self.refs: ReferenceBuilder | None = None
         self.header: dict[str, Any] = {}
         self._within_refs = False
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Read on in ``data``, the next bytes of the document."""
+        """Parse on with ``data``, the next bytes of the document."""
         self._before += self._at
         self._text = b"".join((memoryview(self._text)[self._at :], data))
         self._at = 0
@@ -65,10 +65,10 @@ class Reader:
             self._run(final=False)
 
     def finish(self) -> None:
-        """Read what is left: the document has ended."""
+        """Parse the rest, at the end of the document."""
         self._run(final=True)
         if self._state != "end":
-            raise self._ended_early()
+            raise self._make_end_error()
         self._text = b""
 
     # ------------------------------------------------------------------ the grammar around members
@@ -86,12 +86,12 @@ class Reader:
                     self._start()
                 case "first" | "member", b'"':
                     try:
-                        self._members(final=final)
+                        self._read_block(final=final)
                     except _Short:
                         if final:
-                            raise self._ended_early() from None
+                            raise self._make_end_error() from None
                         if left > LONGEST:
-                            raise self._wrong("a member of it is too long") from None
+                            raise self._make_error(f"a member has more than {LONGEST} bytes") from None
                         self._wanted = 2 * left
                         return
                     self._wanted = 0
@@ -102,7 +102,7 @@ class Reader:
                     self._at += 1
                     self._state = "member"
                 case _:
-                    raise self._wrong(f"{sign!r} stands where it cannot")
+                    raise self._make_error(f"unexpected {sign!r}")
 
     def _start(self) -> None:
         if self._text.startswith(b"\xef\xbb\xbf", self._at) and self._before + self._at == 0:
@@ -111,19 +111,19 @@ class Reader:
             self._at += 1
             self._state = "first"
         else:
-            raise self._wrong("it does not begin with {")
+            raise self._make_error("it does not begin with {")
 
     def _close(self) -> None:
         self._state = "next" if self._within_refs else "end"
         self._within_refs = False
 
-    def _ended_early(self) -> ManifestError:
+    def _make_end_error(self) -> ManifestError:
         end = self._before + len(self._text)
         return ManifestError(
-            f"{self._where} is not JSON: it ends too early, after {end} bytes. Was it written to its end?"
+            f"{self._where} is not JSON: it ends too early, after {end} bytes. Was it written to the end?"
         )
 
-    def _wrong(self, reason: str) -> ManifestError:
+    def _make_error(self, reason: str) -> ManifestError:
         return ManifestError(f"{self._where} is not JSON: {reason}, at byte {self._before + self._at}")
 
     # ------------------------------------------------------------------ members
@@ -132,24 +132,24 @@ class Reader:
     def _into(self) -> ReferenceBuilder:
         return self.refs if self._within_refs and self.refs is not None else self.top
 
-    def _members(self, *, final: bool) -> None:
-        """Read on from the beginning of a member; `_Short` if there is not enough text."""
+    def _read_block(self, *, final: bool) -> None:
+        """Parse on from the start of a member. Raise `_Short` if there is not enough text."""
         refs = None if self._within_refs else _REFS_MEMBER.match(self._text, self._at)
         if refs is not None:
             self.refs = ReferenceBuilder(self._where)
             self.header.pop("refs", None)
             self._within_refs, self._state, self._at = True, "first", refs.end()
             return
-        end = self._cut(self._at + BLOCK)
+        end = self._find_cut(self._at + BLOCK)
         if end is None:
-            self._slowly(final=final)
+            self._read_members(final=final)
         elif self._add_block(end):
             self._advance(end)
         else:
-            self._slowly(final=final, first=end)
+            self._read_members(final=final, first=end)
 
     def _add_block(self, end: int) -> bool:
-        """Take what comes before ``end`` as compact members, if its beginning looks like that, and it is."""
+        """Parse the text before ``end`` as compact members. Return False if it is something else."""
         if _COMPACT.match(self._text, self._at, end) is None:
             return False
         block = memoryview(self._text)[self._at : end]
@@ -159,8 +159,8 @@ class Reader:
         self._at = end
         self._state = "next"
 
-    def _cut(self, limit: int) -> int | None:
-        """Return the end of the last value before ``limit`` (as it seems), or None if there is none."""
+    def _find_cut(self, limit: int) -> int | None:
+        """Return the apparent end of the last value before ``limit``; None if there is none."""
         begin = max(self._at, min(limit, len(self._text)) - PART)
         for pattern in (b'],"', b'], "', b'","', b'", "'):
             found = self._text.rfind(pattern, begin, limit)
@@ -170,10 +170,10 @@ class Reader:
             found = match.start()
         return found + 1 if found >= 0 else None
 
-    def _slowly(self, *, final: bool, first: int | None = None) -> None:
-        """Read members with a JSON reader: up to ``first``, or as much more as it takes to end one."""
+    def _read_members(self, *, final: bool, first: int | None = None) -> None:
+        """Parse members with a JSON reader, up to ``first`` or to the next end of a member."""
         end, size = first, PART
-        if not self._within_refs and self._before_refs(len(self._text) if end is None else end):
+        if not self._within_refs and self._read_before_refs(len(self._text) if end is None else end):
             return
         while True:
             if end is None:
@@ -182,17 +182,17 @@ class Reader:
             if end is None:
                 break
             try:
-                self._read(end)
+                self._read_json(end)
             except _Short:
                 size, end = 2 * (end - self._at), None
             else:
                 return
         if not final:
             raise _Short
-        self._read(len(self._text))
+        self._read_json(len(self._text))
 
-    def _before_refs(self, end: int) -> bool:
-        """Read the members before one that is ``"refs"``, and no further; False if there seems to be none."""
+    def _read_before_refs(self, end: int) -> bool:
+        """Parse the members before a member ``"refs"``. Return False if there seems to be none."""
         if self._text.find(b'"refs"', self._at, end) < 0:
             return False
         for match in islice(_REFS.finditer(self._text, self._at, end), TRIES):
@@ -205,12 +205,12 @@ class Reader:
             return True
         return False
 
-    def _read(self, end: int) -> None:
+    def _read_json(self, end: int) -> None:
         text = b"{" + self._text[self._at : end] + b"}"
         try:
             members = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            # Which is also said of half a surrogate pair that ends the text.
+            # The same message appears if half a surrogate pair ends the text.
             if "truncated" in str(e) and b"\\u" not in text[-12:]:
                 raise _Short from None
             self._read_lax(text, end)
@@ -219,7 +219,7 @@ class Reader:
             self._advance(end)
 
     def _read_lax(self, text: bytes, end: int) -> None:
-        """Read what only lenient readers take (NaN, half a surrogate pair), or an object that ends in between."""
+        """Parse text that only lenient readers accept (NaN, half a surrogate pair), or in which an object ends."""
         try:
             string = text.decode()
             members, stop = _LAX.raw_decode(string)
@@ -227,20 +227,20 @@ class Reader:
             if e.pos >= len(string) - 1 or e.msg.startswith("Unterminated string"):
                 raise _Short from None
             self._at += len(string[: e.pos].encode()) - 1
-            raise self._wrong(e.msg) from None
+            raise self._make_error(e.msg) from None
         except UnicodeDecodeError as e:
-            raise self._wrong(f"it is not UTF-8: {e.reason}") from None
+            raise self._make_error(f"it is not UTF-8: {e.reason}") from None
         except RecursionError:
-            raise self._wrong("it nests too deep") from None
+            raise self._make_error("its values are nested too deeply") from None
         self.take(members)
         if stop == len(string):
             self._advance(end)
-        else:  # the brace that ended it is the document's own
+        else:  # the last brace is the document's own
             self._at += len(string[:stop].encode()) - 1
             self._close()
 
     def take(self, members: Mapping[Any, Any]) -> None:
-        """Take members of the document as Python values."""
+        """Add members of the document, as Python values."""
         if not self._within_refs and not members.keys().isdisjoint(SPECIAL):
             rest = dict(members)
             for name in SPECIAL:

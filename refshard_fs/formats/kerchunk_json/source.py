@@ -1,7 +1,7 @@
-"""Kerchunk's JSON reference sets, versions 0 and 1, read into columns. No I/O here.
+"""Read and write kerchunk's JSON reference sets, versions 0 and 1. No I/O here.
 
-Spec: "References specification" of fsspec/kerchunk. Bytes may be compressed; what with is
-told by their first bytes, whatever the name.
+Specification: "References specification" of fsspec/kerchunk. The bytes may be compressed; the first bytes say how,
+whatever the file's name.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ PIECE: Final = 1 << 23  # bytes that are decoded at a time
 
 
 class JsonIndex(msgspec.Struct, frozen=True):
-    """Decodes a reference set's bytes; ``where`` names it in errors."""
+    """Decodes a reference set; ``where`` is its name in errors."""
 
     where: str
     overrides: tuple[tuple[str, str], ...] = ()
     simple: bool = True
-    most: int = MANIFEST_BYTES  # that it may have, decompressed
+    most: int = MANIFEST_BYTES  # bytes of the set, decompressed
 
     def decode(self, data: bytes) -> ReferenceSet:
         decoder = self.decoder()
@@ -54,7 +54,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
         return decoder.finish()
 
     def decoder(self) -> Decoder:
-        """Return what decodes the same bytes as they come."""
+        """Return a decoder that takes the same bytes in pieces."""
         return Decoder(self)
 
     def identity(self) -> bytes:
@@ -62,7 +62,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
 
     def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
         if gives_access(value.urls.data.tobytes()):
-            raise ValueError("its URLs hold signatures or passwords, which are not to be kept in a file")
+            raise ValueError("its URLs contain signatures or passwords, which must not be kept in a file")
         return compiled.pack(value)
 
     def unpack(self, data: memoryview) -> ReferenceSet:
@@ -70,17 +70,17 @@ class JsonIndex(msgspec.Struct, frozen=True):
 
 
 class Decoder:
-    """Reads one reference set as its bytes come; nothing is kept of them but columns."""
+    """Decodes one reference set piece by piece into columns."""
 
     def __init__(self, index: JsonIndex) -> None:
         self._index = index
-        self._inflate: Inflate | None = None  # None: not known yet
+        self._inflate: Inflate | None = None  # None: the compression is not known yet
         self._head = b""
         self._reader = Reader(index.where)
         self._taken = 0
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Read on in ``data``; ManifestError if that cannot be."""
+        """Decode on with ``data``. Raise ManifestError if it is damaged."""
         if self._inflate is None:
             self._head += data
             if len(self._head) < MAGIC:
@@ -89,14 +89,14 @@ class Decoder:
         self._take(self._inflate.feed(data))
 
     def finish(self) -> ReferenceSet:
-        """Return the reference set; ManifestError if it is none."""
+        """Return the reference set. Raise ManifestError if it is damaged."""
         if self._inflate is None:
             self._inflate = Inflate(self._head)
         self._take(self._inflate.feed(self._head, is_last=True))
-        # What was read lies in it as well: nobody who still has the decoder shall keep that in memory.
+        # The reader holds the parsed members, too: release it, so that they do not stay in memory with this decoder.
         reader, self._reader = self._reader, Reader(self._index.where)
         reader.finish()
-        return _reference_set(reader, self._index)
+        return _make_reference_set(reader, self._index)
 
     def _take(self, pieces: Iterator[bytes | memoryview]) -> None:
         try:
@@ -109,20 +109,20 @@ class Decoder:
 
 
 def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool = True) -> ReferenceSet:
-    """Return the reference set in ``data``; ManifestError naming ``where`` and the key if it is none."""
+    """Parse the reference set in ``data``. Raise ManifestError, with ``where`` and the key, if it is damaged."""
     return JsonIndex(where, tuple(overrides.items()), simple).decode(data)
 
 
 def parse_document(
     document: Mapping[str, Any], where: str, overrides: Mapping[str, str], *, simple: bool = True
 ) -> ReferenceSet:
-    """Return the reference set that ``document`` (of either version) spells; it is not changed."""
+    """Return the reference set in ``document``, of either version, without changing it."""
     reader = Reader(where)
     reader.take(document)
-    return _reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
+    return _make_reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
 
 
-def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
+def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
     where, header = index.where, reader.header
     version = header.get("version")
     if version is None or isinstance(version, (str, list, dict)):
@@ -130,21 +130,21 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
             raise ManifestError(f'{where} has "refs" and no "version": add "version": 1 to it')
         match header.get("refshard"):
             case {"pins": _} | {"from": _}:
-                raise ManifestError(f'{where} has pins, or origins, and no "version": only version 1 can have them')
+                raise ManifestError(f'{where} has pins or origins but no "version": add "version": 1 to it')
         reader.top.add_members(header)
-        return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces are the URL's own
+        return msgspec.structs.replace(reader.top.finish(), version=0)  # without templates: braces belong to URLs
     if version != 1 or isinstance(version, bool):
-        raise ManifestError(f"{where} is of version {version!r}; versions 0 and 1 are known")
+        raise ManifestError(f"{where} is of version {version!r}: expected 0 or 1")
     templates, gen = header.get("templates") or {}, header.get("gen") or []
     if reader.refs is None and "refs" not in header and not gen and not reader.top.is_empty:
-        raise ManifestError(f'{where} is of version 1, and has its keys outside of "refs"')
+        raise ManifestError(f'{where} is of version 1, but its keys are outside of "refs": move them into "refs"')
     for name, part, kind in (
         ("refs", header.get("refs", {}), Mapping),
         ("templates", templates, Mapping),
         ("gen", gen, list),
     ):
         if not isinstance(part, kind):
-            raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}, no {kind.__name__.lower()}")
+            raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}: expected a {kind.__name__.lower()}")
     try:
         known = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
@@ -161,7 +161,7 @@ def _reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
 
 
 def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templates, where: str) -> None:
-    """Add the references that the entries of "gen" stand for."""
+    """Add the references that the entries of "gen" expand to."""
     try:
         generated = iter(expand_gen(entries, templates))
         while batch := list(islice(generated, BATCH)):
@@ -177,7 +177,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if not options.simple_templates and not rule.trusts_source:
         raise TargetNotAllowed(
             probe.url,
-            "simple_templates=False has jinja2 run the templates of this set, which lies elsewhere",
+            "simple_templates=False lets jinja2 run the templates of this set, which is not trusted",
             "Add the set's own URL to allow= if you trust it, or leave simple_templates=False out",
         )
     index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
@@ -186,24 +186,24 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# References as the bytes of a JSON set, piece by piece. No I/O here.
+# Encoding references as a JSON set, piece by piece. No I/O here.
 
 
-# What goes around the members of a JSON set, by its version.
+# The text around the members of a JSON set, by version.
 FRAMES: Final = {0: (b"{", b"}"), 1: (b'{"version":1,"refs":{', b"}}")}
 
 
 class LooksLikeTemplate(Exception):
-    """A URL holds what version 1 of JSON sets expands: the set has to be of version 0."""
+    """A URL contains ``{{``, which version 1 of JSON sets expands: write the set in version 0."""
 
 
-def member(key: str, value: Any, version: int) -> bytes:
-    """Return one member of a JSON set; ``value`` is an object, text, data or a list."""
+def encode_member(key: str, value: Any, version: int) -> bytes:
+    """Encode one member of a JSON set; ``value`` is an object, text, data or a list."""
     match value:
         case [_, offset, None]:
             raise open_end(key, offset)
         case [url, *_]:
-            _url(url, version)
+            _encode_url(url, version)
         case dict():
             value = zarrmeta.dumps(value).decode()
         case bytes():
@@ -211,13 +211,13 @@ def member(key: str, value: Any, version: int) -> bytes:
     return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
 
 
-def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Chunks, version: int) -> bytes:
-    """Return the members of a JSON set for all chunks in ``partition``, which are among ``numbers``."""
+def encode_chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Chunks, version: int) -> bytes:
+    """Encode all chunks in ``partition`` as members of a JSON set; ``numbers`` are the partition's chunks."""
     check_representable(array, grid, numbers, partition)
     rows = partition.present()
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     keys = tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
-    urls = [_url(url, version) for url in partition.urls]
+    urls = [_encode_url(url, version) for url in partition.urls]
     values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
     out = []
     for row, tail, (target, offset, length) in zip(rows, keys, values, strict=True):
@@ -230,7 +230,7 @@ def chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Chunks
     return ",".join(out).encode()
 
 
-def _url(url: str | None, version: int) -> str:
+def _encode_url(url: str | None, version: int) -> str:
     if version and url is not None and "{{" in url:
         raise LooksLikeTemplate(url)
     return zarrmeta.dumps(url).decode()

@@ -1,4 +1,4 @@
-"""Reference sets as directories of Parquet files, as kerchunk writes them. Told by a ``.zmetadata`` of its own kind."""
+"""Reference sets as directories of Parquet files, in kerchunk's layout. Recognised by the content of ``.zmetadata``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from refshard_fs.core.format import Format, Probe
 
 __all__ = ["FORMAT", "PARQUET"]
 
-PARQUET = ".zmetadata"  # the document of a set; a hierarchy may have one of another kind
+PARQUET = ".zmetadata"  # the document of a set; in a zarr hierarchy it has other content
 
 
 def _recognises(probe: Probe) -> bool:
@@ -17,7 +17,7 @@ def _recognises(probe: Probe) -> bool:
     try:
         spelled = zarrmeta.loads(document.data)
     except ValueError:
-        return True  # damaged: opening it says so
+        return True  # damaged: opening it raises the error
     return isinstance(spelled, dict) and "record_size" in spelled
 
 

@@ -1,4 +1,4 @@
-"""All of a parquet set, a partition at a time, as a mapping for users. No I/O here."""
+"""A parquet set as a mapping for users, read one partition at a time. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from refshard_fs.core.keyspace import Run
 from refshard_fs.core.model import Steps
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 
-MEMO: Final = 4096  # values that are remembered
+MEMO: Final = 4096  # values in the cache
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
 
 class ParquetSet(Protocol):
-    """What is shown of a parquet set."""
+    """The interface of a parquet set that `LazyReferences` needs."""
 
     root: str
     document: bytes
@@ -33,10 +33,10 @@ class ParquetSet(Protocol):
 
 
 class LazyReferences(Mapping[str, Any]):
-    """The references below a parquet set's root; ``run`` meets the needs of a look-up (on behalf of a key).
+    """The references in a parquet set, as a mapping.
 
-    A look-up loads one partition; iterating loads them one after the other, and so does
-    ``len``: how many chunks exist stands nowhere.
+    A look-up loads one partition. Iteration loads all partitions one after the other, and so does ``len``, because the
+    number of chunks is not stored. ``run(key, steps)`` runs a look-up for a key.
     """
 
     def __init__(self, keyspace: ParquetSet, run: Run) -> None:
@@ -48,7 +48,7 @@ class LazyReferences(Mapping[str, Any]):
         value = self._memo.get(key)
         if value is None:
             found: Value | None = self._run(key, lambda: self.keyspace.value(key))
-            value = self.keyspace.document if found is None and key == PARQUET else _spelled(found)
+            value = self.keyspace.document if found is None and key == PARQUET else _to_json(found)
             if value is None:
                 raise KeyError(key)
             if len(self._memo) >= MEMO:
@@ -77,14 +77,14 @@ class LazyReferences(Mapping[str, Any]):
         return f"<LazyReferences: {self.keyspace.root}, {len(self.keyspace.grids)} arrays>"
 
     def _partitions(self) -> Iterator[tuple[str, int, Chunks]]:
-        """Yield (array, number of its first chunk, partition) of each partition that exists."""
+        """Yield (array, number of the first chunk, partition) for each partition that exists."""
         contents: Contents = self._run("", self.keyspace.contents)
         for array, listed in contents.arrays.items():
             for numbers in listed.numbers:
                 yield array, numbers.start, self._run(array, partial(self.keyspace.chunks, array, numbers))
 
 
-def _spelled(value: Value | None) -> Any:
+def _to_json(value: Value | None) -> Any:
     match value:
         case (url, Row() as row):
             return row.spelled(url)

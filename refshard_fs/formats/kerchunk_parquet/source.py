@@ -1,15 +1,14 @@
-"""Kerchunk's parquet reference sets, read a partition at a time. No I/O here.
+"""Read kerchunk's parquet reference sets, one partition at a time. No I/O here.
 
-A directory: ``.zmetadata`` is ``{"metadata": {key: object}, "record_size": N}``, and row
-``r`` of ``<array>/refs.<i>.parq`` is the chunk whose number in the array's grid is
-``i * N + r``; where there is no such file, none of its chunks exist. Today's writers know
-zarr v2 with ``.`` between coordinates. Here the same layout holds ``zarr.json`` and every
-other spelling of chunk keys too: keys follow the array's own metadata.
+A set is a directory. ``.zmetadata`` is ``{"metadata": {key: object}, "record_size": N}``, and row ``r`` of
+``<array>/refs.<i>.parq`` is the chunk with the number ``i * N + r`` in the array's grid. If a file is missing, its
+chunks do not exist. kerchunk and VirtualiZarr write zarr v2 with ``.`` between coordinates. Here the same layout holds
+``zarr.json`` and all encodings of chunk keys, too: keys follow the array's own metadata.
 
-A commit adds a member ``refshard`` to ``.zmetadata``: its number, and the files of partitions
-that have not got their own names yet, or that are no more (FORMATS.md). Each partition says
-which commit wrote it. So who opened the set before a commit finds the partitions that this
-has replaced, which are kept for a while, and never reads the new ones instead.
+A commit adds a member ``refshard`` to ``.zmetadata``: the number of the commit, and the partitions that do not have
+their usual file names yet or no longer exist (FORMATS.md). Each partition has the number of the commit that wrote it. A
+reader that opened the set before a commit recognises newer partitions by that number, and reads the replaced files
+instead, which are kept for a while.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from refshard_fs.references.values import resolver
 from refshard_fs.security.origins import Origins, read_member
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
-KEPT = 900  # seconds that what a commit replaced is kept for readers that have the set open
-BATCH = 8  # partitions that a listing asks for at a time
-ASKED = 1 << 16  # partitions that are asked for one by one, where nothing lists them
+KEPT = 900  # seconds that replaced files are kept for readers that opened the set before
+BATCH = 8  # partitions that a listing loads at a time
+ASKED = 1 << 16  # most partitions that are looked up one by one if the directory cannot be listed
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
 _KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)
@@ -49,15 +48,15 @@ _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
 
 
 def partition_name(array: str, number: int, replaced: int | None = None) -> str:
-    """Return the path, relative to the set, of a partition of ``array``.
+    """Return the path of a partition of ``array``, relative to the set.
 
-    With ``replaced``, of the version that the commit of that number wrote, which a later one has replaced.
+    With ``replaced``: the path of the old version that the commit with this number wrote.
     """
     return join(array, f"refs.{number}.parq" if replaced is None else f"refs.{number}.{replaced}.parq")
 
 
 class Layout:
-    """What ``.zmetadata`` says: the metadata documents by key, the arrays' grids, and the rows in a partition."""
+    """The content of ``.zmetadata``: the metadata documents by key, the arrays' grids, and the rows of a partition."""
 
     def __init__(self, document: bytes, where: str) -> None:
         try:
@@ -69,21 +68,23 @@ class Layout:
                 self.metadata: dict[str, dict[str, Any]] = metadata
                 self.record_size = size
             case _:
-                raise ManifestError(f"{where} is no reference set: it needs an object 'metadata' and a 'record_size'")
-        self.renamed = _renamed(spelled, where)
+                raise ManifestError(
+                    f"{where} is not a reference set: it needs 'metadata' (an object) and 'record_size'"
+                )
+        self.renamed = _read_renamed(spelled, where)
         ours = spelled.get("refshard", {})
-        self.generation = _number(ours, "generation")  # number of the last commit
-        self.begun = _number(ours, "at")  # since when a commit gives partitions their usual names
-        self.kept = _kept(ours)
+        self.generation = _read_number(ours, "generation")  # number of the last commit
+        self.begun = _read_number(ours, "at")  # time at which a commit began to give partitions their usual names
+        self.kept = _read_kept(ours)
         self.origins = read_member(ours, where)
         if self.record_size < 1:
-            raise ManifestError(f"{where}: its record_size is {self.record_size}; a partition has at least one row")
+            raise ManifestError(f"{where}: its record_size is {self.record_size}: expected at least 1")
         self.grids: dict[str, ChunkGrid] = {}
         for key, value in metadata.items():
             if not isinstance(value, dict):
-                raise ManifestError(f"{key!r} of {where} is no JSON object, but {type(value).__name__}")
+                raise ManifestError(f"{key!r} of {where} is a {type(value).__name__}: expected a JSON object")
             if not is_key(key):
-                raise ManifestError(f"{where}: {key!r} is no key; its parts are names with a slash between them")
+                raise ManifestError(f"{where}: {key!r} is not a key: expected names with a slash between them")
             path, name = parent(key)
             if name in zarrmeta.ARRAY_DOCUMENTS:
                 meta = zarrmeta.array_meta(value, f"{key!r} of {where}")
@@ -91,21 +92,21 @@ class Layout:
                     self.grids[path] = meta.grid
 
     def partitions(self, array: str) -> int:
-        """Return how many partitions the chunks of ``array`` fill, whether they exist or not."""
+        """Return the number of partitions that the chunks of ``array`` fill, whether they exist or not."""
         return -(-self.grids[array].size // self.record_size)
 
     def chunks(self, array: str, partition: int) -> int:
-        """Return how many chunks of the grid lie in a partition."""
+        """Return the number of the grid's chunks in a partition."""
         return min(self.record_size, self.grids[array].size - partition * self.record_size)
 
 
-def _number(ours: Mapping[str, Any], name: str) -> int:
+def _read_number(ours: Mapping[str, Any], name: str) -> int:
     found = ours.get(name, 0)
     return found if type(found) is int and 0 <= found < 1 << 63 else 0
 
 
-def _kept(ours: Mapping[str, Any]) -> dict[str, int]:
-    """Return when files were replaced that readers may still need, in seconds since 1970, by path."""
+def _read_kept(ours: Mapping[str, Any]) -> dict[str, int]:
+    """Return the times of replacement of old files, in seconds since 1970, by path."""
     match ours:
         case {"kept": dict(kept)}:
             named = ((path, when) for path, when in kept.items() if is_key(path) and _KEPT.fullmatch(parent(path)[1]))
@@ -113,8 +114,8 @@ def _kept(ours: Mapping[str, Any]) -> dict[str, int]:
     return {}
 
 
-def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
-    """Return array → partition → the name of its file in the array's directory; None where there is no partition."""
+def _read_renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
+    """Return the file names of renamed partitions by array and number; None for a partition that does not exist."""
     match spelled.get("refshard"):
         case None:
             return {}
@@ -123,19 +124,19 @@ def _renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str 
         case {"commit": str()} | {"from": _}:
             return {}
         case _:
-            raise ManifestError(f"{where}: its member 'refshard' is no object with 'partitions', 'commit' or 'from'")
+            raise ManifestError(f"{where}: its 'refshard' needs a member 'partitions' (an object), 'commit' or 'from'")
     found: dict[str, dict[int, str | None]] = {}
     for array, names in arrays.items():
         known = found[array] = {}
         for number, name in (names if isinstance(names, dict) else {"": ""}).items():
             if not _NUMBER.fullmatch(number) or not (name is None or (isinstance(name, str) and _NAME.fullmatch(name))):
-                raise ManifestError(f"{where}: {number!r}: {name!r} is no partition of {array!r} and its file")
+                raise ManifestError(f"{where}: {number!r}: {name!r} is not a partition of {array!r} and its file")
             known[int(number)] = name
     return found
 
 
 class ParquetKeySpace(KeySpace):
-    """The keys of a parquet set below ``root``: look-ups load one partition, listings those of their directory."""
+    """The keys of a parquet set below ``root``. A look-up loads one partition, a listing those of its directory."""
 
     holds_all_metadata = True
     consolidated_anew = PARQUET
@@ -157,16 +158,16 @@ class ParquetKeySpace(KeySpace):
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids
         self._version = version
         self._quota = Quota(root, cache_size)
-        self._absent: set[tuple[str, int]] = set()  # partitions that were looked for in vain
-        self._found: dict[tuple[str, int], int] = {}  # the commits that wrote partitions, which were read
+        self._absent: set[tuple[str, int]] = set()  # partitions that are known not to exist
+        self._found: dict[tuple[str, int], int] = {}  # partitions that were read: the commits that wrote them
         self._opened = time.monotonic()
         self._absolute = lru_cache(MEMO)(resolve)
         self._origin = lru_cache(MEMO)(lambda url: self.layout.origins.of(self._absolute(url)))
         self._has_origins = bool(self.layout.origins)
-        self.load = lru_cache(MEMO)(self._load)  # a fifth of the time of a read from a partition that is remembered
+        self.load = lru_cache(MEMO)(self._load)  # `_load` takes a fifth of the time of a read from a cached partition
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
         if not all(key.endswith("zarr.json") for key in members):
-            members.setdefault(PARQUET, document)  # to zarr version 3 it is no part of a hierarchy
+            members.setdefault(PARQUET, document)  # zarr version 3 has no such document
         self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, members), resolve, root)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -176,7 +177,7 @@ class ParquetKeySpace(KeySpace):
                 return Inline(self.document) if key == PARQUET else None
             case (url, row):
                 if row.length is not None and row.length > LONG:
-                    check_length(key, row.length, self._meta_above(key))
+                    check_length(key, row.length, self._get_array_meta(key))
                 stop = None if row.length is None else row.offset + row.length
                 return Span(
                     self._absolute(url), row.offset, stop, origin=self._origin(url) if self._has_origins else ()
@@ -204,8 +205,8 @@ class ParquetKeySpace(KeySpace):
     def resolve(self, url: str | None) -> str:
         return self._absolute(url)
 
-    def _meta_above(self, key: str) -> zarrmeta.ArrayMeta | None:
-        """Return the metadata of the array that has the chunk ``key``."""
+    def _get_array_meta(self, key: str) -> zarrmeta.ArrayMeta | None:
+        """Return the metadata of the array with the chunk ``key``."""
         at = place(self.grids, key)
         if at is None:
             return None
@@ -217,7 +218,7 @@ class ParquetKeySpace(KeySpace):
         return None
 
     def value(self, key: str) -> Steps[Value | None]:
-        """Return a metadata document, data, or a reference and its URL as written; None if there is no such key."""
+        """Return a metadata document, data, or a reference with its URL as written; None if the key does not exist."""
         metadata = self.layout.metadata.get(key)
         if metadata is not None:
             return metadata
@@ -240,7 +241,7 @@ class ParquetKeySpace(KeySpace):
                 return data
 
     def partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
-        """Return a partition, or None if there is none."""
+        """Load a partition; None if it does not exist."""
         found: StoredPartition | None
         name = self.layout.renamed.get(array, {}).get(number, "")
         if name is None:
@@ -249,11 +250,11 @@ class ParquetKeySpace(KeySpace):
             found = yield self.load(array, number, name)
             if found is not None:
                 return found
-        # It never had another name, or has got its own one since this set was opened.
-        return (yield from self._by_its_name(array, number, is_there=bool(name)))
+        # It always had its usual name, or a commit has given it that name since this set was opened.
+        return (yield from self._load_usual_file(array, number, is_there=bool(name)))
 
-    def _by_its_name(self, array: str, number: int, *, is_there: bool) -> Steps[StoredPartition | None]:
-        """Return the partition in the file of its usual name, or what that was when this set was opened."""
+    def _load_usual_file(self, array: str, number: int, *, is_there: bool) -> Steps[StoredPartition | None]:
+        """Load a partition from its usual file, or the version that was current when this set was opened."""
         at = array, number
         kept: int | None = self._found.get(at)
         try:
@@ -279,25 +280,25 @@ class ParquetKeySpace(KeySpace):
         found = None if kept is None else (yield self.load(array, number, partition_name("", number, kept)))
         if isinstance(found, StoredPartition):
             return found
-        raise self._changed(partition_name(array, number))
+        raise self._make_changed_error(partition_name(array, number))
 
     def _check_absent(self) -> Steps[None]:
-        """Raise TargetChanged if a commit may have removed a partition, without a trace, since the set was opened."""
+        """Raise TargetChanged if a commit since the opening may have removed a partition and its replaced files."""
         if self.document_url is not None and time.monotonic() - self._opened > KEPT / 2:
             facts: Facts | None = yield Stat(self.document_url, fresh=True)
             if facts is None:
-                raise self._changed(PARQUET)
+                raise self._make_changed_error(PARQUET)
 
-    def _changed(self, name: str) -> TargetChanged:
+    def _make_changed_error(self, name: str) -> TargetChanged:
         where = relative_to(self.root, name)
-        remedy = "invalidate_cache() starts over with what is there now"
-        return TargetChanged("", where, f"the set was committed to since it was opened here; {remedy}")
+        remedy = "call invalidate_cache() to read the new version"
+        return TargetChanged("", where, f"a commit has changed the set since it was opened; {remedy}")
 
     def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Chunks | None]]:
-        """Return several partitions that are `stored`, read together."""
+        """Load several of the partitions that `list_partitions` returns, together."""
         renamed = self.layout.renamed.get(array, {})
         found: Sequence[Any] = [None] * len(numbers)
-        with contextlib.suppress(TargetChanged):  # each alone finds what it was
+        with contextlib.suppress(TargetChanged):  # each is then loaded alone, in the version at the opening
             found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         out = []
         for number, part in zip(numbers, found, strict=True):
@@ -306,17 +307,17 @@ class ParquetKeySpace(KeySpace):
         return out
 
     def _load(self, array: str, number: int, name: str = "") -> Load:
-        """Return what it takes to have a partition, in the file ``name``; the answer is None where there is none."""
+        """Return the need for a partition in the file ``name``; the answer is None if there is no such file."""
         file = join(array, name) if name else partition_name(array, number)
         layout = self.layout
         chunks = layout.chunks(array, number)
         index = PartitionIndex(chunks, layout.record_size, self._version, self._quota, layout.generation)
         return Load(Span(relative_to(self.root, file), optional=True), index)
 
-    def stored(self, array: str, start: int, stop: int) -> Steps[list[int]]:
-        """Return the partitions with chunks numbered ``[start, stop)`` that exist, where the target can tell.
+    def list_partitions(self, array: str, start: int, stop: int) -> Steps[list[int]]:
+        """List the existing partitions with chunks ``[start, stop)``; all of them if the directory cannot be listed.
 
-        NotListable where it cannot, and the metadata promises more of them than anybody would write.
+        Raises NotListable if there are too many to look them up one by one.
         """
         if stop <= start:
             return []
@@ -332,8 +333,8 @@ class ParquetKeySpace(KeySpace):
                 return sorted(n for n in there if n in wanted)
             if len(wanted) > ASKED:
                 raise NotListable(
-                    f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to ask for. Chunks can "
-                    "be read; to list them, give the set's address on a filesystem that can list, or copy it to one"
+                    f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to look up one by one. "
+                    "Chunks can be read. To list them, open the set by a URL that can be listed, or copy it"
                 )
         return [n for n in wanted if renamed.get(n, "") is not None]
 
@@ -347,7 +348,7 @@ class ParquetKeySpace(KeySpace):
         for path, grid in self.grids.items():
             if is_within(path, prefix):
                 try:
-                    stored = yield from self.stored(path, 0, grid.size)
+                    stored = yield from self.list_partitions(path, 0, grid.size)
                 except (OSError, RefShardError) as e:
                     if errors is None:
                         raise
@@ -376,9 +377,9 @@ class ParquetKeySpace(KeySpace):
         return builder.finish()
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs, as written, of the first partition that has any."""
+        """Return the URLs, as written, in the first partition that has URLs."""
         for array, grid in self.grids.items():
-            for number in (yield from self.stored(array, 0, grid.size)):
+            for number in (yield from self.list_partitions(array, 0, grid.size)):
                 partition = yield from self.partition(array, number)
                 if partition is not None and partition.urls:
                     return partition.urls
@@ -387,8 +388,8 @@ class ParquetKeySpace(KeySpace):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         stem = prefix + "/" if prefix else ""
         parts: list[Sequence[Listed]] = []
-        for array, rest in self._arrays_at(prefix):
-            parts.append((yield from self._chunks_below(array, rest, stem)))
+        for array, rest in self._split_path(prefix):
+            parts.append((yield from self._list_chunks(array, rest, stem)))
         documents = yield from self._documents.children(prefix)
         found = merged(*parts, documents or ())
         return None if documents is None and not found else found
@@ -396,23 +397,23 @@ class ParquetKeySpace(KeySpace):
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self._documents.is_directory(prefix)):
             return True
-        for array, rest in self._arrays_at(prefix):
+        for array, rest in self._split_path(prefix):
             level = self.grids[array].directory(rest)
-            if level is not None and (yield from self._any(array, level.numbers.start, level.numbers.stop)):
+            if level is not None and (yield from self._has_chunk(array, level.numbers.start, level.numbers.stop)):
                 return True
         return False
 
-    def _chunks_below(self, array: str, rest: str, stem: str) -> Steps[Sequence[Listed]]:
+    def _list_chunks(self, array: str, rest: str, stem: str) -> Steps[Sequence[Listed]]:
         grid = self.grids[array]
         level = grid.directory(rest)
         if level is None or not level.numbers:
             return []
         start, stop = level.numbers.start, level.numbers.stop
         if len(level.numbers) == 1 and not level.is_leaf:
-            there = yield from self._any(array, start, stop)
+            there = yield from self._has_chunk(array, start, stop)
             return [Listed(level.child(start), None, True)] if there else []
         parts: list[Part] = []
-        numbers = yield from self.stored(array, start, stop)
+        numbers = yield from self.list_partitions(array, start, stop)
         for batch in batches(numbers, BATCH):
             partitions = yield from self.partitions(array, batch)
             for number, partition in zip(batch, partitions, strict=True):
@@ -420,26 +421,26 @@ class ParquetKeySpace(KeySpace):
                     parts.append(partition.part(number * self.layout.record_size))
         return chunks_below(ChunkTable.from_parts(grid, parts), rest, stem)
 
-    def _any(self, array: str, start: int, stop: int) -> Steps[bool]:
-        """Return whether any chunk numbered ``[start, stop)`` exists."""
-        for number in (yield from self.stored(array, start, stop)):
+    def _has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:
+        """Whether any of the chunks ``[start, stop)`` exists."""
+        for number in (yield from self.list_partitions(array, start, stop)):
             partition = yield from self.partition(array, number)
             base = number * self.layout.record_size
             if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
                 return True
         return False
 
-    def _arrays_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Return (array, rest) for each array that directory ``prefix`` may be part of."""
+    def _split_path(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """Yield (array, rest) for each array in which the directory ``prefix`` may lie."""
         return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.grids)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a parquet reference set: that takes no reads."""
+    """Open a parquet reference set, without reads."""
     yield from ()
     document = probe.documents.get(PARQUET)
     if document is None:
-        raise ManifestError(f"{probe.url} is no parquet reference set: it has no {PARQUET}")
+        raise ManifestError(f"{probe.url} is not a parquet reference set: it has no {PARQUET}")
     require_pyarrow()
     facts = document.facts
     version = f"{facts.etag} {facts.last_modified} {facts.size}"

@@ -1,6 +1,6 @@
-"""References as the files of a parquet set. No I/O here.
+"""Encode references as the files of a parquet set. No I/O here.
 
-What a parquet set cannot hold is a ManifestError that names the key.
+Raises ManifestError, with the key, for references that a parquet set cannot hold.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from refshard_fs.references.values import check_name, is_utf8, object_in
 from refshard_fs.security.origins import MEMBER, Origins
 
 
-def layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
-    """Return the ``.zmetadata`` of a parquet set with these documents, all of which must be metadata."""
+def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
+    """Make the ``.zmetadata`` of a parquet set with these documents, all of which must be metadata."""
     metadata: dict[str, Any] = {}
     for key, value in documents:
         if isinstance(value, list):
-            raise ManifestError(f"{key!r} is a reference, and no chunk of an array: a parquet set cannot hold it")
+            raise ManifestError(f"{key!r} is a reference but not a chunk of an array: a parquet set cannot hold it")
         if not zarrmeta.is_metadata(key):
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
         check_name(key)
         document = object_in(value, repr(key))
-        if parent(key)[1] != PARQUET:  # the set has its own; zarr refuses others in there
+        if parent(key)[1] != PARQUET:  # the set writes its own; zarr rejects a nested one
             metadata[key] = document
     metadata |= in_step(metadata)
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
 
 
-def with_origins(document: bytes, origins: Origins) -> bytes:
-    """Return a ``.zmetadata`` that says which URLs of the set others named."""
+def add_origins(document: bytes, origins: Origins) -> bytes:
+    """Add the origins of URLs to a ``.zmetadata``: the servers that named them."""
     if not origins:
         return document
     return zarrmeta.dumps({**zarrmeta.loads(document), "refshard": {MEMBER: origins.to_json()}})
 
 
-def parquet_partition(
+def encode_partition(
     array: str,
     grid: ChunkGrid,
     numbers: range,
@@ -61,7 +61,7 @@ def parquet_partition(
     *,
     dry: bool = False,
 ) -> bytes:
-    """Return the parquet file of the chunks ``numbers`` of ``array``; ``dry``: only see whether there can be one."""
+    """Encode the chunks ``numbers`` of ``array`` as a parquet file. If ``dry``, only check that it is possible."""
     check_representable(array, grid, numbers, partition)
     targets, offsets, lengths = partition.ranges
     there = targets != ABSENT
@@ -69,25 +69,23 @@ def parquet_partition(
     for row in np.flatnonzero(there & (lengths != WHOLE) & beyond).tolist():
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(
-            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: parquet has 63 bits for its end"
+            f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: in parquet, they end below 2**63"
         )
     for target, url in enumerate(partition.urls):
         if url is not None and is_utf8(url):
             continue
         key = join(array, grid.tail(numbers.start + int(np.flatnonzero(targets == target)[0])))
         if url is None:
-            raise ManifestError(f"{key!r} has no URL, which to parquet is no reference: open the source with target=")
-        raise ManifestError(f"{key!r} has the URL {url!r}, which is no UTF-8, as parquet has it")
+            raise ManifestError(f"{key!r} has no URL, which a parquet set cannot hold: open the source with target=")
+        raise ManifestError(f"{key!r} has the URL {url!r}, which is not UTF-8: a parquet set cannot hold it")
     return b"" if dry else encode(partition, written)
 
 
 def encode(partition: Chunks, written: Written | None = None) -> bytes:
-    """Return the bytes of a parquet file with the rows of ``partition``, readable by fsspec as well.
+    """Encode ``partition`` as a parquet file, which fsspec can read too; ``written`` says which commit writes it.
 
-    ``written`` says which commit writes it.
-
-    The column of data is there only where it is needed. Data that is empty stands for an
-    empty range at offset 0, which would mean the whole target.
+    The column of inline data exists only if needed. An empty range at offset 0 is written as empty inline data, because
+    as a range it would mean the whole target.
     """
     pa, parquet = require_pyarrow()
     targets, offsets, lengths = partition.ranges
@@ -104,7 +102,7 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
     ]
     fields = [
         pa.field("path", pa.string()),
-        pa.field("offset", pa.int64(), nullable=False),  # or else pandas makes inexact fractions of them
+        pa.field("offset", pa.int64(), nullable=False),  # otherwise pandas reads them as inexact floats
         pa.field("size", pa.int64(), nullable=False),
     ]
     if inline:
@@ -117,8 +115,8 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
         out,
         compression="zstd",
         use_dictionary=["path"],
-        write_statistics=["offset", "size"],  # without, pandas takes them for columns with nulls, and makes floats
-        store_schema=notes is not None,  # pyarrow 15 writes no notes without
+        write_statistics=["offset", "size"],  # without them, pandas assumes nulls and reads floats
+        store_schema=notes is not None,  # otherwise pyarrow 15 does not write the notes
         write_page_checksum=True,
         row_group_size=max(len(partition), 1),
     )
@@ -126,30 +124,29 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a commit changes in a parquet set: which partitions become what, and what ``.zmetadata`` says. No I/O here.
-#
-# Only partitions with edits in them are written anew, while chunks keep their numbers; that is so as long as an array
-# grows or shrinks along its first dimension. Otherwise all of its partitions are.
+# Commits: which partitions change how, and the new ``.zmetadata``. No I/O here.  While chunks keep their numbers, only
+# the partitions with edits are rewritten. They keep them if an array grows or shrinks along its first dimension only.
+# Otherwise all partitions of the array are rewritten.
 
 
 class Change(NamedTuple):
-    """How the partitions of one array change: rows by partition and row; or all of them are made anew."""
+    """The changes in one array: edits by partition and row; or all partitions are rewritten (``anew``)."""
 
     rows: Mapping[int, Mapping[int, Edit]]
-    cut: tuple[int, ...] = ()  # partitions of which rows at the end are added or taken away
+    cut: tuple[int, ...] = ()  # partitions that gain or lose rows at their end
     anew: bool = False
-    keeps: bool = True  # whether chunks that there were are still there
+    keeps: bool = True  # whether the chunks before the commit are kept
 
 
 class Plan(NamedTuple):
-    """All changes by array, and the arrays that are no more."""
+    """All changes by array, and the arrays that are removed."""
 
     changes: Mapping[str, Change]
     gone: tuple[str, ...]
 
 
-def new_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
-    """Return what ``.zmetadata`` says after ``edits``, and as the document it is."""
+def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
+    """Return the layout after ``edits``, and its ``.zmetadata``."""
     documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
     for key, edit in edits.changes().items():
         if not zarrmeta.is_metadata(key) or key == PARQUET:
@@ -158,16 +155,16 @@ def new_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
             case Inline(data):
                 documents[key] = data
             case Span():
-                raise ManifestError(f"{key!r} is a reference, and a parquet set holds metadata as such")
+                raise ManifestError(f"{key!r} is a reference: a parquet set needs the bytes of metadata")
             case _:
                 documents.pop(key, None)
     named = [(edit.url, edit.origin) for edit in edits.changes().values() if isinstance(edit, Span)]
-    document = with_origins(layout_document(documents.items(), old.record_size), old.origins.with_urls(named))
+    document = add_origins(make_layout_document(documents.items(), old.record_size), old.origins.with_urls(named))
     return Layout(document, where), document
 
 
 def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
-    """Return what ``edits`` change; ManifestError, which names the key, for what a parquet set cannot hold."""
+    """Return the changes that ``edits`` make. Raise ManifestError for a key that a parquet set cannot hold."""
     rows: dict[str, dict[int, dict[int, Edit]]] = {}
     for key, edit in edits.changes().items():
         if zarrmeta.is_metadata(key):
@@ -186,14 +183,14 @@ def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
         if before is None or edits.hides(path):
             if there or before is not None:
                 changes[path] = Change(there, anew=True, keeps=False)
-        elif any(is_within(prefix, path) for prefix in prefixes) or not _same_numbers(before, grid):
+        elif any(is_within(prefix, path) for prefix in prefixes) or not _keeps_numbers(before, grid):
             changes[path] = Change(there, anew=True)
         elif there or before.size != grid.size:
-            changes[path] = Change(there, _cut(before.size, grid.size, new.record_size))
+            changes[path] = Change(there, _find_cut_partition(before.size, grid.size, new.record_size))
     return Plan(changes, tuple(path for path in old.grids if path not in new.grids))
 
 
-def _same_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
+def _keeps_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
     return (
         before.encoding == after.encoding
         and len(before.counts) == len(after.counts)
@@ -201,14 +198,14 @@ def _same_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
     )
 
 
-def _cut(before: int, after: int, size: int) -> tuple[int, ...]:
-    """Return the partition that has more or fewer rows now than it was written with, if there is one."""
+def _find_cut_partition(before: int, after: int, size: int) -> tuple[int, ...]:
+    """Return the partition whose number of rows changes because the array does, if there is one."""
     least = min(before, after)
     return (least // size,) if before != after and least % size else ()
 
 
-def edited_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -> Chunks:
-    """Return ``old`` (None: no chunk exists) with ``count`` rows and with ``rows`` edited."""
+def edit_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -> Chunks:
+    """Apply edits to ``old`` (None: no chunk exists); the result has ``count`` rows."""
     builder = ChunksBuilder(count)
     if old is not None:
         kept = slice(min(count, len(old)))
@@ -226,7 +223,7 @@ def edited_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -
     return builder.finish()
 
 
-def document_with(
+def make_document(
     document: bytes,
     token: str,
     generation: int,
@@ -234,11 +231,11 @@ def document_with(
     renamed: Mapping[str, Mapping[int, str | None]] | None = None,
     at: int = 0,
 ) -> bytes:
-    """Return ``.zmetadata`` after the commit number ``generation``.
+    """Return ``.zmetadata`` after the commit with the number ``generation``.
 
-    ``token`` tells the commit from others: stores name versions by content, and that of two may be the same but for it.
-    ``kept`` are replaced files and when they were replaced; ``renamed`` names the partitions that are not yet, or no
-    longer, where they belong: since ``at``, somebody is at it.
+    ``token`` makes the document unique: stores name versions by content, and two commits could write the same document.
+    ``kept`` are replaced files, with the time of their replacement. ``renamed`` has the files of partitions that do not
+    have their usual names; a commit gives them these names since the time ``at``.
     """
     spelled = zarrmeta.loads(document)
     partitions = {array: {str(n): name for n, name in names.items()} for array, names in (renamed or {}).items()}

@@ -1,4 +1,4 @@
-"""TIFF and BigTIFF files (COG, GeoTIFF, OME-TIFF among them): a zarr group of their images and overviews."""
+"""TIFF and BigTIFF files (also COG, GeoTIFF, OME-TIFF): a zarr group of their images and overviews."""
 
 from __future__ import annotations
 

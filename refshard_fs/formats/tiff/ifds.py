@@ -1,7 +1,7 @@
-"""The directories (IFDs) of a TIFF or BigTIFF file and the values of their tags, read in few rounds. No I/O here.
+"""Read the directories (IFDs) of a TIFF or BigTIFF file, and the values of their tags, in few rounds. No I/O here.
 
-IFDs are a chain: each says where the next one lies. What the head of the file holds costs no read, and IFDs that
-follow at equal distances, as those of uncompressed pages do, are read many at a time.
+IFDs are a chain: each points to the next. IFDs in the first bytes of the file cost no read. IFDs at equal distances, as
+in files of uncompressed pages, are read many at a time.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Span, Steps, batches
 from refshard_fs.errors import ManifestError
 
-HEAD: Final = 1 << 16  # bytes of the file that are read first: IFDs and their values lie there in a COG
-WINDOW: Final = 1 << 14  # bytes that are read of an IFD elsewhere: itself, small values, and often its neighbours
-# Where IFDs follow one another closely, as those of small compressed pages do, so many bytes are read: a round of
-# requests to a server takes about as long. 24 pages of an OME-TIFF are opened in 2 rounds, and not in 21.
+HEAD: Final = 1 << 16  # bytes of the file that are read first: a COG has its IFDs and their values there
+WINDOW: Final = 1 << 14  # bytes that are read at each further IFD: the IFD, small values, often neighbouring IFDs
+# Bytes that are read where IFDs lie close together, as those of small compressed pages do: a round of requests takes
+# about as long. An OME-TIFF of 24 pages then takes 2 rounds, not 21.
 AROUND: Final = 1 << 20
 AT_ONCE: Final = 64  # windows that are read in one round: 1 MiB
-MOST_IFDS: Final = 1 << 16  # in a file; with more, opening would take minutes
-MOST_TAGS: Final = 1 << 12  # in an IFD; writers make about 30
-SHARED: Final = 1 << 20  # bytes of tags' values that any file may have,
-TIMES_SHARED: Final = 16  # and in times its size: pages may name one place for what they all say
+MOST_IFDS: Final = 1 << 16  # in a file; more would take minutes to open
+MOST_TAGS: Final = 1 << 12  # in an IFD; usual are about 30
+SHARED: Final = 1 << 20  # bytes that the values of all tags in a file may take, or
+TIMES_SHARED: Final = 16  # this many times the size of the file: pages may share one place of values
 
-# Data types by their number in a file; fractions are pairs.
+# Data types by their number in a file; a fraction is a pair.
 _NAMES = ("u1", "S1", "u2", "u4", "u4,u4", "i1", "u1", "i2", "i4", "i4,i4", "f4", "f8")
 _TYPES: Final = {**dict(enumerate(_NAMES, 1)), 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
 
 
 class Tag(msgspec.Struct):
-    """``count`` values of ``dtype`` that lie at ``start`` in the file; ``data`` is their bytes, if they are known."""
+    """A tag with ``count`` values of ``dtype`` at ``start`` in the file; ``data`` are their bytes once read."""
 
     dtype: np.dtype[Any]
     count: int
@@ -44,25 +44,25 @@ class Tag(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return self.count * self.dtype.itemsize
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """The values, whose bytes are known."""
+        """The values, which must have been read."""
         return np.frombuffer(self.data or b"", self.dtype)
 
     def part(self, first: int, count: int) -> Tag:
-        """Return ``count`` of the values, from the ``first`` on."""
+        """Return a tag with ``count`` of the values, beginning with the value number ``first``."""
         start, stop = first * self.dtype.itemsize, (first + count) * self.dtype.itemsize
         return Tag(self.dtype, count, self.start + start, None if self.data is None else self.data[start:stop])
 
 
 class Ifd(msgspec.Struct):
-    """One directory: its tags by number, and where the next one lies.
+    """One directory: its tags by number, and the position of the next directory.
 
-    ``lost`` are the numbers of tags whose values lie beyond the end of the file. ``problem`` says why the directory
-    itself cannot be read.
+    ``lost`` are the numbers of tags whose values lie beyond the end of the file. ``problem`` is the reason why the
+    directory cannot be read.
     """
 
     following: int
@@ -71,62 +71,62 @@ class Ifd(msgspec.Struct):
     problem: str | None = None
 
     def integers(self, number: int, *default: int) -> list[int]:
-        """Return the values of a tag of whole numbers; ``default`` where it is absent; ValueError if there are none."""
+        """Return the values of a tag of integers; ``default`` if absent. Raise ValueError for other values."""
         tag = self.tags.get(number)
         if tag is None:
             return list(default)
         if tag.dtype.kind not in "iu" or not tag.count:
-            raise ValueError(f"its tag {number} holds {tag.count} values of {tag.dtype}, no whole numbers")
+            raise ValueError(f"its tag {number} has {tag.count} values of {tag.dtype}: expected integers")
         found: list[int] = tag.values.tolist()
         return found
 
     def integer(self, number: int, default: int) -> int:
-        """Return the first value of a tag of whole numbers."""
+        """Return the first value of a tag of integers."""
         return self.integers(number, default)[0]
 
     def numbers(self, number: int) -> list[float]:
-        """Return the values of a tag of numbers; none where it is absent, or holds others."""
+        """Return the values of a tag of numbers; an empty list if it is absent or has other values."""
         tag = self.tags.get(number)
         return [] if tag is None or tag.dtype.kind not in "iuf" else list(map(float, tag.values.tolist()))
 
     def text(self, number: int) -> str:
-        """Return the text of a tag, up to its first NUL; empty where it is absent."""
+        """Return the text of a tag up to its first NUL; "" if it is absent."""
         tag = self.tags.get(number)
         return "" if tag is None else (tag.data or b"").split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 class Tiff(FileBytes):
-    """The header of a file, and its IFDs."""
+    """The header of a file, and a reader of its IFDs."""
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
         self._in_ifds = 0  # bytes of all IFDs so far
-        self._in_tags = 0  # and of the values of their tags, as far as these are held
-        self._shared = max(SHARED, TIMES_SHARED * size)  # that there may be of these
+        self._in_tags = 0  # bytes of values that are kept so far
+        self._shared = max(SHARED, TIMES_SHARED * size)  # most bytes of values
         self.order: Literal["<", ">"] = "<" if head[:1] == b"I" else ">"
         self.is_big = head[2:4] in (b"+\0", b"\0+")
         short = 16 if self.is_big else 8
         if len(head) < short:
-            raise ManifestError(f"{url}: it is cut short: a TIFF's header has {short} bytes, there are {len(head)}")
+            raise ManifestError(f"{url} is cut short: it has {len(head)} bytes, the header of a TIFF has {short}")
         if self.is_big and struct.unpack_from(f"{self.order}HH", head, 4) != (8, 0):
-            raise ManifestError(f"{url}: its offsets are of another size than 8 bytes, which BigTIFF has")
-        # The forms of the header's and each IFD's link to the next, of the number of tags, and of a tag.
+            raise ManifestError(f"{url}: its offsets do not have 8 bytes, as BigTIFF defines")
+        # Formats of the pointer to an IFD, of the number of tags, and of a tag.
         forms = ("Q", "Q", "HHQQ") if self.is_big else ("I", "H", "HHII")
         self._link, self._count, self._tag = (struct.Struct(self.order + form) for form in forms)
         self.first: int = self._link.unpack_from(head, short - self._link.size)[0]
 
     def chain(self) -> Steps[list[Ifd]]:
-        """Return the IFDs of all pages; the last one has a problem where the chain loops or is damaged.
+        """Return the IFDs of all pages. If the chain loops or is damaged, the last IFD has a problem.
 
-        Raises ManifestError if there is no page before that.
+        Raises ManifestError if the first IFD cannot be read.
         """
         found: dict[int, Ifd] = {}
         offset, gap, run = self.first, 0, 1  # the last ``run`` IFDs are ``gap`` bytes apart
         while offset:
             if len(found) == MOST_IFDS:
-                raise ManifestError(f"{self.url}: its chain of IFDs has more than {MOST_IFDS}: it is damaged")
+                raise ManifestError(f"{self.url}: its chain of IFDs is damaged: it has more than {MOST_IFDS}")
             if offset in found:
-                reason = f"the chain of IFDs loops at byte {offset}: pages behind it, if any, cannot be found"
+                reason = f"the chain of IFDs loops at byte {offset}: further pages cannot be found"
                 return [*found.values(), Ifd(0, {}, problem=reason)]
             ahead = range(offset + gap, self.size, gap)[: min(run, AT_ONCE) - 1] if gap > WINDOW else ()
             window = AROUND if 0 < gap <= AROUND >> 3 and not ahead else WINDOW
@@ -137,13 +137,13 @@ class Tiff(FileBytes):
             gap, run = following - offset, run + 1 if following - offset == gap else 1
             offset = following
         if not found:
-            raise ManifestError(f"{self.url}: it has no IFD, and so no image: was it written to the end?")
+            raise ManifestError(f"{self.url}: it has no IFD and no image. Was it written to the end?")
         return list(found.values())
 
     def at(self, offsets: Sequence[int], ahead: Sequence[int] = (), window: int = WINDOW) -> Steps[list[Ifd]]:
-        """Return the IFDs at ``offsets``; a ``window`` of bytes is read from each, and from those ``ahead``.
+        """Return the IFDs at ``offsets``. Read a ``window`` of bytes at each of them, and at the positions ``ahead``.
 
-        One that is damaged, or beyond the end of the file, has no tags and a problem.
+        A damaged IFD, or one beyond the end of the file, has no tags and a problem.
         """
         found: list[Ifd] = []
         for some in batches(offsets, AT_ONCE):
@@ -162,11 +162,11 @@ class Tiff(FileBytes):
                     where = (
                         f"its IFD at byte {offset} has {counts.get(offset, 'no')} tags, and the file {self.size} bytes"
                     )
-                    found.append(Ifd(0, {}, problem=f"{where}: it is damaged, or cut short"))
+                    found.append(Ifd(0, {}, problem=f"{where}: it is damaged or cut short"))
         return found
 
     def fill(self, wanted: Iterable[Tag]) -> Steps[None]:
-        """Have the ``wanted`` tags hold their values: those that are not known are read at once."""
+        """Read the values of the ``wanted`` tags that are not known yet, all at once."""
         missing = [tag for tag in wanted if tag.data is None]
         self._check("tags have values of", sum(tag.size for tag in missing), self._shared)
         ranges = {(tag.start, tag.size) for tag in missing}
@@ -178,10 +178,10 @@ class Tiff(FileBytes):
         ifd = Ifd(self._link.unpack_from(data, len(data) - self._link.size)[0], {})
         for at in range(self._count.size, self._count.size + self._tag.size * count, self._tag.size):
             number, kind, values, start = self._tag.unpack_from(data, at)
-            if kind not in _TYPES or number in ifd.tags:  # readers skip what they do not know
+            if kind not in _TYPES or number in ifd.tags:  # readers skip unknown and repeated tags
                 continue
             tag = Tag(np.dtype(_TYPES[kind]).newbyteorder(self.order), values, start)
-            if tag.size <= self._link.size:  # then they stand in the place of where they lie
+            if tag.size <= self._link.size:  # small values are stored in place of their position
                 start = at + self._tag.size - self._link.size
                 tag.start, tag.data = offset + start, data[start : start + tag.size]
             elif tag.start + tag.size > self.size:
@@ -196,4 +196,4 @@ class Tiff(FileBytes):
 
     def _check(self, what: str, total: int, most: int) -> None:
         if total > most:
-            raise ManifestError(f"{self.url}: its {what} {total} bytes, of {self.size}: they overlap")
+            raise ManifestError(f"{self.url}: its {what} {total} bytes, in a file of {self.size}: they overlap")

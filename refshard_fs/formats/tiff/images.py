@@ -1,6 +1,6 @@
-"""One image of a TIFF: what its IFD says, where its strips or tiles lie, and how each becomes a chunk. No I/O here.
+"""One image of a TIFF: parse its IFD, locate its strips or tiles, and decode them to chunks. No I/O here.
 
-No more memory is taken than a chunk needs, whatever the compressed bytes promise.
+Decoding never takes more memory than a chunk needs, whatever the compressed bytes announce.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 
-LARGEST: Final = 1 << 31  # bytes of a strip or tile, decoded, that is shown: zarr makes an array of it in memory
-SPARSE: Final = 1 << 26  # and in a small file, of which
-RATIO: Final = 1 << 12  # bytes may be made for each that it has: Deflate makes at most a thousand
-PIECE: Final = 1 << 12  # strips or tiles whose places are read at a time: 16 to 32 KiB of each table
+LARGEST: Final = 1 << 31  # bytes of a decoded strip or tile: zarr holds it in memory as an array
+SPARSE: Final = 1 << 26  # bytes of one in a small file, or
+RATIO: Final = 1 << 12  # this many for each byte of the file: Deflate expands a byte to a thousand at most
+PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16 to 32 KiB of each table
 
-# Tags, as the specification numbers them.
+# Tags by their numbers in the specification.
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
 STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
 TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
-PRIVATE: Final = (32997, 50674)  # of the tags above 32767, those that are read here:
+PRIVATE: Final = (32997, 50674)  # tags above 32767 that are read:
 DEPTH, LERC_PARAMETERS = PRIVATE
 SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 GDAL_METADATA, NODATA = 42112, 42113
@@ -37,18 +37,19 @@ DESCRIPTION: Final = 270
 DESCRIBING: Final = (DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA)
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
-_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples shown as they are
+_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples, unconverted
 
 
-# Codecs that zarr has, by the value of Compression, as version 2 names them.
+# zarr's codecs by the value of Compression, as in metadata of version 2.
 NATIVE: Final[Mapping[int, Any]] = {1: [], 8: [{"id": "zlib", "level": 1}], 50000: [{"id": "zstd", "level": 1}]}
 
 
-class Decoded(msgspec.Struct, frozen=True):
-    """A chunk of ``shape`` (rows, columns, samples), of which ``rows`` are stored; zeros follow them.
+class TileRecipe(msgspec.Struct, frozen=True):
+    """Decodes a chunk of ``shape`` (rows, columns, samples) of which ``rows`` are stored; the others are zero.
 
-    ``bits`` are those of a sample in the file, ``dtype`` is what it is shown as. The chunk is plain, or (``encoded``)
-    compressed again for zarr's own codec. ``within`` is the value of Compression for what images are compressed in.
+    ``bits`` is the size of a sample in the file, ``dtype`` the type in the array. The result is decoded, or if
+    ``encoded`` compressed again for zarr's codec. ``within`` is the value of Compression for an outer compression of
+    images.
     """
 
     compression: int
@@ -64,50 +65,50 @@ class Decoded(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of the chunk, decoded."""
+        """Size of the decoded chunk in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def stored(self, rows: int) -> int:
-        """Return how many bytes ``rows`` have, decompressed: each begins with a byte of its own."""
+    def size_of(self, rows: int) -> int:
+        """Return the size of ``rows`` after decompression, in bytes; each row begins at a whole byte."""
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
         if self.compression in IMAGES:
-            return Padded(self.size).make(self._image(raw))
-        decoded = CODECS[self.compression](raw, self.stored(self.shape[0]))
-        if len(decoded) < self.stored(self.rows):
-            raise ValueError(f"its bytes give {len(decoded)} of {self.stored(self.rows)}, decompressed")
-        return self.finished(Padded(self.size).make(self._samples(decoded[: self.stored(self.rows)])))
+            return Padded(self.size).make(self._decode_image(raw))
+        decoded = CODECS[self.compression](raw, self.size_of(self.shape[0]))
+        if len(decoded) < self.size_of(self.rows):
+            raise ValueError(f"it decompresses to {len(decoded)} bytes: expected {self.size_of(self.rows)}")
+        return self.encode_chunk(Padded(self.size).make(self._convert_samples(decoded[: self.size_of(self.rows)])))
 
-    def finished(self, data: bytes) -> bytes:
-        """Return the chunk whose plain bytes are ``data``."""
+    def encode_chunk(self, data: bytes) -> bytes:
+        """Encode the decoded bytes ``data`` as the array's metadata say."""
         return encoded(data, NATIVE[self.compression]) if self.encoded else data
 
-    def _image(self, raw: bytes) -> bytes:
-        """Return the stored rows of an image: decoders refuse to make one of another shape or type."""
+    def _decode_image(self, raw: bytes) -> bytes:
+        """Decode the stored rows of an image. The decoder rejects an image of another shape or type."""
         shape = (self.rows, *self.shape[1:]) if self.shape[2] > 1 else (self.rows, self.shape[1])
         out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
         options: dict[str, Any] = {"masks": True} if self.compression == LERC else {}
-        if self.compression == JPEG:  # in the colours that the TIFF says, where the stream does not
+        if self.compression == JPEG:  # use the TIFF's colour space if the stream does not have one
             given, made = None, {5: "CMYK", 6: "RGB"}.get(self.photometric)
             if self.shape[2] == 1:
                 made = "GRAYSCALE"
-            elif self.shape[2] == 3 and self.photometric != 6:  # three bands as they are: libjpeg would guess YCbCr
+            elif self.shape[2] == 3 and self.photometric != 6:  # three plain bands: libjpeg would assume YCbCr
                 given, made = None if b"JFIF" in raw[:32] else "RGB", "RGB"
             options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
         raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
         found = by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
         if self.compression != LERC:
             return out.astype(self.dtype).tobytes()
-        values = out.view(self.dtype)  # GDAL gives LERC the samples in the byte order of the file
+        values = out.view(self.dtype)  # GDAL encodes samples as LERC in the byte order of the file
         if found[1] is not None and values.dtype.kind == "f":
-            values[~found[1]] = np.nan  # what the mask of all samples leaves out
+            values[~found[1]] = np.nan  # pixels outside the mask
         return values.tobytes()
 
-    def _samples(self, data: bytes) -> bytes:
-        """Return the samples of the stored rows, as they are shown."""
+    def _convert_samples(self, data: bytes) -> bytes:
+        """Convert the samples of the stored rows to ``dtype``."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
-        if self.bits != dtype.itemsize * 8:  # the most significant bit first; rows are padded to whole bytes
+        if self.bits != dtype.itemsize * 8:  # most significant bit first; rows are padded to whole bytes
             parts = self.rows if width * samples * self.bits % 8 else 1
             size, count = len(data) // parts, self.rows // parts * width * samples
             rows = [unpacked(data[at : at + size], self.bits, count) for at in range(0, len(data), size)]
@@ -116,14 +117,14 @@ class Decoded(msgspec.Struct, frozen=True):
             case 2:
                 steps = np.frombuffer(data, f"{dtype.str[0]}u{dtype.itemsize}").reshape(-1, width, samples)
                 return np.cumsum(steps, axis=1, dtype=f"u{dtype.itemsize}").astype(steps.dtype).tobytes()
-            case 3:  # the bytes of each row are differences, and lie by significance, the highest first
+            case 3:  # each row has the most significant bytes of all samples first; these bytes are differences
                 steps = np.frombuffer(data, "u1").reshape(self.rows, -1, samples)
                 planes = np.cumsum(steps, axis=1, dtype="u1").reshape(self.rows, dtype.itemsize, -1)
                 return planes.transpose(0, 2, 1).copy().view(dtype.newbyteorder(">")).astype(dtype).tobytes()
         return data
 
 
-# Decoders of samples by the value of Compression, given the most bytes there may be,
+# Decoders of samples by the value of Compression; they take the largest size of the result.
 CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     1: lambda raw, most: raw,
     5: lambda raw, most: bytes(by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
@@ -131,91 +132,91 @@ CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     32773: lambda raw, most: bytes(by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
     50000: lambda raw, most: decompressed(zstd().ZstdDecompressor(), raw, most),
 }
-# and those of images, which undo what was predicted themselves, as imagecodecs calls them.
+# Decoders of images, by their names in imagecodecs; they undo their own prediction.
 JPEG, LERC = 7, 34887
-LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # Compression by the second of the LercParameters
-LERC_HEADER: Final = 1 << 12  # bytes of a LERC block beside its samples and its mask, which are at most twice as many
+LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # value of Compression by the second of the LercParameters
+LERC_HEADER: Final = 1 << 12  # bytes of a LERC block in addition to samples and mask, at most twice the samples
 IMAGES: Final[Mapping[int, str]] = {JPEG: "jpeg_decode", LERC: "lerc_decode", 50001: "webp_decode"}
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One image: strips or tiles that ``recipe`` decodes, or zarr's own codec (where it is ``encoded``).
+    """One image, whose strips or tiles ``recipe`` decodes, or zarr's codec if they are ``encoded``.
 
-    ``tables`` say where strips or tiles begin, and how many bytes they have, if that is said.
+    ``tables`` are the tags with the positions of strips or tiles, and with their sizes if the file has them.
     """
 
     height: int
     width: int
     samples: int
     is_planar: bool
-    is_reduced: bool  # an overview of another image
-    is_mask: bool  # of the valid pixels of another image
+    is_reduced: bool  # whether it is an overview of another image
+    is_mask: bool  # whether it marks the valid pixels of another image
     is_tiled: bool
-    recipe: Decoded
+    recipe: TileRecipe
     tables: tuple[Tag, ...]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What its samples are shown as."""
+        """The type of its samples in the array."""
         return np.dtype(self.recipe.dtype)
 
-    def ordered(self, y: Any, x: Any, band: Any) -> tuple[Any, ...]:
-        """Return what belongs to each axis in the order of the array's axes."""
+    def order_axes(self, y: Any, x: Any, band: Any) -> tuple[Any, ...]:
+        """Order values for rows, columns and bands as the array's axes."""
         return (y, x) if self.samples == 1 else (band, y, x) if self.is_planar else (y, x, band)
 
     def is_like(self, full: Page) -> bool:
-        """Whether it can be an overview of ``full``: both sides are as much shorter, but for their rounding."""
+        """Whether it can be an overview of ``full``: both sides are shorter by the same factor, up to rounding."""
         return abs(full.height * self.width - full.width * self.height) <= full.height + full.width
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that shows it."""
-        return self.ordered(self.height, self.width, self.samples)
+        return self.order_axes(self.height, self.width, self.samples)
 
     @property
     def chunks(self) -> tuple[int, ...]:
         """The shape of its chunks."""
-        return self.ordered(*self.recipe.shape)
+        return self.order_axes(*self.recipe.shape)
 
     @property
     def count(self) -> int:
-        """How many strips or tiles there are; they are numbered as chunks are."""
+        """Number of strips or tiles; they are numbered like chunks."""
         return math.prod(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunks, strict=True))
 
     @property
     def look(self) -> tuple[Any, ...]:
-        """What images must have in common to be one array."""
+        """The properties that images of one array share."""
         return self.shape, self.chunks, self.dtype, self.is_tiled, self.recipe.encoded, self.recipe.compression
 
     def rows(self, tile: int) -> int:
-        """Return the rows that are stored in a tile, or in a strip, of which the last may be shorter."""
+        """Return the number of stored rows of a tile, or of a strip; the last strip may be shorter."""
         height = self.recipe.shape[0]
         return height if self.is_tiled else min(height, self.height - tile % -(-self.height // height) * height)
 
 
 def is_read(number: int) -> bool:
-    """Return whether a tag's values are read when a file is opened, if they are not long."""
+    """Whether a tag is read when a file is opened, unless it is long."""
     return number < 1 << 15 or number in PRIVATE or number in DESCRIBING
 
 
-def damage_of(ifd: Ifd) -> str | None:
-    """Return why an IFD, or a tag that is read, cannot be read; None if they can."""
+def find_damage(ifd: Ifd) -> str | None:
+    """Return the reason why an IFD, or a tag that is needed, cannot be read; None if all can."""
     lost = next(filter(is_read, ifd.lost), None)
     if ifd.problem is not None or lost is None:
         return ifd.problem
-    return f"the values of its tag {lost} lie beyond the end of the file: it is damaged, or cut short"
+    return f"the values of its tag {lost} lie beyond the end of the file: it is damaged or cut short"
 
 
-def page_of(ifd: Ifd, tiff: Tiff) -> Page:
-    """Return what an IFD says; ValueError, which names the tag and its value, where that is not shown."""
-    damage = damage_of(ifd)
+def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
+    """Parse an IFD. Raise ValueError, with the tag and its value, if its image is not supported."""
+    damage = find_damage(ifd)
     if damage is not None:
         raise ValueError(damage)
     height, width, samples = ifd.integer(HEIGHT, 0), ifd.integer(WIDTH, 0), ifd.integer(SAMPLES, 1)
     if not height or not width or not 0 < samples < 1 << 16:
-        raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples")
-    bits, dtype = _dtype(ifd, tiff.order)
-    compression, photometric, within = _supported(ifd)
+        raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples: expected at least 1")
+    bits, dtype = _choose_dtype(ifd, tiff.order)
+    compression, photometric, within = _check_supported(ifd)
     is_planar, is_tiled = samples > 1 and ifd.integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
     rows, columns = ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)
     if not is_tiled:
@@ -223,66 +224,67 @@ def page_of(ifd: Ifd, tiff: Tiff) -> Page:
     shape = (rows, columns, 1 if is_planar else samples)
     most = min(LARGEST, max(SPARSE, RATIO * tiff.size))
     if not 0 < math.prod(shape) * dtype.itemsize < most:
-        raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: {most} bytes are the limit")
+        raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: the limit is {most} bytes")
     is_whole = bits == dtype.itemsize * 8
     predictor = 1 if compression in IMAGES or compression == 1 else ifd.integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
-        raise ValueError(f"its Predictor is {predictor}, with samples of {bits} bits as {dtype}, which is not shown")
+        raise ValueError(f"its Predictor is not supported: {predictor}, with samples of {bits} bits as {dtype}")
     is_native = compression in NATIVE and predictor == 1 and is_whole
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
-    recipe = Decoded(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
+    recipe = TileRecipe(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
     places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
     sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
     if places is None or (sizes is None and compression != 1):
-        raise ValueError("it does not say where its strips or tiles lie: TileOffsets or TileByteCounts are missing")
+        raise ValueError("the tags with the positions or sizes of its strips or tiles are missing")
     subfile, found = ifd.integer(SUBFILE, 0), (places,) if sizes is None else (places, sizes)
     is_mask = bool(subfile & 4) or photometric == 4
     page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found)
     for tag in found:
         if tag.dtype.kind != "u" or tag.count < page.count:
-            raise ValueError(f"its tables have {tag.count} entries, where it has {page.count} strips or tiles")
+            raise ValueError(f"its tables have {tag.count} entries: expected {page.count}, one for each strip or tile")
     return page
 
 
-def _supported(ifd: Ifd) -> tuple[int, int, int]:
-    """Return Compression, PhotometricInterpretation and what LERC is compressed in; ValueError if that is not shown."""
+def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
+    """Return Compression, PhotometricInterpretation and LERC's outer compression. Raise ValueError if unsupported."""
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
-    compression = 8 if compression == 32946 else compression  # Deflate, before it was in the specification
+    compression = 8 if compression == 32946 else compression  # the number of Deflate before it was standardised
     if compression not in CODECS and compression not in IMAGES:
-        raise ValueError(f"its Compression is {compression}, for which there is no decoder here")
+        raise ValueError(f"its Compression {compression} is not supported")
     for name, number in (("FillOrder", FILL_ORDER), ("ImageDepth", DEPTH)):
-        if ifd.integer(number, 1) != 1:  # the lowest bit first, or volumes in one page
-            raise ValueError(f"its {name} is {ifd.integer(number, 1)}, which is not shown: 1 is")
+        if ifd.integer(number, 1) != 1:  # other values: lowest bit first, volumes in one page
+            raise ValueError(f"its {name} is {ifd.integer(number, 1)}, which is not supported: expected 1")
     lerc = [*ifd.integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
     if lerc not in LERC_WITHIN:
-        raise ValueError(f"its LERC blocks are compressed once more, by method {lerc}, which is not known")
-    if compression == LERC and ifd.integer(PREDICTOR, 1) != 1:  # tifffile undoes it, and GDAL does not
-        raise ValueError(f"its Predictor is {ifd.integer(PREDICTOR, 1)}, which readers take in two ways with LERC")
+        raise ValueError(f"its LERC blocks are compressed again by the unknown method {lerc}")
+    if compression == LERC and ifd.integer(PREDICTOR, 1) != 1:  # tifffile applies it, GDAL does not
+        raise ValueError(f"its Predictor is {ifd.integer(PREDICTOR, 1)} with LERC, which readers interpret differently")
     if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
-        raise ValueError("its YCbCr samples are subsampled and not compressed as JPEG, which is not shown")
+        raise ValueError("its YCbCr samples are subsampled but not compressed as JPEG, which is not supported")
     return compression, photometric, LERC_WITHIN[lerc]
 
 
-def _dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
-    """Return how many bits a sample has in the file, and as which type it is shown."""
+def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
+    """Return the number of bits of a sample in the file, and its type in the array."""
     every, formats = set(ifd.integers(BITS, 1)), set(ifd.integers(FORMAT, 1))
     if len(every) != 1 or len(formats) != 1:
         raise ValueError(f"its samples differ: BitsPerSample {sorted(every)}, SampleFormat {sorted(formats)}")
     bits, format_ = every.pop(), formats.pop()
     kind = _KINDS.get(format_, "?")
-    if kind == "u" and 0 < bits < 32:  # shown as the smallest type that holds it
+    if kind == "u" and 0 < bits < 32:  # use the smallest type that holds the bits
         return bits, np.dtype(f"{order}u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     if bits not in _BITS.get(kind, ()):
-        raise ValueError(f"its samples have {bits} bits of SampleFormat {format_}, which are not shown")
+        raise ValueError(f"its samples of {bits} bits with SampleFormat {format_} are not supported")
     return bits, np.dtype(f"{order}{kind}{bits // 8}")
 
 
 class TileChunks(Chunks):
-    """The chunks of ``pages`` that look alike, one after the other: a strip or a tile is a chunk.
+    """The chunks of ``pages`` with the same layout, one page after the other. A strip or a tile is a chunk.
 
-    A strip or tile that was not written is no chunk, and so has the fill value. An array without one (not
-    ``has_fill``) has zeros there, for xarray would mask the fill value of version 2. So has a page that is missing.
+    A strip or tile that was never written, and each one of a missing page, is not a chunk: zarr reads the fill value
+    there. Without a fill value (``has_fill``), these chunks are zeros, because xarray would mask the fill value of zarr
+    version 2.
     """
 
     def __init__(self, tiff: Tiff, pages: Sequence[Page | None], grid: ChunkGrid, *, has_fill: bool) -> None:
@@ -293,9 +295,9 @@ class TileChunks(Chunks):
         self._first = next(page for page in pages if page is not None)
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        page, offset, size = yield from self._place(number)
+        page, offset, size = yield from self._locate(number)
         if page is None:
-            return None if self._has_fill else Inline(self._first.recipe.finished(bytes(self._first.recipe.size)))
+            return None if self._has_fill else Inline(self._first.recipe.encode_chunk(bytes(self._first.recipe.size)))
         found, rows = self._tiff.part(offset, size), page.rows(number % page.count)
         is_whole = rows == page.recipe.shape[0] and (page.recipe.compression != 1 or size == page.recipe.size)
         if page.recipe.encoded and is_whole:
@@ -308,13 +310,13 @@ class TileChunks(Chunks):
             return None
         found = []
         for number in range(self._grid.size):
-            page, _, _ = yield from self._place(number)
+            page, _, _ = yield from self._locate(number)
             if page is not None:
                 found.append(Listed(self._grid.tail(number), None))
         return found
 
-    def _place(self, number: int) -> Steps[tuple[Page | None, int, int]]:
-        """Return the page that a chunk is in, and where it begins and how many bytes it has; no page if it has none."""
+    def _locate(self, number: int) -> Steps[tuple[Page | None, int, int]]:
+        """Return (page, position, size) of a chunk; no page if the chunk was not written."""
         index, tile = divmod(number, self._first.count)
         page = self._pages[index]
         if page is None:
@@ -323,22 +325,22 @@ class TileChunks(Chunks):
         tables = [table.part(first, min(PIECE, page.count - first)) for table in page.tables]
         yield from self._tiff.fill(tables)
         found = [int(table.values[tile - first]) for table in tables]
-        offset, size = found if len(found) == 2 else (found[0], page.recipe.stored(page.rows(tile)))
+        offset, size = found if len(found) == 2 else (found[0], page.recipe.size_of(page.rows(tile)))
         return (page, offset, size) if offset and size else (None, 0, 0)
 
 
-def contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:
-    """Return shape and places of pieces of an image whose strips follow one another uncompressed; None if they do not.
+def find_contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:
+    """Return the shape and the location of chunks if the strips are uncompressed and consecutive; otherwise None.
 
-    One strip may hold a whole image, and thousands of them a few rows each: both are poor chunks. ManifestError where
-    the image does not end within the file.
+    Such an image is cut anew, because one strip may be a whole image, or have only a few rows. Raises ManifestError if
+    the image ends beyond the file.
     """
     is_plain = page.recipe.encoded and page.recipe.compression == 1 and not page.is_tiled
     if not is_plain or any(tag.data is None for tag in page.tables):
         return None
     rows = page.recipe.shape[0]
-    first = np.arange(page.count, dtype=np.uint64) % -(-page.height // rows) * rows  # row of each strip
-    due = np.minimum(page.height - first, rows) * page.recipe.stored(1)
+    first = np.arange(page.count, dtype=np.uint64) % -(-page.height // rows) * rows  # first row of each strip
+    due = np.minimum(page.height - first, rows) * page.recipe.size_of(1)
     offsets, *sizes = (tag.values[: page.count].astype(np.uint64) for tag in page.tables)
     if any((s != due).any() for s in sizes) or not offsets[0] or (offsets[1:] != offsets[:-1] + due[:-1]).any():
         return None

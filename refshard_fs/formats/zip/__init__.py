@@ -1,4 +1,4 @@
-"""ZIP archives: their members are the keys. Told by the signature of a member, or by that of an empty archive's end."""
+"""ZIP archives: their members are the keys. Recognised by the signature of a member, or of an empty archive's end."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The directory of a ZIP as columns: names, sizes, and where the bytes of each member lie. No I/O here.
+"""Parse the directory of a ZIP into columns: names, sizes, and the location of each member's bytes. No I/O here.
 
-PKWARE's APPNOTE 6.3.10, section 4.3.12. A member's bytes follow a local header whose length
-the directory does not give. It is proven all the same where nothing is left between one member
-and the next: then the bytes are the last before the next member. What is left may be an extra
-field of the local header; where it is just as long as the extra field in the directory says
-that it is, that is a proof too. Otherwise the local header has to be read.
+PKWARE's APPNOTE 6.3.10, section 4.3.12. A member's bytes follow its local header, and the directory does not give the
+length of this header. Often the length is certain without reading it: if no bytes are left between a member and the
+next, the member's bytes end where the next begins. If bytes are left, they may be the header's extra field: if the
+extra field in the directory predicts exactly this length, it is certain, too. Otherwise the local header must be read.
 """
 
 from __future__ import annotations
@@ -32,27 +31,26 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
 
 # ----------------------------------------------------------------------------------------------------
-# The end of a ZIP: where its directory lies, and how many members it lists. No I/O here.
-#
-# PKWARE's APPNOTE 6.3.10, sections 4.3.14 to 4.3.16. A record that contradicts the file, or two
-# that both fit (one may hide in the comment), are errors: no guess is made.
+# The end of a ZIP: the location of its directory, and the number of members. No I/O here.  PKWARE's APPNOTE 6.3.10,
+# sections 4.3.14 to 4.3.16. An error is raised if a record contradicts the file, or if two records fit (one may hide in
+# the comment of the other).
 
 
-TAIL = 65 * 1024 + 512  # bytes: the longest comment, its record, and the zip64 records before it
-MAX_DIRECTORY = 1 << 30  # bytes; a longer directory is taken for a forged one and never asked for
+TAIL = 65 * 1024 + 512  # bytes: the longest comment, the end record, and the zip64 records before it
+MAX_DIRECTORY = 1 << 30  # bytes; a longer directory is forged and is never read
 SMALLEST_ENTRY = 46
 
-_DISKS = "it spans several disks, which is not read here: join its parts first"
+_DISKS = "it spans several disks, which is not supported: join its parts first"
 _LOCATOR, _END64 = b"PK\6\7", b"PK\6\6"
 _END_SIZE, _LOCATOR_SIZE, _END64_HEAD = 22, 20, 12
 _END_FIELDS, _LOCATOR_FIELDS, _END64_FIELDS = struct.Struct("<4H2LH"), struct.Struct("<LQL"), struct.Struct("<2H2L4Q")
 
 
 class End(msgspec.Struct, frozen=True):
-    """What an end record says.
+    """The content of an end record.
 
-    The directory is bytes ``[start, start + size)`` of the file. ``shift`` bytes stand before the
-    archive: they are to be added to the offsets that it gives. ``modulo`` is what a count is cut to.
+    The directory is the bytes ``[start, start + size)`` of the file. ``shift`` bytes lie before the archive: add them
+    to the offsets in it. The number of members is stored modulo ``modulo``.
     """
 
     entries: int
@@ -63,61 +61,61 @@ class End(msgspec.Struct, frozen=True):
 
 
 def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
-    """Return the end record in ``tail``, the last bytes of a file, and where in the file they begin.
+    """Return the end record in ``tail``, the last bytes of a file, and the position of ``tail`` in the file.
 
-    Without the file's ``size``, an archive is taken to begin at its first byte. Raises ValueError
-    where there is no record, more than one, or one that cannot be true.
+    Without the file's ``size``, the archive is assumed to begin at the first byte. Raises ValueError if there is no
+    valid record, or more than one.
     """
     found: list[tuple[End, int]] = []
-    reason = "it has no end record: it is cut short, or no ZIP"
+    reason = "it has no end record: it is cut short or not a ZIP"
     at = tail.rfind(END)
     while at >= 0:
         if len(tail) - at >= _END_SIZE:
             try:
-                found.append(_end(tail, at, size))
+                found.append(_parse_end(tail, at, size))
             except ValueError as e:
                 reason = str(e)
         at = tail.rfind(END, 0, at)
     if not found:
         raise ValueError(reason)
     if len(found) > 1:
-        raise ValueError("it has two end records that both fit, one in the other's comment")
+        raise ValueError("it has two valid end records, one in the comment of the other")
     return found[0]
 
 
-def _end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
+def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
     *found, comment = _END_FIELDS.unpack_from(tail, at + 4)
     left = len(tail) - at - _END_SIZE
     if comment != left:
-        raise ValueError(f"its end record is followed by {left} bytes, where a comment of {comment} is promised")
+        raise ValueError(f"its end record announces a comment of {comment} bytes: {left} follow")
     stop, modulo, record = at, 1 << 16, None
     if at >= _LOCATOR_SIZE and tail.startswith(_LOCATOR, at - _LOCATOR_SIZE):
-        stop, record, found = _end64(tail, at - _LOCATOR_SIZE, found)
+        stop, record, found = _parse_end64(tail, at - _LOCATOR_SIZE, found)
         modulo = 1 << 64
     disk, first_disk, here, entries, length, offset = found
     if disk or first_disk or here != entries:
         raise ValueError(_DISKS)
     if length > MAX_DIRECTORY or (modulo > 1 << 16 and length < entries * SMALLEST_ENTRY):
-        raise ValueError(f"its end record promises {entries} members in a directory of {length} bytes")
+        raise ValueError(f"its end record announces {entries} members in a directory of {length} bytes")
     begin = offset + length - stop if size is None else size - len(tail)
     start = begin + stop - length
     shift = start - offset
     if begin < 0 or start < 0 or shift < 0:
         raise ValueError(
-            f"its end record puts a directory of {length} bytes at {offset}, which is not where it ends: "
-            "the file has lost bytes"
+            f"its end record announces a directory of {length} bytes at {offset}, but it ends elsewhere: "
+            "bytes of the file are lost"
         )
     if record is not None and record + shift != begin + stop:
-        raise ValueError(f"its zip64 end record is not at {record}, where its locator puts it")
+        raise ValueError(f"its zip64 end record is not at {record}, as its locator says")
     if length and start >= begin and not tail.startswith(b"PK\1\2", start - begin):
-        raise ValueError(f"at {start}, where its end record puts it, is no directory")
+        raise ValueError(f"its end record announces a directory at {start}, where there is none")
     return End(entries, start, length, shift, modulo), begin
 
 
-def _end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[int]]:
-    """Return where in ``tail`` the zip64 record that ends at ``locator`` begins, where that says so, and its fields.
+def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[int]]:
+    """Find the zip64 end record before the ``locator``. Return its start in ``tail``, its announced offset, its fields.
 
-    Those are the ``short`` ones of the end record, with room for larger numbers.
+    The fields are those of the end record (``short``), with room for larger numbers.
     """
     disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
     if disk or disks > 1:
@@ -126,25 +124,25 @@ def _end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[
     while at >= 0 and at + _END64_HEAD + int.from_bytes(tail[at + 4 : at + _END64_HEAD], "little") != locator:
         at = tail.rfind(_END64, 0, at)
     if at < 0:
-        raise ValueError("its zip64 locator does not follow a zip64 end record")
+        raise ValueError("its zip64 locator has no zip64 end record before it")
     if locator - at < _END64_HEAD + _END64_FIELDS.size:
         raise ValueError("its zip64 end record is too short")
     _, _, *found = _END64_FIELDS.unpack_from(tail, at + _END64_HEAD)
     limits = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
     if any(other not in (limit, value) for value, other, limit in zip(found, short, limits, strict=True)):
-        raise ValueError("its two end records contradict one another")
+        raise ValueError("its zip64 end record contradicts its end record")
     return at, offset, found
 
 
 # ----------------------------------------------------------------------------------------------------
-# Many names in byte order, as one blob and where each ends: found by bisection, without an object for each.
+# Many names in byte order, as one run of bytes and the end of each: found by bisection, without an object for each.
 
 
-_AFTER_SLASH = b"0"  # the byte that follows "/": what begins with "a/" ends before "a0"
+_AFTER_SLASH = b"0"  # the byte after "/": names that begin with "a/" come before "a0"
 
 
 class SortedNames:
-    """Distinct UTF-8 names without NUL, ascending by their bytes; a name's place is its number in that order."""
+    """Distinct UTF-8 names without NUL in byte order; the place of a name is its number in that order."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
         ends = np.zeros(len(names) + 1, np.uint64)
@@ -155,7 +153,7 @@ class SortedNames:
 
     @classmethod
     def sort(cls, names: Sequence[bytes]) -> tuple[SortedNames, list[int], set[bytes]]:
-        """Return ``names`` sorted, which of them each place has, and which come more than once: the last one stays."""
+        """Sort ``names``. Return them, their old positions, and repeated names, of which the last one stays."""
         order = sorted(range(len(names)), key=names.__getitem__)
         ordered = list(map(names.__getitem__, order))
         repeated = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))
@@ -171,19 +169,19 @@ class SortedNames:
         return self._blob[self._ends[place] : self._ends[place + 1]]
 
     def find(self, name: bytes) -> int | None:
-        """Return the place of ``name``, or None if it is not among these."""
+        """Return the place of ``name``, or None if it is missing."""
         place = bisect_left(self, name)
         return place if place < len(self) and self[place] == name else None
 
     def below(self, directory: bytes) -> range:
-        """Return the places of what begins with ``directory``, which is empty or ends with a slash."""
+        """Return the places of the names that begin with ``directory``, which is empty or ends with a slash."""
         if not directory:
             return range(len(self))
         first = bisect_left(self, directory)
         return range(first, bisect_left(self, directory[:-1] + _AFTER_SLASH, first))
 
     def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """Yield name and place of what lies directly below ``directory``; a directory has no place."""
+        """Yield name and place of each child of ``directory``; a subdirectory has no place."""
         places = self.below(directory)
         place, stop, cut = places.start, places.stop, len(directory)
         while place < stop:
@@ -215,8 +213,8 @@ _UInt64s = npt.NDArray[np.uint64]
 class Member(NamedTuple):
     """One member of an archive: its local header begins at ``local`` and is ``head`` bytes long.
 
-    A ``head`` of 0 means that the local header has to be read first. The member, and a descriptor that may follow it,
-    ends before ``limit``. The other fields are as the archive's directory has them.
+    If ``head`` is 0, the local header must be read first. The member, with a descriptor that may follow it, ends before
+    ``limit``. The other fields are copied from the directory.
     """
 
     local: int
@@ -233,7 +231,7 @@ _MEMBER = np.dtype([*zip(Member._fields, ("u8", "u8", "u4", "u8", "u8", "u4", "u
 
 
 class Members(NamedTuple):
-    """The members of an archive, in the order of their names; ``withheld`` are keys that could lead out of a folder."""
+    """The members of an archive, in order of name; ``withheld`` are keys whose names could lead out of a folder."""
 
     names: SortedNames
     rows: npt.NDArray[np.void]
@@ -245,17 +243,17 @@ class Members(NamedTuple):
 
 
 def parse_directory(data: bytes, where: str, end: End) -> Members:
-    """Return the members of the archive at ``where``, whose directory is ``data``, as ``end`` tells."""
+    """Parse the directory ``data`` of the archive at ``where``, as ``end`` announces it."""
     try:
-        return _members(data, end)
+        return _parse_members(data, end)
     except ValueError as e:
         raise ManifestError(f"the ZIP at {where} is damaged: {e}") from e
 
 
 def parse_tail(data: bytes, where: str, size: int | None) -> Members | End:
-    """Return the members of the archive at ``where`` from its last bytes; only its `End` if its directory lies before.
+    """Parse the last bytes of the archive at ``where``; return only its `End` if the directory begins before them.
 
-    The archive has ``size`` bytes, if that is known.
+    ``size`` is the size of the archive, if known.
     """
     try:
         end, begin = read_end(data, len(data) if size is None and len(data) < TAIL else size)
@@ -266,10 +264,10 @@ def parse_tail(data: bytes, where: str, size: int | None) -> Members | End:
     return parse_directory(data[end.start - begin : end.start - begin + end.size], where, end)
 
 
-def _members(data: bytes, end: End) -> Members:
-    entries, names = _walk(data)
+def _parse_members(data: bytes, end: End) -> Members:
+    entries, names = _walk_entries(data)
     if len(entries) % end.modulo != end.entries:
-        raise ValueError(f"its directory lists {len(entries)} members, where {end.entries} are promised")
+        raise ValueError(f"its directory lists {len(entries)} members: its end record announces {end.entries}")
     rows = np.empty(0, _ENTRY)
     if len(entries):
         windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _ENTRY.itemsize)
@@ -284,36 +282,36 @@ def _members(data: bytes, end: End) -> Members:
     _check_sizes(members)
     proven = slack == 0
     wide = (rows["stored"] == 0xFFFFFFFF) | (rows["size"] == 0xFFFFFFFF)
-    has_extra = np.flatnonzero((slack > 0) & (rows["extra"] > 0))  # of the others, the local header has to be read
+    has_extra = np.flatnonzero((slack > 0) & (rows["extra"] > 0))  # without it, the local header must be read
     starts = entries[has_extra].astype(np.int64) + SMALLEST_ENTRY + rows["name"][has_extra]
     stops = starts + rows["extra"][has_extra]
     extras = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    proven[has_extra] = slack[has_extra] == list(map(_local_extra, extras, wide[has_extra].tolist()))
+    proven[has_extra] = slack[has_extra] == list(map(_predict_local_extra, extras, wide[has_extra].tolist()))
     proven &= (rows["flags"] & _DESCRIPTOR) == 0
-    if not end.shift:  # what stands before the archive may as well have been put into it
+    if not end.shift:  # bytes before the archive may also be bytes that were inserted into it
         members["head"] = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0)
-    withheld = _withheld(names)
+    withheld = _find_odd_names(names)
     at = np.array([i for i in range(len(names)) if i not in withheld] if withheld else range(len(names)), np.intp)
     found, order, repeated = SortedNames.sort([names[i] for i in at] if withheld else names)
     for i in at if repeated else ():
         if names[i] in repeated:
-            members["head"][i] = 0  # only the local header tells whether that is its name
+            members["head"][i] = 0  # only the local header says whether that is its name
     return Members(found, members[at[order]], {normalise(name): name for name in withheld.values()})
 
 
-def _walk(data: bytes) -> tuple[_UInt64s, list[bytes]]:
-    """Return where each entry begins, and its name."""
+def _walk_entries(data: bytes) -> tuple[_UInt64s, list[bytes]]:
+    """Return the position and the name of each entry."""
     entries, names = array("Q"), list[bytes]()
     at = 0
     while at < len(data):
         if data[at : at + 4] != _SIGNATURE or len(data) - at < SMALLEST_ENTRY:
-            raise ValueError(f"after {len(entries)} members its directory goes on with {data[at : at + 4]!r}")
+            raise ValueError(f"after {len(entries)} members, its directory continues with {data[at : at + 4]!r}")
         name_length, extra, comment = _LENGTHS.unpack_from(data, at + 28)
         stop = at + SMALLEST_ENTRY + name_length
         name = data[at + SMALLEST_ENTRY : stop]
         if not name.isascii() or (extra and _UNICODE_MARK in data[stop : stop + extra]):
-            name = _in_utf8(name, data[at + 8 : at + 10], data[stop : stop + extra])
-        names.append(name.partition(b"\0")[0])  # as zipfile cuts it
+            name = _decode_name(name, data[at + 8 : at + 10], data[stop : stop + extra])
+        names.append(name.partition(b"\0")[0])  # like zipfile, cut it at a NUL
         entries.append(at)
         at = stop + extra + comment
     if at > len(data):
@@ -323,11 +321,11 @@ def _walk(data: bytes) -> tuple[_UInt64s, list[bytes]]:
     return np.array(entries, np.uint64), names
 
 
-def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
+def _decode_name(name: bytes, flags: bytes, extra: bytes) -> bytes:
     if int.from_bytes(flags, "little") & _UTF8:
         name.decode()  # UnicodeDecodeError is a ValueError
         return name
-    unicode = _field(extra, _UNICODE_PATH)
+    unicode = _find_field(extra, _UNICODE_PATH)
     if unicode[:1] == b"\1" and unicode[1:5] == zlib.crc32(name).to_bytes(4, "little"):
         unicode[5:].decode()
         if unicode[5:]:
@@ -335,8 +333,8 @@ def _in_utf8(name: bytes, flags: bytes, extra: bytes) -> bytes:
     return name.decode("cp437").encode()
 
 
-def fields_of(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each field of an extra field; what is left over, or cut short, has the kind -1."""
+def split_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (kind, content) of each field of an extra field; an incomplete rest has the kind -1."""
     at = 0
     while at < len(extra):
         kind, length = _FIELD.unpack_from(extra, at) if at + 4 <= len(extra) else (-1, 0)
@@ -347,17 +345,17 @@ def fields_of(extra: bytes) -> Iterator[tuple[int, bytes]]:
         at = stop
 
 
-def _field(extra: bytes, wanted: int) -> bytes:
-    return next((content for kind, content in fields_of(extra) if kind == wanted), b"")
+def _find_field(extra: bytes, wanted: int) -> bytes:
+    return next((content for kind, content in split_extra(extra) if kind == wanted), b"")
 
 
 def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: npt.NDArray[np.void]) -> None:
-    """Put the numbers of zip64 extra fields where the entries have no room for them."""
+    """Replace numbers that do not fit into the entries by those in zip64 extra fields."""
     columns = (members["size"], members["stored"], members["local"])
     full = np.stack([column == 0xFFFFFFFF for column in columns])
     for i in np.flatnonzero(full.any(axis=0) | (rows["disk"] == 0xFFFF)).tolist():
         start = int(entries[i]) + SMALLEST_ENTRY + int(rows["name"][i])
-        field = _field(data[start : start + int(rows["extra"][i])], _ZIP64)
+        field = _find_field(data[start : start + int(rows["extra"][i])], _ZIP64)
         wanted = [column for column, is_full in zip(columns, full[:, i].tolist(), strict=True) if is_full]
         disk = 4 * int(rows["disk"][i] == 0xFFFF)
         if len(field) < 8 * len(wanted) + disk:
@@ -371,7 +369,7 @@ def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: 
 
 
 def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], end: End) -> _UInt64s:
-    """Note where the next member (or the directory) begins; return how many bytes before it are not accounted for."""
+    """Set the start of the next member or the directory as limit. Return the number of unexplained bytes before it."""
     local, stored = members["local"], members["stored"]
     order = np.argsort(local, kind="stable")
     limit = np.empty_like(local)
@@ -379,7 +377,7 @@ def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], en
     need = np.uint64(HEADER) + names.astype(np.uint64) + stored
     wrong = (local > end.start) | (stored > end.start) | (need > limit - np.minimum(local, limit))
     if wrong.any():
-        raise ValueError(f"member {int(wrong.argmax()) + 1} of its directory reaches into the next one or beyond")
+        raise ValueError(f"member {int(wrong.argmax()) + 1} of its directory overlaps the next one or the directory")
     members["limit"] = limit
     found: _UInt64s = limit - local - need
     return found
@@ -396,15 +394,15 @@ def _check_sizes(members: npt.NDArray[np.void]) -> None:
         raise ValueError(f"member {i + 1} of its directory cannot have {size[i]} bytes, stored in {stored[i]}")
 
 
-@lru_cache(1 << 10)  # members that were written within a second have the same extra field
-def _local_extra(extra: bytes, is_wide: bool) -> int:
-    """Return how long the extra field of a local header is, as the directory's ``extra`` tells; -1 where it cannot.
+@lru_cache(1 << 10)  # members that are written within a second have equal extra fields
+def _predict_local_extra(extra: bytes, is_wide: bool) -> int:
+    """Predict the length of a local header's extra field from the directory's ``extra``; -1 if that is impossible.
 
-    Info-ZIP's fields: of times (the local one has all that its flags name), and of owners (the same
-    in both). A zip64 field is local only where sizes need one (``is_wide``).
+    Possible for Info-ZIP's fields: times (the local field has all times that its flags announce) and owners (both are
+    equal). A zip64 field is in the local header if a size needs it (``is_wide``).
     """
     total = 0
-    for kind, content in fields_of(extra):
+    for kind, content in split_extra(extra):
         if kind == _UNIX_TIMES and content:
             total += 5 + 4 * (content[0] & 7).bit_count()
         elif kind == _UNIX_OWNER:
@@ -416,8 +414,8 @@ def _local_extra(extra: bytes, is_wide: bool) -> int:
     return total
 
 
-def _withheld(names: Sequence[bytes]) -> dict[int, str]:
-    """Return which names are absolute, climb, or are not spelled with slashes alone."""
+def _find_odd_names(names: Sequence[bytes]) -> dict[int, str]:
+    """Return the names that are absolute, contain "..", or are not separated by single slashes."""
     if not _ODD.search(b"\0".join([b"", *names, b""])) and max(map(len, names), default=0) < 2 * MOST_STEPS:
         return {}
     odd = {
@@ -427,75 +425,75 @@ def _withheld(names: Sequence[bytes]) -> dict[int, str]:
     }
     if len(odd) > _MOST_WITHHELD:
         raise ValueError(
-            "many of its names are absolute, climb with '..', are too long, or have backslashes or doubled slashes"
+            "many of its names are absolute, contain '..', are too long, or have backslashes or doubled slashes"
         )
     return odd
 
 
 # ----------------------------------------------------------------------------------------------------
-# The methods that members are compressed by: each made plain, to the size that the directory promises. No I/O here.
+# Compression methods: each member is decompressed to the size in the directory. No I/O here.
 #
 # PKWARE's APPNOTE 6.3.10, sections 4.4.5 and 5.8.
 
 
 STORED: Final = 0
-XZ_MEMORY: Final = 1 << 28  # bytes that a dictionary of xz may take
-_LZMA_HEAD: Final = struct.Struct("<2xHBL")  # after the version of the writer's library
-_LZMA_PROPERTIES: Final = 5  # bytes: three small numbers in one byte, and the dictionary's size
+XZ_MEMORY: Final = 1 << 28  # most bytes of a dictionary of xz
+_LZMA_HEAD: Final = struct.Struct("<2xHBL")  # the first two bytes are the version of the writer's library
+_LZMA_PROPERTIES: Final = 5  # bytes: one for three small numbers, four for the dictionary's size
 _SMALLEST_DICTIONARY: Final = 4096
 _MOST_PROPERTIES: Final = 9 * 5 * 5
 
 
 class Method(NamedTuple):
-    """How a member is made plain."""
+    """A compression method."""
 
     name: str
-    open: Callable[[bytes, int], tuple[Any, bytes]]  # compressed bytes and size → a decompressor, and its input
-    most: int  # bytes that it makes of one, at most, roughly: a directory that promises more is forged
+    open: Callable[[bytes, int], tuple[Any, bytes]]  # compressed bytes and size -> a decompressor and its input
+    most: int  # approximate largest ratio of decompressed to compressed bytes: a larger one is forged
 
 
-def _lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
+def _open_lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
     if len(raw) < _LZMA_HEAD.size:
         raise ValueError("its LZMA header is cut short")
     length, packed, dictionary = _LZMA_HEAD.unpack_from(raw)
     if length != _LZMA_PROPERTIES or packed >= _MOST_PROPERTIES:
-        raise ValueError("its LZMA header has properties that there are none of")
+        raise ValueError("its LZMA header has invalid properties")
     rest, lc = divmod(packed, 9)
     pb, lp = divmod(rest, 5)
-    # Nothing in a member lies further back than it is long.
+    # A member refers to its own earlier bytes only, so its size is enough for the dictionary.
     room = max(min(dictionary, size), _SMALLEST_DICTIONARY)
     filters = [{"id": lzma.FILTER_LZMA1, "lc": lc, "lp": lp, "pb": pb, "dict_size": room}]
     return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), raw[_LZMA_HEAD.size :]
 
 
-def _zstd(raw: bytes, size: int) -> tuple[Any, bytes]:
+def _open_zstd(raw: bytes, size: int) -> tuple[Any, bytes]:
     return zstd().ZstdDecompressor(), raw
 
 
 METHODS: Final = {
     8: Method("deflate", lambda raw, _: (zlib.decompressobj(-zlib.MAX_WBITS), raw), 1032),
     12: Method("bzip2", lambda raw, _: (bz2.BZ2Decompressor(), raw), 1 << 20),
-    14: Method("LZMA", _lzma, 1 << 14),
-    20: Method("Zstandard", _zstd, 1 << 16),  # its number before version 6.3.8
-    93: Method("Zstandard", _zstd, 1 << 16),
+    14: Method("LZMA", _open_lzma, 1 << 14),
+    20: Method("Zstandard", _open_zstd, 1 << 16),  # its number before version 6.3.8
+    93: Method("Zstandard", _open_zstd, 1 << 16),
     95: Method("XZ", lambda raw, _: (lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), raw), 1 << 14),
 }
-# Those that are not read.
+# Methods that are not supported.
 OTHERS: Final = {1: "shrink", 6: "implode", 9: "deflate64", 98: "PPMd"}
 
 
-def plain(number: int, raw: bytes, size: int, crc: int) -> bytes:
-    """Return the ``size`` bytes that ``raw`` stands for by the method ``number``; ValueError where it does not."""
+def decompress_member(number: int, raw: bytes, size: int, crc: int) -> bytes:
+    """Decompress ``raw`` by the method ``number`` to ``size`` bytes. Raise ValueError if it is damaged."""
     method = METHODS[number]
     try:
         stream, data = method.open(raw, size)
-        made = decompressed(stream, data, size, has_end=number != 14)  # which need not mark it
+        made = decompressed(stream, data, size, has_end=number != 14)  # LZMA streams need not mark their end
     except ImportError as e:
-        raise ValueError(f"it is compressed by {method.name}, for which a package is missing: {e}") from e
+        raise ValueError(f"it is compressed with {method.name}, for which a package is missing: {e}") from e
     except ValueError as e:
         raise ValueError(f"{method.name}: {e}") from e
     if len(made) != size or stream.unused_data:
-        raise ValueError(f"its bytes do not inflate to the {size} that the directory promises")
+        raise ValueError(f"its bytes do not decompress to {size} bytes, as the directory announces")
     if zlib.crc32(made) != crc:
-        raise ValueError(f"its CRC-32 is {zlib.crc32(made):08x}, where {crc:08x} is stored")
+        raise ValueError(f"its CRC-32 is {zlib.crc32(made):08x}: expected {crc:08x}")
     return made

@@ -1,9 +1,8 @@
 """ZIP archives as a source: every member is a key. No I/O here.
 
-A stored member is a range of the archive, in which further formats find their ranges in turn;
-its local header is read only where the directory does not prove how long that is. A compressed
-member is inflated whole, and its length and CRC-32 are checked. Members keep their names:
-where everything lies in one folder, so do the keys.
+A stored member is a range of the archive, in which other formats find their own ranges. Its local header is read only
+if the directory does not prove the header's length. A compressed member is decompressed whole, and its length and
+CRC-32 are checked. Keys are the names of members, including a common top folder.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from refshard_fs.formats.zip.directory import (
     End,
     Member,
     Members,
-    fields_of,
+    decompress_member,
     parse_directory,
     parse_tail,
-    plain,
+    split_extra,
 )
 
 _FIELDS = struct.Struct("<2H4x3L2H")
@@ -41,10 +40,10 @@ _LONGEST = 2 * 0xFFFF  # bytes of a local header's name and extra field together
 
 
 class LocalHeader(msgspec.Struct, frozen=True):
-    """How a local header is read, and whole against what the directory says of its member.
+    """Decodes a local header, and compares all of it with the directory's entry of the member.
 
-    ``name`` is that of the member, or empty where it is not in ASCII: headers may encode it otherwise.
-    ``room`` is how many bytes there are for an extra field and whatever follows the member.
+    ``name`` is the member's name; it is empty if the name is not ASCII, because headers may encode it differently.
+    ``room`` is the number of bytes that are left for an extra field and for a descriptor after the member.
     """
 
     method: int
@@ -56,13 +55,13 @@ class LocalHeader(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Bytes to be read: the header and, mostly, all of its extra field."""
+        """Number of bytes to read: the header and, in most cases, all of its extra field."""
         return HEADER + len(self.name) + min(self.room, _MOST_EXTRA)
 
     def decode(self, data: bytes) -> int:
-        """Return how many bytes lie between the header's beginning and that of the member's bytes."""
+        """Return the offset of the member's bytes from the start of the header."""
         if len(data) < self.length or not data.startswith(MEMBER):
-            raise ValueError(f"a local header begins with {data[:4]!r}")
+            raise ValueError(f"a local header begins with {data[:4]!r}: expected {MEMBER!r}")
         flags, method, crc, stored, size, name, extra = _FIELDS.unpack_from(data, 6)
         same = method == self.method and not flags & _ENCRYPTED
         start, end = HEADER + name, HEADER + name + extra
@@ -78,12 +77,12 @@ class LocalHeader(msgspec.Struct, frozen=True):
 
 
 def _is_extra(extra: bytes) -> bool:
-    """Whether an extra field is made of whole fields, and of zeros that align what follows it."""
-    return not any(kind < 0 and any(content) for kind, content in fields_of(extra))
+    """Whether an extra field consists of whole fields, with zeros as padding after them."""
+    return not any(kind < 0 and any(content) for kind, content in split_extra(extra))
 
 
-def local_header(key: str, member: Member) -> LocalHeader:
-    """Return how the local header of the member ``key`` is read and compared."""
+def make_local_header(key: str, member: Member) -> LocalHeader:
+    """Make the decoder of the local header of the member ``key``."""
     name = key.encode()
     room = member.limit - member.local - HEADER - len(name) - member.stored
     return LocalHeader(
@@ -91,21 +90,21 @@ def local_header(key: str, member: Member) -> LocalHeader:
     )
 
 
-class Inflated(msgspec.Struct, frozen=True):
-    """The bytes of a compressed member, made from its local header and all that follows up to the next member."""
+class Decompressor(msgspec.Struct, frozen=True):
+    """Decompresses a member from its local header and all bytes up to the next member."""
 
     header: LocalHeader
 
     def make(self, raw: bytes) -> bytes:
         start = self.header.decode(raw)
         if start + self.header.stored > len(raw):
-            raise ValueError("a local header pushes its member into the next one")
+            raise ValueError("by its local header, the member overlaps the next one")
         header = self.header
-        return plain(header.method, raw[start : start + header.stored], header.size, header.crc)
+        return decompress_member(header.method, raw[start : start + header.stored], header.size, header.crc)
 
 
 class ZipKeySpace(KeySpace):
-    """The members of the archive ``source`` at ``url``. Those with names such as ``../x`` are not among the keys."""
+    """The members of the archive ``source`` at ``url``. Names such as ``../x`` are not among the keys."""
 
     def __init__(self, url: str, source: Span | Inline, members: Members) -> None:
         self.url = url
@@ -113,15 +112,15 @@ class ZipKeySpace(KeySpace):
         self._members = members
 
     def member(self, key: str) -> Member | None:
-        """Return what the directory says of the member ``key``; None if there is none."""
+        """Return the directory's entry of the member ``key``; None if there is none."""
         members = self._members
         place = members.names.find(key.encode("utf-8", "surrogatepass"))
         if place is not None:
             return Member(*members.rows[place].item())
         if key in members.withheld:
             raise ManifestError(
-                f"the ZIP at {self.url} has {members.withheld[key]!r}, which is no path below its root: "
-                f"it is not taken for the key {key!r}"
+                f"the ZIP at {self.url} has the member {members.withheld[key]!r}, which is not a path below its root: "
+                f"it cannot be read as the key {key!r}"
             )
         return None
 
@@ -131,17 +130,17 @@ class ZipKeySpace(KeySpace):
             return None
         start, limit, head, stored, size, _, method, is_encrypted = member
         if is_encrypted:
-            raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not read here")
+            raise ReferenceNotReachable(key, self.url, "it is encrypted, which is not supported")
         if method != STORED and method not in METHODS:
             named = OTHERS.get(method, "a method of number")
-            raise ReferenceNotReachable(key, self.url, f"it is compressed by {named} ({method}), not read here")
+            raise ReferenceNotReachable(key, self.url, f"its compression is not supported: {named} ({method})")
         if not size:
             return Inline(b"")
-        header = local_header(key, member)
+        header = make_local_header(key, member)
         if method != STORED:
             longest = min(limit - start, HEADER + _LONGEST + stored)
-            return made(self._source.part(start, longest), Inflated(header), size, self.url)
-        if isinstance(self._source, Inline):  # it costs no request to compare the two
+            return made(self._source.part(start, longest), Decompressor(header), size, self.url)
+        if isinstance(self._source, Inline):  # the comparison costs no request
             try:
                 head = header.decode(self._source.part(start, header.length).data)
             except ValueError as e:
@@ -149,12 +148,12 @@ class ZipKeySpace(KeySpace):
         elif not head:
             head = yield Load(self._source.part(start, header.length), header)
         if start + head + stored > limit:
-            raise ReferenceNotReachable(key, self.url, "its local header pushes it into the next member")
+            raise ReferenceNotReachable(key, self.url, "by its local header, it overlaps the next member")
         return self._source.part(start + head, stored)
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         yield from ()
-        directory = _directory(prefix)
+        directory = _directory_prefix(prefix)
         sizes = self._members.rows["size"]
         found = [
             Listed(name.decode(), None if place is None else int(sizes[place]), place is None)
@@ -166,17 +165,17 @@ class ZipKeySpace(KeySpace):
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
-        return not prefix or bool(self._members.names.below(_directory(prefix)))
+        return not prefix or bool(self._members.names.below(_directory_prefix(prefix)))
 
 
-def _directory(prefix: str) -> bytes:
+def _directory_prefix(prefix: str) -> bytes:
     return f"{prefix}/".encode("utf-8", "surrogatepass") if prefix else b""
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a ZIP."""
+    """Open a ZIP archive."""
     if probe.is_directory:
-        raise ManifestError(f"{probe.url} is a directory, and no ZIP")
+        raise ManifestError(f"{probe.url} is a directory: expected a ZIP file")
     facts = probe.facts or Facts(None)
     size = facts.size
     source = Span(probe.url, 0, size, pin=facts.pin)

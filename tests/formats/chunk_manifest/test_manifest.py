@@ -61,7 +61,7 @@ def test_an_array_without_dimensions_has_one_key(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "0\0", "0\0001"])
 def test_an_array_with_a_dimension_has_no_such_key(key: str) -> None:
-    with pytest.raises(ManifestError, match="no chunk key"):
+    with pytest.raises(ManifestError, match="not a chunk key"):
         parse(spelled({"1": {"path": "x"}, key: {"path": "y"}}), ChunkGrid((4,), GRID.encoding), "m")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from refshard_fs import ManifestError, SourceNotReachable
-from refshard_fs.formats.chunk_manifest.view import pending_edits
+from refshard_fs.formats.chunk_manifest.view import read_pending_edits
 from refshard_fs.formats.kerchunk_parquet.source import Layout
 from tests.support.chunk_manifests import metadata, opened, write
 
@@ -21,10 +21,10 @@ def root(**ours: Any) -> bytes:
 
 
 def test_pending_documents_are_of_the_root_or_none() -> None:
-    edits = pending_edits(root(pending=["a"], gone=["b/c"]), "zarr.json")
+    edits = read_pending_edits(root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
     assert sorted(edits.changes()) == ["a/zarr.json", "b/c/zarr.json"]
-    assert pending_edits(root(pending=[], gone=[]), "zarr.json") is None
+    assert read_pending_edits(root(pending=[], gone=[]), "zarr.json") is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_pending_documents_are_of_the_root_or_none() -> None:
 )
 def test_paths_that_are_none_are_refused(ours: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"zarr\.json"):
-        pending_edits(root(**ours), "zarr.json")
+        read_pending_edits(root(**ours), "zarr.json")
 
 
 @pytest.mark.parametrize(

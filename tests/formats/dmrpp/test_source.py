@@ -204,11 +204,11 @@ def test_what_is_not_shown_is_reported() -> None:
     words = {
         "a": "szip",
         "b": "fm",
-        "c": "nothing says",
+        "c": "no location",
         "d": "Structure",
         "e": "text",
         "f": "block",
-        "h": "with a checksum of 4 behind them",
+        "h": "with a checksum of 4 bytes",
         ".zattrs": "name",
     }
     assert {path: word in keys.reports[path] for path, word in words.items()} == dict.fromkeys(words, True)
@@ -223,14 +223,14 @@ CHUNKED = (
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        (("", "2", "0", "4", "[1]", ""), r"begins at \[1\], no place"),
-        (("", "2", "0", "4", "[6]", ""), r"begins at \[6\], no place"),
+        (("", "2", "0", "4", "[1]", ""), r"begins at \[1\]: "),
+        (("", "2", "0", "4", "[6]", ""), r"begins at \[6\]: "),
         (("", "2", "0", "4", "[0,0]", ""), r"begins at \[0,0\]"),
         (("", "0", "0", "4", "[0]", ""), "sizes"),
         (("", "2 2", "0", "4", "[0]", ""), "sizes"),
-        (("", "2", "0", "5", "[0]", ""), "is stored in 5"),
-        (('compressionType="deflate"', "2", "0", "9999999", "[0]", ""), "is stored in 9999999"),
-        (("", "2", "9223372036854775807", "4", "[0]", ""), "63 bits"),
+        (("", "2", "0", "5", "[0]", ""), "stored size 5"),
+        (('compressionType="deflate"', "2", "0", "9999999", "[0]", ""), "stored size 9999999"),
+        (("", "2", "9223372036854775807", "4", "[0]", ""), "beyond the largest offset"),
         (("", "2", "-4", "4", "[0]", ""), "offset is '-4'"),
         (("", "2", "0", "4", "[0]", '<dmrpp:chunk offset="8" nBytes="4" chunkPositionInArray="[0]"/>'), "two chunks"),
     ],
@@ -253,19 +253,22 @@ def check_left_out(body: str, path: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ('<Int16 name="a"><Dim name="/y"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "no Dimension 'y'"),
-        ('<Dimension name="y" size="-1"/><Int16 name="a"><Dim name="/y"/></Int16>', "nothing says where"),
+        (
+            '<Int16 name="a"><Dim name="/y"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>',
+            "the Dimension 'y', which does not exist",
+        ),
+        ('<Dimension name="y" size="-1"/><Int16 name="a"><Dim name="/y"/></Int16>', "no location"),
         ('<Int16 name="a"><Dim/></Int16>', "neither a name nor a size"),
         ('<Int16 name="a"/><Int16 name="a"/>', "another variable"),
-        ('<Group name="a"/><Int16 name="a"/>', "a group has its name"),
+        ('<Group name="a"/><Int16 name="a"/>', "a group has the same name"),
         ('<Int16 name="a"><dmrpp:compact>!</dmrpp:compact></Int16>', "base64"),
-        ('<Int16 name="a"><Dim size="3"/><dmrpp:compact>AAA=</dmrpp:compact></Int16>', "6 are due"),
-        ('<Int16 name="a"><dmrpp:missingdata>AAAAAA==</dmrpp:missingdata></Int16>', "no zlib stream"),
+        ('<Int16 name="a"><Dim size="3"/><dmrpp:compact>AAA=</dmrpp:compact></Int16>', "expected 6"),
+        ('<Int16 name="a"><dmrpp:missingdata>AAAAAA==</dmrpp:missingdata></Int16>', "not a zlib stream"),
         ('<String name="a"><dmrpp:vlsa><v c="9999999999">x</v></dmrpp:vlsa></String>', "texts"),
-        ('<String name="a"><dmrpp:vlsa><v s="9">AAAA</v></dmrpp:vlsa></String>', "damaged"),
+        ('<String name="a"><dmrpp:vlsa><v s="9">AAAA</v></dmrpp:vlsa></String>', "decompress"),
         ('<String name="a"><Dim size="2"/><dmrpp:vlsa>eA==;eQ==;</dmrpp:vlsa></String>', "0 texts"),
-        ('<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "3 elements of 2 are due"),
-        ('<Group name="a/b"><Int16 name="c"/></Group>', "no name that a key can have"),
+        ('<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="0" nBytes="2"/></Int16>', "expected 3 elements of 2"),
+        ('<Group name="a/b"><Int16 name="c"/></Group>', "cannot be part of a key"),
     ],
 )
 def test_contradictory_variables_are_left_out(body: str, reason: str) -> None:

@@ -13,7 +13,7 @@ from numcodecs.checksum32 import jenkins_lookup3
 from refshard_fs import DamagedIndex, NotListable, RefShardFileSystem
 from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import zarr_major
-from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, index_of
+from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, make_index
 from refshard_fs.formats.hdf5.file import MetadataFile, Sizes
 from refshard_fs.source.collect import collected
 from tests.servers.http import RangeServer
@@ -35,7 +35,7 @@ def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
     data[header + 11] = 1  # pages of two elements, also in blocks of which the index block tells
     data[header + 68 : header + 72] = jenkins_lookup3(bytes(data[header : header + 68]), 0).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(DamagedIndex, match="data blocks that have pages"):
+    with pytest.raises(DamagedIndex, match="data blocks with pages"):
         RefShardFileSystem(str(path)).cat_file("d/50")
 
 
@@ -63,8 +63,8 @@ def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["implicit", "fixed array"])
 def test_index_of_too_many_chunks_is_refused(kind: str) -> None:
     space = ChunkSpace(Sizes(), 1000, (1, 1), (3, 3), (3, None), 1, False)
-    with pytest.raises(ValueError, match=f"{kind}, which its extents"):
-        index_of(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))
+    with pytest.raises(ValueError, match=f"kind '{kind}', does not fit"):
+        make_index(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))
 
 
 def test_damaged_index_leaves_other_datasets_readable(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_enums_have_their_names() -> None:
 @pytest.mark.parametrize(
     ("dtype", "reason"),
     [
-        (h5py.vlen_dtype(h5py.string_dtype()), "variable-length sequence of the kind vlen-string"),
-        (np.dtype((h5py.vlen_dtype(np.int32), (2,))), "an array of the kind vlen-sequence"),
+        (h5py.vlen_dtype(h5py.string_dtype()), "variable-length sequence of vlen-string elements"),
+        (np.dtype((h5py.vlen_dtype(np.int32), (2,))), "an array of elements of the kind vlen-sequence"),
         (np.dtype("g"), "float of"),
     ],
 )
@@ -152,7 +152,7 @@ def test_attributes_have_h5netcdfs_values() -> None:
     raw = b"\2\0\0\0" + (96).to_bytes(8, "little") + b"\1\0\0\0" + bytes(16)
     assert datatypes.heap_ids(vlen, raw) == [(96, 1, 2)]
     assert datatypes.values(vlen, (2,), raw, {(96, 1): "é".encode()}, {}) == ["é", ""]
-    with pytest.raises(ValueError, match="object 1 of the global heap at 96 is not there"):
+    with pytest.raises(ValueError, match="object 1 of the global heap at 96 does not exist"):
         datatypes.values(vlen, (2,), raw, {}, {})
     with pytest.raises(ValueError, match="shorter"):
         datatypes.values(vlen, (2,), raw, {(96, 1): b"a"}, {})
@@ -179,7 +179,7 @@ def test_messages_cut_short_or_changed_are_errors() -> None:
     for sample in samples:
         whole = message(h5py.h5t.py_create(np.dtype(sample), logical=True), "latest")
         for end in range(len(whole)):
-            with pytest.raises(ValueError, match=r"cut short|does not end|whole number"):
+            with pytest.raises(ValueError, match=r"cut short|no NUL|whole number"):
                 parse_datatype(whole[:end])
         for _ in range(200):
             changed = bytearray(whole)
@@ -196,11 +196,11 @@ def test_members_of_a_compound_do_not_overlap() -> None:
     members = [name % number + bytes(3) + opaque for number in range(1500)]
     compound = bytes([0x36, *len(members).to_bytes(3, "little"), 0, 0, 16, 0])
     assert parse_datatype(compound[:1] + bytes([1, 0, 0]) + compound[4:] + members[0]).shown is not None
-    with pytest.raises(ValueError, match="members of a compound of 1048576 bytes take 1572864000"):
+    with pytest.raises(ValueError, match="they take 1572864000"):
         parse_datatype(compound + b"".join(members))
 
 
 def test_types_within_types_end() -> None:
     array = bytes([0x3A, 0, 0, 0, 4, 0, 0, 0, 1, 1, 0, 0, 0])
-    with pytest.raises(ValueError, match="nest more than 16 deep"):
+    with pytest.raises(ValueError, match="nested more than 16 levels deep"):
         parse_datatype(array * 100)

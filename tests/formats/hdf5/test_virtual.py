@@ -112,9 +112,9 @@ def test_parts_of_chunks_or_elsewhere_are_refused_by_name(tmp_path: Path) -> Non
         virtual("circle", (6, 8), slice(None), part("refused.h5", "typed"))
     fs = RefShardFileSystem(str(path))
     reasons = {
-        "shifted": "not of whole chunks", "strided": "2 apart", "typed": "datatype", "missing": "'nowhere.h5'",
-        "nameless": "no dataset that is shown", "above": "beside", "absolute": "beside", "remote": "beside",
-        "circle": "no dataset that is shown",
+        "shifted": "of whole chunks", "strided": "stride of 2", "typed": "datatype", "missing": "'nowhere.h5'",
+        "nameless": "cannot be shown", "above": "beside", "absolute": "beside", "remote": "beside",
+        "circle": "cannot be shown",
     }  # fmt: skip
     for name, reason in reasons.items():
         assert reason in fs.left_whole[name], name

@@ -108,9 +108,9 @@ def test_several_row_groups_are_one_partition() -> None:
         ({"path": ["u", "v"], "offset": ["1", "2"]}, "'offset' is of .*string"),
         ({"path": ["u", "v"], "size": [1.5, 2.0]}, "'size' is of double"),
         ({"raw": [1, 2]}, "'raw' is of int64"),
-        ({"path": ["u", "v"], "offset": [0, -1], "size": [1, 1]}, "row 1 is no byte range"),
-        ({"path": ["u", "v"], "offset": [0, 2**63 - 1], "size": [1, 1]}, "row 1 is no byte range"),
-        ({"path": ["u", "v"], "offset": pa.array([0, 2**64 - 1], pa.uint64())}, "row 1 is no byte range"),
+        ({"path": ["u", "v"], "offset": [0, -1], "size": [1, 1]}, "row 1 is not a byte range"),
+        ({"path": ["u", "v"], "offset": [0, 2**63 - 1], "size": [1, 1]}, "row 1 is not a byte range"),
+        ({"path": ["u", "v"], "offset": pa.array([0, 2**64 - 1], pa.uint64())}, "row 1 is not a byte range"),
         ({"other": [1, 2]}, "none of the columns path, offset, size, raw"),
     ],
 )
@@ -121,16 +121,16 @@ def test_columns_that_cannot_be_references_are_refused(columns: dict[str, Any], 
 
 def test_too_few_and_too_many_rows_are_refused() -> None:
     data = written(path=["u", "v"], offset=[1, 2], size=[1, 1])
-    with pytest.raises(ValueError, match="it has 2 rows, and 3 chunks lie in it"):
+    with pytest.raises(ValueError, match="it has 2 rows: expected at least 3"):
         PartitionIndex(3, 5).decode(data)
-    with pytest.raises(ValueError, match="it has 2 rows, more than the 1"):
+    with pytest.raises(ValueError, match="it has 2 rows: expected at most 1"):
         PartitionIndex(1, 1).decode(data)
 
 
 def test_a_file_cut_short_anywhere_is_refused() -> None:
     data = written(path=["u"] * 50, offset=range(50), size=[9] * 50)
     for end in [0, 1, 4, 7, 8, 11, *range(12, len(data), 37), len(data) - 1]:
-        with pytest.raises(ValueError, match="no parquet file that can be read"):
+        with pytest.raises(ValueError, match="cannot be read as a parquet file"):
             PartitionIndex(50, 50).decode(data[:end])
 
 
@@ -202,5 +202,5 @@ def test_footer_with_a_million_columns_takes_no_memory() -> None:
     count = bytes([0x80 | 999_999 & 0x7F, 0x80 | 999_999 >> 7 & 0x7F, 999_999 >> 14])
     footer = b"\x15\x02\x19\xfc" + count + b"\x48\x06schema\x15\x02\x00" * 20  # a version, and a list of columns
     data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
-    with pytest.raises(ValueError, match="a list is longer than there are bytes"):
+    with pytest.raises(ValueError, match="a list is longer than the bytes that are left"):
         PartitionIndex(1, 1).decode(data)

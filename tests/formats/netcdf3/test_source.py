@@ -258,11 +258,11 @@ def test_a_file_made_by_hand_is_read() -> None:
         (5, (0x7FFFFFFF,), "cut short: variable 'v' ends"),
         (9, (7000,), "variables do not fit"),
         (12, (9,), "9 dimensions"),
-        (16, (7,), "type 7 is none of version 1"),
-        (18, (84,), "ends at byte 92, the file at 88"),
+        (16, (7,), "version 1 of the format does not define type 7"),
+        (18, (84,), "ends at byte 92, the file at byte 88"),
         (5, (0, 0, 0, 11, 1, 1, 0x76000000, 1, 0, 0, 0, 4, 4, 80), None),
         (0, (3, 10, 1, 1, 0x78000000, 0), "ends at byte 92"),
-        (11, (0xFF000000,), "no UTF-8"),
+        (11, (0xFF000000,), "not UTF-8"),
     ],
 )
 def test_a_header_that_cannot_be_true_is_refused_by_its_field(
@@ -288,7 +288,11 @@ def test_variables_that_contradict_themselves_are_left_out() -> None:
         return [len(name), spelled, len(dimensions), *dimensions, 0, 0, 4, 8, begin]
 
     x, time = [1, 0x78000000, 2], [1, 0x74000000, 0]
-    for broken, reason in (([7], "of 2 that there are"), ([0, 1], "is not its first one"), ([0], "within the header")):
+    for broken, reason in (
+        ([7], "the file has 2 dimensions"),
+        ([0, 1], "is not its first dimension"),
+        ([0], "within the header"),
+    ):
         begin = 8 if reason == "within the header" else 300
         parts = [variable(b"v", [0], 300), variable(b"bad", broken, begin), variable(b"r", [1], 308)]
         fields = [1, 10, 2, *x, *time, 0, 0, 11, len(parts), *(n for part in parts for n in part)]

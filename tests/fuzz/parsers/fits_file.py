@@ -8,7 +8,7 @@ from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.source import open_
-from refshard_fs.formats.fits.tiles import LARGEST, Decoded, header_block
+from refshard_fs.formats.fits.tiles import LARGEST, Decoded, encode_header
 from tests.fuzz.array_files import opened, some_chunks
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -35,16 +35,16 @@ _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
 def seeds() -> list[bytes]:
-    primary = header_block({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
+    primary = encode_header({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
     axes = {"NAXIS": 2, "NAXIS1": 5, "NAXIS2": 3, "PCOUNT": 0, "GCOUNT": 1}
-    image = header_block({"XTENSION": "IMAGE", "BITPIX": 16, **axes, "EXTNAME": "SCI", "BLANK": -1, "BZERO": 32768})
+    image = encode_header({"XTENSION": "IMAGE", "BITPIX": 16, **axes, "EXTNAME": "SCI", "BLANK": -1, "BZERO": 32768})
     pixels = bytes(range(30)).ljust(BLOCK, b"\0")
     table = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2, "NAXIS1": 8, "NAXIS2": 3, "PCOUNT": 30, "GCOUNT": 1}
     column = {"TFIELDS": 1, "TTYPE1": "COMPRESSED_DATA", "TFORM1": "1PB(10)"}
     tiles = {"ZIMAGE": True, "ZBITPIX": 16, "ZNAXIS": 2, "ZNAXIS1": 5, "ZNAXIS2": 3, "ZTILE1": 5, "ZTILE2": 1}
     rows = b"".join((10).to_bytes(4, "big") + (10 * row).to_bytes(4, "big") for row in range(3))
     heap = (rows + bytes(range(30))).ljust(BLOCK, b"\0")
-    compressed = header_block({**table, **column, **tiles, "ZCMPTYPE": "NOCOMPRESS", "EXTNAME": "TILES"}) + heap
+    compressed = encode_header({**table, **column, **tiles, "ZCMPTYPE": "NOCOMPRESS", "EXTNAME": "TILES"}) + heap
     return [primary + image + pixels, primary + compressed, primary + image + pixels + compressed + image + pixels]
 
 

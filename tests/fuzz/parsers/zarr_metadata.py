@@ -9,7 +9,7 @@ from contextlib import nullcontext as configured
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import DocumentIndex
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.entries import Unmapped
+from refshard_fs.formats.chunk_manifest.entries import StripManifests
 from refshard_fs.sharding.index import MAX_INDEX
 from refshard_fs.sharding.view import Unshard
 from tests.fuzz.parsers.json_references import _ARRAY, _ARRAY_3
@@ -25,7 +25,7 @@ WORDS = tuple(
     "consolidated_metadata" [2,2] [[4,2]] 4294967296 "dtype"
     """.split()
 )
-_UNSHARD, _UNMAPPED = Unshard(()), Unmapped()
+_UNSHARD, _UNMAPPED = Unshard(()), StripManifests()
 
 
 def seeds() -> list[bytes]:
