@@ -30,7 +30,7 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.errors import LONGEST, ReadOnlyError, is_secret, redact, sanitize
+from refshard_fs.errors import LONGEST, ManifestError, ReadOnlyError, is_secret, redact, sanitize
 from refshard_fs.reading.plan import Request
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
@@ -1125,6 +1125,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.writing.save import save  # imported only for writing
 
+        if format is None and url.endswith(".refshard"):
+            cube = importlib.import_module("refshard_fs.sets.lazy_set").LazySet.of(self)
+            if cube is None:
+                raise ManifestError(f"{url}: expected a source that joins sets, for its document, got {self!r}")
+            remark: str = cube.save(url, **storage_options)
+            return remark
         with progress("save", callback) as shown:
             format = format or format_named(url)
             return save(self._stored_keys(), self.source, url, format, record_size, overwrite, storage_options, shown)

@@ -188,8 +188,9 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
 
 
 @command(
-    "all.json today.nc --dim time --on-duplicate skip",
-    argument("--dim", "the dimension", "NAME", required=True),
+    "all.refshard '2024/*.nc' --create",
+    argument("--dim", "the dimension; the document of a cube tells it", "NAME"),
+    argument("--create", "make the document of a cube where there is no TARGET"),
     argument("--same", "a variable of TARGET", "PATH", **_MANY),
     argument(
         "--on-duplicate",
@@ -201,10 +202,10 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
 )
 def _append(arguments: Namespace) -> None:
     """Add another set, or all that match a pattern, to a reference set, in place."""
-    options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order")
+    options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order", "create")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
-    what = f"{arguments.dim}: {added:+,}" if is_changed else "nothing new, left as it is"
+    what = f"{arguments.dim or 'length'}: {added:+,}" if is_changed else "nothing new, left as it is"
     print_line(f"{arguments.target}: {what}")
 
 

@@ -20,7 +20,8 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.cubes.document import ConcatDocument, Part
+from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
@@ -39,7 +40,8 @@ from refshard_fs.sets.concatenation import (
     coordinate_values,
     shown_value,
 )
-from refshard_fs.sets.lazy_set import relative_urls
+from refshard_fs.sets.cube import open
+from refshard_fs.sets.lazy_set import joined_by, relative_urls
 from refshard_fs.sets.patterns import stack_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import expand, read_sets
@@ -55,11 +57,12 @@ from refshard_fs.tools.views import progress
 def append(
     target: str | os.PathLike[str],
     fo: Any,
-    dim: str,
+    dim: str | None = None,
     *,
     same: Iterable[str] = (),
     on_duplicate: OnDuplicate = "error",
     any_order: bool = False,
+    create: bool = False,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> int:
@@ -67,7 +70,9 @@ def append(
 
     ``fo`` may also be a pattern or a list of URLs: these are appended one after the other, in natural order; those that
     a document names already are not opened again. So a job that runs every day costs what is new. If a document joins
-    files of different variables, the new files of all variables are given together, and are written together.
+    files of different variables, the new files of all variables are given together, and are written together. With
+    ``create``, a document is made by `open` if there is none at ``target``. A document tells ``dim``; other sets need
+    it.
 
     ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
@@ -76,7 +81,8 @@ def append(
 
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
     ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last
-    ones of the old set. What comes late takes its place in the gap that a document has there (``freq=`` of `concat`). A
+    ones of the old set; in a document, also instead of one part anywhere that has the same values, which may be damaged
+    or gone. What comes late takes its place in the gap that a document has there (``freq=`` of `concat`). A
     set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many elements the set has more, or
     a gap has less; 0 means that it was left as it is, unless some were replaced.
 
@@ -95,9 +101,13 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
-    rules = _Rules(dim, frozenset(same), on_duplicate, any_order)
+    rules = _Rules(dim or "", frozenset(same), on_duplicate, any_order)
+    if create:
+        made = _create(target, fo, dim, same, options)
+        if made is not None:
+            return made
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
-        new, are_together = _find_new(target, fo, options)
+        new, are_together = _find_new(target, fo, options, knows_names=on_duplicate != "replace")
         groups = [new] if are_together else [[each] for each in new]
         return sum(_append(target, group, rules, callback, options) for group in groups if group)
     return _append(target, [fo], rules, callback, options)
@@ -114,16 +124,19 @@ def _append(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
     base = fs._writing("append").base()
-    joined = base.keyspace.source
+    joined = joined_by(base.keyspace)
+    if not rules.dim and joined is None:
+        raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
     try:
-        if joined.cube is not None:
-            added = _append_lines(fs, base, joined.cube, sets, rules, options)
+        if joined is not None:
+            rules = rules if rules.dim else rules._replace(dim=joined.document.dim)
+            added = _append_lines(fs, base, joined, sets, rules, options)
             with progress("append", callback) as shown:
                 shown.set_size(len(sets))
                 shown.relative_update(len(sets))
             return added
         (fo,) = sets
-        whole = _Grown.of(fs, str(url), fo, rules, options, holds_pins=joined.references is not None)
+        whole = _Grown.of(fs, str(url), fo, rules, options, holds_pins=base.keyspace.source.references is not None)
         if whole is None:
             fs.discard()
             return 0
@@ -147,15 +160,32 @@ def _append(
         raise
 
 
-def _find_new(target: str | os.PathLike[str], fo: Any, options: Mapping[str, Any]) -> tuple[list[Any], bool]:
-    """Return those of several sets that the target does not name yet, and whether they are appended in one commit."""
+def _create(
+    target: str | os.PathLike[str], fo: Any, dim: str | None, same: Iterable[str], options: Mapping[str, Any]
+) -> int | None:
+    """Write a document of ``fo`` to ``target``, and return its length; None where there is something already."""
+    try:
+        RefShardFileSystem(os.fspath(target), **for_sources(options, [os.fspath(target)], append)).source.open()
+    except NoSuchSource:
+        made = open(fo, dim, same=same, **options)
+        made.save(os.fspath(target))
+        return made.document.starts[-1]
+    return None
+
+
+def _find_new(
+    target: str | os.PathLike[str], fo: Any, options: Mapping[str, Any], *, knows_names: bool
+) -> tuple[list[Any], bool]:
+    """Return several sets, and whether they are appended in one commit.
+
+    If it ``knows_names``, sets that the target names already are left out.
+    """
     urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
     found = expand(fo, for_sources(options, urls, append))
-    joined = RefShardFileSystem(os.fspath(target), **options).source.open().source
-    document: ConcatDocument | None = joined.cube
-    known = set() if document is None else {joined.resolve(url) for url in document.urls}
+    joined = joined_by(RefShardFileSystem(os.fspath(target), **options).source.open())
+    known = set() if joined is None or not knows_names else {joined.resolve(url) for url in joined.document.urls}
     new = [each for each in found if not isinstance(each, str) or source_of(each, None, None, True) not in known]
-    return new, document is not None and len(document.beside) > 0
+    return new, joined is not None
 
 
 OnDuplicate = Literal["error", "skip", "replace"]  # how values are treated that the set has already
@@ -317,12 +347,13 @@ def _is_same(before: Value | None, now: Value) -> bool:
 def _append_lines(
     fs: RefShardFileSystem,
     base: Base,
-    document: ConcatDocument,
+    joined: ConcatKeySpace,
     sets: Sequence[Any],
     rules: _Rules,
     options: Mapping[str, Any],
 ) -> int:
     """Append sets to the document, each to the one that has its variables; return by how much it is longer."""
+    document = joined.document
     before = [document, *document.beside]
     for each in before:
         _check_growable(each, document, rules.dim, base.url)
@@ -331,7 +362,7 @@ def _append_lines(
     urls = [url_of_set(fo, options, base.url) for fo in sets]
     leads = list(dict.fromkeys(each.parts[each.first].url for each in before))
     unread = Unread(frozenset([rules.dim]), rules.same)
-    read = read_sets([*map(base.keyspace.resolve, leads), *urls], options, _ignore, unread=unread)
+    read = read_sets([*map(joined.resolve, leads), *urls], options, _ignore, unread=unread)
     lines = [relative_urls(base.url)(url) for url in urls]  # as the document has them
     by_url = dict(zip([*leads, *lines], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
@@ -359,6 +390,8 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
     if document.unions:
         kinds = f"with several values of {', '.join(map(repr, document.unions))},"
+    if any(dim in choice.isel or choice.squeeze for choice in document.view):
+        kinds = f"of which it shows a part along {dim!r},"
     if document is not whole and (document.beside or document.select != whole.select):
         kinds = "that documents beside others select,"
     if kinds:
@@ -437,10 +470,13 @@ def _add_line(
     first, new = times.parts
     values, coming = _values_of(document, shown), coordinate_values([new], dim)
     extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
+    replaced_part = 0  # the length of a part that the new set takes the place of
     if values is not None and document.coordinate is not None:
         extent = coordinate_set(shown.variables[document.coordinate], values, shown, name)
     if values is not None and extent is not None and coming is not None:
         known = comparable(shown.variables[str(document.coordinate)], values)
+        if rules.on_duplicate == "replace":
+            document, replaced_part = _without_part(document, known, coming[0], name)
         place = _gap_for(document, known, coming[0])
         if place is not None:
             _check_chunks(document, new, place[1], name)
@@ -495,7 +531,27 @@ def _add_line(
     )
     if place is not None:
         document = _fill_gap(document, place)
-    return _Longer(document, whole, line.length - replaced)
+    return _Longer(document, whole, line.length - replaced - replaced_part)
+
+
+def _without_part(
+    document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any], where: str
+) -> tuple[ConcatDocument, int]:
+    """Return a document with a gap in place of the part that has the values ``coming``, and its length, or 0."""
+    first = np.flatnonzero(np.isin(values, coming[:1]))
+    number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
+    start, stop = document.starts[number : number + 2]
+    part = document.parts[number]
+    if len(first) != 1 or part.is_gap or not np.array_equal(values[start:stop], coming):
+        return document, 0
+    if number == document.first:
+        raise ManifestError(
+            f"{part.name!r} is the first set of {where}, whose metadata stand for all: it is replaced by making the "
+            "document anew (resume= remembers what was found of each file)"
+        )
+    gap_there = Part("", part.length, part.values)
+    parts = [*document.parts[:number], gap_there, *document.parts[number + 1 :]]
+    return msgspec.structs.replace(document, parts=tuple(parts)), part.length
 
 
 def _missing(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

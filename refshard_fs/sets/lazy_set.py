@@ -57,7 +57,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     def document(self) -> ConcatDocument:
         """What the document says."""
         assert isinstance(self.content, bytes), "a document that joins sets is bytes"
-        return ConcatDocument.read(self.content, repr(self))
+        return ConcatDocument.read(self.content, self.joined)
 
     @property
     def urls(self) -> list[str]:
@@ -79,6 +79,14 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         data = self.document.dumps(relative_urls(url))
         Objects(url, storage_options).put("", (data,))
         return self.remark
+
+    def __repr__(self) -> str:  # with the digest, by which fsspec tells instances apart
+        document = self.document
+        gaps = sum(part.is_gap for part in document.parts)
+        lacks = f", {count_text(gaps, 'gap')}" if gaps else ""
+        return f"<{self.joined}, {document.dim} {document.starts[-1]:,}{lacks}: {self.digest[:32]}>"
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
         document = self.document
@@ -121,7 +129,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
         """Return the document that joins sets which ``fs`` shows, its URLs absolute; None where it shows another."""
-        joined = _joined(fs)
+        joined = joined_by(fs.source.open())
         if joined is None:
             return None
         view = tuple(map(Choice.read, fs.storage_options.get("select") or ()))
@@ -150,9 +158,8 @@ def describe(document: ConcatDocument) -> str:
     return f"{count_text(document.count, 'set')} joined along {' and '.join(dims)}"
 
 
-def _joined(fs: RefShardFileSystem) -> ConcatKeySpace | None:
-    """Return the document that a filesystem shows, without what is put over it."""
-    space: KeySpace = fs.source.open()
+def joined_by(space: KeySpace) -> ConcatKeySpace | None:
+    """Return the document that a key space shows, without what is put over it; None if it shows another source."""
     while isinstance(space, View):
         space = space.base
     return space if isinstance(space, ConcatKeySpace) else None
@@ -177,7 +184,7 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
         return document, choice
     metadata = document.metadata
     if document.first not in range(first, last):
-        joined = _joined(fs)
+        joined = joined_by(fs.source.open())
         assert joined is not None, "it shows a document"
         metadata = fs.source.run("", joined.documents_of_first)
     isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}

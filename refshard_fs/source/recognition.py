@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -120,7 +121,11 @@ def _format_of(probe: Probe, name: str | None) -> Format:
         return fitting[0]
     remedy = "Name one with format="
     if probe.is_directory:
-        what = "a directory with " + (", ".join(sorted(probe.names)[:8]) or "nothing known in it")
+        inside = sorted(probe.names)
+        what = "a directory with " + (", ".join(inside[:8]) or "nothing known in it")
+        kinds = Counter(name.rpartition(".")[2] for name in inside if "." in name[1:])
+        if kinds:  # that of the most files
+            remedy = f"'{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}' joins its files"
     elif not probe.head:
         what, remedy = "an empty document", "Was it written to the end?"
     else:

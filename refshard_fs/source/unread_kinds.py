@@ -32,7 +32,10 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("a NumPy array (.npy)", 0, b"\x93NUMPY", "open it with numpy.load(..., mmap_mode='r')"),
     ("a MATLAB file of version 5", 0, b"MATLAB 5.0", "save it as version 7.3, which is HDF5"),
     ("an ASDF file", 0, b"#ASDF", "open it with asdf"),
-    ("a Parquet file", 0, b"PAR1", "give the directory of a parquet set, in which .zmetadata lies"),
+    (
+        *("a Parquet file", 0, b"PAR1"),
+        "give the directory of a parquet set, in which .zmetadata lies; refshard_fs.open takes a table of URLs",
+    ),
     ("an Arrow file", 0, b"ARROW1", "open it with pyarrow"),
     ("an SQLite database (GeoPackage, MBTiles)", 0, b"SQLite format 3\0", "open it with the library of its kind"),
     ("a PMTiles archive", 0, b"PMTiles", "open it with pmtiles"),

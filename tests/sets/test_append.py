@@ -264,7 +264,7 @@ def test_all_that_match_are_appended_and_known_ones_not_opened(tmp_path: Path) -
     refshard_fs.cube([str(tmp_path / f"{number}.nc") for number in range(2)]).save(target)
     (tmp_path / "1.nc").write_bytes(b"damaged, and not opened again")
     assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 2
-    assert refshard_fs.append(target, f"{tmp_path}/*.nc", "time") == 0
+    assert refshard_fs.append(target, f"{tmp_path}/*.nc") == 0
     assert xr.open_dataset(target, engine="refshard", decode_times=False)["time"].values.tolist() == [0, 1, 2, 3]
 
 
@@ -315,3 +315,44 @@ def test_variables_that_would_not_fit_change_nothing(tmp_path: Path) -> None:
         refshard_fs.append(target, variables(tmp_path, "c", 1), "time")
     assert Path(target).read_bytes() == before
     assert refshard_fs.append(target, variables(tmp_path, "a", 0), "time", on_duplicate="skip") == 0
+
+
+def write_day(folder: Path, day: int, value: float) -> str:
+    time = ("time", [day], {"units": "days since 2024-01-01"})
+    path = folder / f"{day}.nc"
+    xr.Dataset({"t": ("time", [value])}, {"time": time}).to_netcdf(path, engine="h5netcdf")
+    return str(path)
+
+
+def test_job_that_creates_its_document_may_run_twice(tmp_path: Path) -> None:
+    target = str(tmp_path / "cube.refshard")
+    for days in (range(2), range(2, 4), range(0)):
+        for number in days:
+            write_day(tmp_path, number, number)
+        assert refshard_fs.append(target, f"{tmp_path}/*.nc", create=True) == len(days)
+    assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [0, 1, 2, 3]
+    with pytest.raises(TypeError, match="needs dim="):
+        refshard_fs.append(written(tmp_path, day(0, 2), 0), day(2, 2))
+
+
+def test_part_that_was_damaged_is_replaced_where_it_lies(tmp_path: Path) -> None:
+    target = str(tmp_path / "cube.refshard")
+    paths = [write_day(tmp_path, n, n) for n in range(4)]
+    refshard_fs.open(paths).save(target)
+    Path(paths[1]).unlink()
+    (tmp_path / "mended").mkdir()
+    assert refshard_fs.append(target, write_day(tmp_path / "mended", 1, 7.0), on_duplicate="replace") == 0
+    assert refshard_fs.append(target, write_day(tmp_path, 3, 9.0), on_duplicate="replace") == 0
+    assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [0, 7, 2, 9]
+    with pytest.raises(ManifestError, match="is the first set of"):
+        refshard_fs.append(target, paths[0], on_duplicate="replace")
+
+
+def test_cube_that_shows_a_part_takes_no_more_of_it(tmp_path: Path) -> None:
+    cube = refshard_fs.open([write_day(tmp_path, n, n) for n in range(3)])
+    cube.select(isel={"time": slice(0, 2)}, attrs={"t": {"units": "K"}}).save(f"{tmp_path}/part.refshard")
+    assert refshard_fs.append(f"{tmp_path}/part.refshard", f"{tmp_path}/*.nc") == 1
+    assert xr.open_dataset(f"{tmp_path}/part.refshard", engine="refshard")["t"].units == "K"
+    cube.select(isel={"time": 1}).save(f"{tmp_path}/day.refshard")
+    with pytest.raises(ManifestError, match="shows a part along 'time'"):
+        refshard_fs.append(f"{tmp_path}/day.refshard", f"{tmp_path}/*.nc")

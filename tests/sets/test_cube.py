@@ -141,6 +141,18 @@ def test_part_of_a_cube_is_as_xarray_has_it(words: str, tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [{"range": 2, "months": 2, "day": 1, "box": 1, "member": 4}[words]] * 3
 
 
+def test_cube_says_what_it_joins_and_is_saved_as_a_document(tmp_path: Path) -> None:
+    write_days(tmp_path)
+    cube = refshard_fs.open(f"{tmp_path}/*.nc")
+    assert repr(cube).startswith("<4 sets joined along time, time 4: ")
+    refshard_fs.RefShardFileSystem(cube).save(f"{tmp_path}/cube.refshard")
+    assert refshard_fs.open(f"{tmp_path}/cube.refshard").urls == cube.urls
+    with pytest.raises(refshard_fs.ManifestError, match="expected a source that joins sets"):
+        refshard_fs.RefShardFileSystem(f"{tmp_path}/a.nc").save(f"{tmp_path}/a.refshard")
+    with pytest.raises(refshard_fs.UnknownSource, match=r"/\*\.nc' joins its files"):
+        refshard_fs.open(tmp_path)
+
+
 def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
     write_days(tmp_path)
     refshard_fs.open(f"{tmp_path}/*.nc").save(f"{tmp_path}/t.ref")
