@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,9 +38,7 @@ from refshard_fs.cubes.recoding import MISSING, exactly, missing_values
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata
 from refshard_fs.sets.compatibility import chunks_read
-from refshard_fs.sets.variables import NamedSet, Variable, with_attributes, with_type
-
-BOUNDS: Final = ("bounds", "climatology")  # attributes of a coordinate that name an array in its units
+from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, with_attributes, with_type
 
 
 class CommonUnits(NamedTuple):

@@ -42,7 +42,7 @@ from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.scanning import REMEMBERED, opening_options
 from refshard_fs.sets.sources import OnError, expand, read_sets, report_skipped
 from refshard_fs.sets.tables import placed_sources
-from refshard_fs.sets.variables import NamedSet, with_type
+from refshard_fs.sets.variables import BOUNDS, DESCRIBING, NamedSet, named_in, with_type
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
@@ -431,7 +431,7 @@ def concat(
         made_of = _join(rules, tuple(file_grid.dims), places, sources, read, file_grid)
     else:
         groups = [_find_and_join(rules, sources_of, parts) for sources_of, parts in _by_variables(sources, read)]
-        made_of = groups[0] if len(groups) == 1 else _merge_documents(groups)
+        made_of = groups[0] if len(groups) == 1 else _merge_documents(groups, same)
     opened_with = opening_options(sources, options)
     document = made_of.document
     if not isinstance(document, ConcatDocument):
@@ -508,7 +508,8 @@ def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tupl
     """Return sets that have variables in common, each group apart: a folder may have a file for each variable."""
     groups: list[tuple[set[str], list[Any], list[NamedSet]]] = []
     for source, part in zip(sources, read, strict=True):
-        own = {path for path, v in part.variables.items() if not v.is_coordinate and v.dims}
+        every = {path for path, v in part.variables.items() if not v.is_coordinate and v.dims}
+        own = every - named_in(part.variables, DESCRIBING) or every
         near = [group for group in groups if not own or not group[0] or own & group[0]]
         names, theirs, parts = near[0] if near else (set(), [], [])
         for group in near[1:]:
@@ -524,13 +525,22 @@ def _by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tupl
     return [(theirs, parts) for _, theirs, parts in groups]
 
 
-def _merge_documents(groups: Sequence[_Join]) -> _Join:
-    """Return documents of different variables as one; ManifestError where they differ in what they have in common."""
+def _merge_documents(groups: Sequence[_Join], same: frozenset[str]) -> _Join:
+    """Return documents of different variables as one; ManifestError where they differ in what they have in common.
+
+    Bounds of a coordinate are the same if the coordinate is: these alone are not compared.
+    """
     first, *others = groups
-    for number, group in enumerate(others, 1):
-        for earlier in groups[:number]:
-            for path in group.whole.variables.keys() & earlier.whole.variables.keys():
-                check_merged(path, earlier.whole, group.whole)
+    joined = {path for group in groups for document, _ in group.made for path in document.axes}
+    counts = Counter(path for group in groups for path in group.whole.variables)
+    common = {path for path, count in counts.items() if count > 1} - same
+    firsts = with_digests([group.made[0][1][0] for group in groups], [], same, only=common - joined)
+    for number in range(1, len(groups)):
+        for earlier in range(number):
+            wholes = [groups[n].whole for n in (earlier, number)]
+            bounds = named_in(wholes[0].variables, BOUNDS) & joined
+            for path in common.intersection(*(whole.variables for whole in wholes)) - bounds:
+                check_merged(path, *(wholes if path in joined else (firsts[earlier], firsts[number])))
     documents = [group.document for group in others]
     return first._replace(
         document=msgspec.structs.replace(first.document, beside=tuple(documents)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -53,14 +53,25 @@ class Variable(NamedTuple):
         )
 
 
-def auxiliary(variables: Mapping[str, Variable]) -> set[str]:
-    """Return the paths of auxiliary coordinates, which attributes ``coordinates`` name (CF conventions, section 5)."""
+# Attributes that name arrays which describe others (CF conventions, sections 5 and 7), bounds among them.
+BOUNDS: Final = ("bounds", "climatology")
+DESCRIBING: Final = ("coordinates", "grid_mapping", "cell_measures", *BOUNDS)
+
+
+def named_in(variables: Mapping[str, Variable], attributes: Sequence[str]) -> set[str]:
+    """Return the paths of the arrays that these ``attributes`` of others name."""
     return {
         join(parent(path)[0], name)
         for path, variable in variables.items()
-        if isinstance(names := variable.attributes.get("coordinates"), str)
+        for names in map(variable.attributes.get, attributes)
+        if isinstance(names, str)
         for name in names.split()
     }
+
+
+def auxiliary(variables: Mapping[str, Variable]) -> set[str]:
+    """Return the paths of auxiliary coordinates."""
+    return named_in(variables, ("coordinates",))
 
 
 class NamedSet(msgspec.Struct, frozen=True, dict=True):

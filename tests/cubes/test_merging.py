@@ -54,3 +54,32 @@ def test_files_of_different_variables_must_have_same_coordinates(tmp_path: Path)
     (tmp_path / "tp_1.nc").unlink()
     with pytest.raises(ManifestError, match="'time'"):
         refshard_fs.cube(f"{tmp_path}/*.nc")
+
+
+@pytest.mark.parametrize("years", [1, 2])
+def test_files_of_variables_share_bounds_and_auxiliaries(tmp_path: Path, years: int) -> None:
+    """Each file of CMIP has the bounds of its times, and the places of its cells, beside its variable."""
+
+    def write_all(latitude: float) -> None:
+        for name in ("tas", "pr"):
+            for year in range(years):
+                days = range(3 * year, 3 * year + 3)
+                ds = xr.Dataset(
+                    {
+                        name: (("time", "x"), values(3, seed=year)),
+                        "time_bnds": (("time", "nv"), [[day, day + 1] for day in days]),
+                        "lat": ("x", [latitude + (name == "pr")] * len(X)),
+                    },
+                    {"time": ("time", list(days), {"units": "days since 2000-01-01", "bounds": "time_bnds"}), "x": X},
+                )
+                ds[name].encoding["coordinates"] = "lat"
+                ds.to_netcdf(tmp_path / f"{name}_{year}.nc", engine="h5netcdf")
+
+    write_all(0.0)
+    with pytest.raises(ManifestError, match="'lat'"):
+        refshard_fs.cube(f"{tmp_path}/*.nc")
+    cube = refshard_fs.cube(f"{tmp_path}/*.nc", same=["lat"])
+    expected = xr.open_mfdataset(
+        f"{tmp_path}/*.nc", engine="h5netcdf", compat="override", data_vars="minimal", coords="minimal"
+    ).load()
+    xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
