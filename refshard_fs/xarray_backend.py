@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -216,7 +217,8 @@ class _TypedStore(ZarrStore):
         guard = _guard.get()
         if guard is not None:
             is_index = variable.dims == (name,)
-            guard.add(join(self.zarr_group.path, name), document_of(self._array(name)), is_loaded=is_index)
+            document = partial(document_of, self._array(name))
+            guard.add(join(self.zarr_group.path, name), document, is_loaded=is_index)
         if "_Unsigned" in variable.attrs:  # xarray's decoder of _Unsigned assumes the machine's byte order
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)

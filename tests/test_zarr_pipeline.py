@@ -659,8 +659,17 @@ def test_trial_is_known_to_other_threads_once_it_runs(monkeypatch: pytest.Monkey
         start(trial)
 
     monkeypatch.setattr(zarr_pipeline, "_trial", None)
+    monkeypatch.setattr(zarr_pipeline, "TESTED", ())
     monkeypatch.setattr(zarr_pipeline._Trial, "start", ask_first)
     with zarr.config.set(zarr_pipeline.setting(False)):
         zarr_pipeline.install()
         assert zarr_pipeline.problem() is None
     assert told == [None]
+
+
+def test_zarr_of_these_tests_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_pipeline, "_trial", None)
+    with zarr.config.set(zarr_pipeline.setting(False)):
+        zarr_pipeline.install()
+        assert zarr_pipeline.is_set()
+        assert zarr_pipeline._trial is None

@@ -60,7 +60,7 @@ class Document(NamedTuple, Generic[K]):
     data: bytes
     arrays: Mapping[str, K]
     groups: Mapping[str, K]
-    chunkings: Mapping[str, Any] = {}  # of these arrays, as they are shown
+    nodes: Mapping[str, Mapping[str, Any]] = {}  # the metadata of these arrays, as they are shown
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +83,7 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
         reader = _Reader(self.rewrite.over(data))
         shown = reader.consolidated(doc, self.path) if self.name == CONSOLIDATED else reader.node(doc, self.path)
         shown_data = data if shown is doc else zarrmeta.dumps(shown)
-        return Document(shown_data, reader.arrays, reader.groups, reader.chunkings)
+        return Document(shown_data, reader.arrays, reader.groups, reader.nodes)
 
 
 class _Reader(Generic[K]):
@@ -92,7 +92,7 @@ class _Reader(Generic[K]):
     def __init__(self, rewrite: Callable[[Mapping[str, Any], str], Shown[K]]) -> None:
         self.arrays: dict[str, K] = {}
         self.groups: dict[str, K] = {}
-        self.chunkings: dict[str, Any] = {}
+        self.nodes: dict[str, Mapping[str, Any]] = {}
         self._rewrite = rewrite
 
     def node(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -106,7 +106,7 @@ class _Reader(Generic[K]):
                 shown, known = self._rewrite(doc, path)
                 if known is not None:
                     self.arrays[path] = known
-                    self.chunkings[path] = zarrmeta.chunking(shown)
+                    self.nodes[path] = shown
                 return shown
         return doc
 
@@ -150,8 +150,8 @@ class Documents(Generic[K]):
 
         self.arrays = arrays
         self._own: set[str] = set()  # paths of arrays whose own documents are known
-        # Of those that only consolidated metadata tell of: the key of their own document, and how chunks are stored.
-        self._hearsay: dict[str, tuple[str, Any]] = {}
+        # Of those that only consolidated metadata tell of: the key of their own document, and what these metadata are.
+        self._hearsay: dict[str, tuple[str, Mapping[str, Any]]] = {}
         self._outdated: dict[str, str] = {}  # what consolidated metadata say wrong, by the path of the array
         self.grids: Mapping[str, ChunkGrid] = Grids(grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
         self._rewrite = rewrite
@@ -251,8 +251,9 @@ class Documents(Generic[K]):
             key, told = self._hearsay[path]
             document = yield from self.read(key)
             self._hearsay.pop(path, None)
-            if document is not None and path in document.arrays and document.chunkings[path] != told:
-                self._outdated[path] = key
+            if document is not None and path in document.arrays:
+                if zarrmeta.chunking(document.nodes[path]) != zarrmeta.chunking(told):
+                    self._outdated[path] = key
         if path in self._outdated:
             raise ManifestError(
                 f"the consolidated metadata say otherwise than {self._outdated[path]!r} how the chunks of the array "
@@ -270,7 +271,7 @@ class Documents(Generic[K]):
                 continue
             else:
                 name = ".zarray" if index.name == CONSOLIDATED else "zarr.json"
-                self._hearsay[path] = join(path, name), document.chunkings[path]
+                self._hearsay[path] = join(path, name), document.nodes[path]
             self.arrays[path] = known
             self._on_array(path, known)
 

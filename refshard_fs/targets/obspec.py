@@ -40,7 +40,7 @@ class Registry(Protocol):
 
 def is_store(value: Any) -> bool:
     """Whether ``value`` has the methods of an obspec store."""
-    if isinstance(value, Mapping | AbstractFileSystem | type):
+    if isinstance(value, str | Mapping | AbstractFileSystem | type):  # texts first: abstract classes take a while
         return False
     return any(callable(getattr(value, name, None)) for name in ("get_async", "get_range"))
 

@@ -15,7 +15,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -113,24 +113,30 @@ class OpeningGuard:
     """
 
     def __init__(self) -> None:
-        self._arrays: dict[str, ArrayMeta] = {}
+        self._documents: dict[str, Callable[[], bytes]] = {}  # metadata of arrays, by path
+        self._arrays: dict[str, ArrayMeta | None] = {}  # the same, read
 
-    def add(self, path: str, document: bytes, *, is_loaded: bool) -> None:
+    def add(self, path: str, document: Callable[[], bytes], *, is_loaded: bool) -> None:
         """Bound chunks of the array ``path`` with this metadata; ManifestError if it is loaded whole and too large."""
-        found = zarrmeta.array_meta(zarrmeta.object_in(document, path), path)
-        if found is None:
-            return
-        # Chunks that differ in size are at most as large as all of them.
-        meta = found if found.chunks is not None else msgspec.structs.replace(found, chunks=found.shape)
-        size = math.prod(meta.shape) * (itemsize_of(meta) or 1)
-        if is_loaded and size > MOST:
+        self._documents[path] = document
+        meta = self._meta(path) if is_loaded else None
+        size = 0 if meta is None else math.prod(meta.shape) * (itemsize_of(meta) or 1)
+        if size > MOST:
             raise ManifestError(_refusal(path, f"it has {size:,} bytes, and {MOST:,} are loaded at most"))
-        self._arrays[path] = meta
+
+    def _meta(self, path: str) -> ArrayMeta | None:
+        """Return the metadata of an array; None if ``path`` is not one."""
+        if path in self._documents and path not in self._arrays:
+            found = zarrmeta.array_meta(zarrmeta.object_in(self._documents[path](), path), path)
+            if found is not None and found.chunks is None:  # chunks that differ in size are at most as large as all
+                found = msgspec.structs.replace(found, chunks=found.shape)
+            self._arrays[path] = found
+        return self._arrays.get(path)
 
     def check(self, key: str, data: bytes) -> None:
         """Raise ManifestError if decoding ``data``, the chunk ``key``, takes too much."""
         for path, tail in splits(key):
-            meta = None if zarrmeta.is_metadata(key) else self._arrays.get(path)
+            meta = None if zarrmeta.is_metadata(key) else self._meta(path)
             if meta is None:
                 continue
             try:

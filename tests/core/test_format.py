@@ -7,11 +7,12 @@ import shutil
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
 import refshard_fs
-from refshard_fs.core.format import Format, OpenOptions, Probe, plugins
+from refshard_fs.core.format import Format, OpenOptions, Probe, packages_with_plugins, plugins
 from refshard_fs.sinks import Sink
 from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
@@ -133,3 +134,24 @@ def test_a_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPat
 def open_(probe: Probe, options: OpenOptions) -> Any:
     yield from ()
     return {}
+
+
+@pytest.mark.parametrize("is_archive", [False, True], ids=["directory", "archive"])
+def test_packages_with_plugins_are_found_anywhere(tmp_path: Path, is_archive: bool) -> None:
+    files = {
+        "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
+        "tiny-1.0.dist-info/entry_points.txt": "[refshard.formats]\ntiny = tiny:FORMAT\n",
+        "other-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1.0\n",
+        "other-1.0.dist-info/entry_points.txt": "[console_scripts]\nother = other:main\n",
+        "plain-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n",
+    }
+    place = tmp_path / "packages"
+    if is_archive:
+        with ZipFile(place, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    else:
+        for name, text in files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(text)
+    assert packages_with_plugins(str(place)) == ["tiny"]
