@@ -159,6 +159,7 @@ def test_one_format_never_imports_another(path: Path) -> None:
 
 # What may know a format: the table, what opens sources and shows them, and the sink that writes it.
 KNOW_FORMATS = {
+    "cli/rule.py": "makes rules, which are documents of a format",
     "known_formats.py": "the table of all formats",
     "source/recognition.py": "puts the view of chunk manifests over a source",
     "source/in_memory_source.py": "parses a dict",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from refshard_fs import __version__
-from refshard_fs.cli import inspect, make, serve
+from refshard_fs.cli import inspect, make, rule, serve
 from refshard_fs.cli.command import Command, argument, as_options, command
 from refshard_fs.errors import RefShardError, redact, sanitize
 
@@ -37,7 +37,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     print(shtab.complete(whole, arguments.shell), end="")
 
 
-COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, *serve.COMMANDS, _completion)
+COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, *rule.COMMANDS, *serve.COMMANDS, _completion)
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130  # as shells have it

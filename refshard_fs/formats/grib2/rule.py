@@ -11,15 +11,15 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks
+from refshard_fs.core.array_group import ENCODINGS, ArrayDescription, ArrayGroup, Chunks
 from refshard_fs.core.chunks import ArrayChunks, Contents
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_within
@@ -438,6 +438,22 @@ _STALE: Final = "one of them was replaced"
 # The key space.
 
 
+class FieldPlace(NamedTuple):
+    """Where a field is looked for: its file, its sidecar, and the members of its line there."""
+
+    time: datetime
+    step: int
+    member: int | None
+    level: float | None
+    url: str
+    sidecar: str
+    line: tuple[str, ...]
+
+    def load(self, rule: Rule) -> Load:
+        """Return what it takes to have the sidecar; its answer is None where that does not exist."""
+        return Load(Span(self.sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
+
+
 class FieldChunks(Chunks):
     """The fields of a variable: one for each run, step, member and level."""
 
@@ -447,19 +463,31 @@ class FieldChunks(Chunks):
     ) -> None:  # fmt: skip
         self._rule = rule
         self._resolve = resolve
-        self._name = name
         self._variable = rule.variables[name]
         self._section = grids[self._variable.grid]
         self._grid = grid
         self._steps, self._members = rule.steps, rule.members
-        self._unit = LEVEL_UNITS.get(self._variable.level, 0)
         self._scan = scan
         dialect = DIALECTS[rule.dialect]
         given = dialect.given if rule.number else {k: v for k, v in dialect.given.items() if k != "number"}
         line = {**dialect.default, **given, **self._variable.line}
         self._line = [line.get(member, "") for member in dialect.members]
 
-    def entry(self, number: int) -> Steps[Entry | None]:
+    @classmethod
+    def of_rule(cls, rule: Rule, name: str, resolve: Callable[[str | None], str]) -> Self:
+        """Return the fields without a grid, which are not decoded."""
+        counts = [_RUNS, len(rule.steps), len(rule.members), len(rule.variables[name].levels)]
+        grid = ChunkGrid(tuple(filter(None, counts)), ENCODINGS[2])
+        return cls(rule, name, grid, resolve, [from_base64(text) for text in rule.grids], (0, 0))
+
+    def places_of(self, run: int) -> Iterator[FieldPlace]:
+        """Yield where each field of a run is looked for."""
+        size = math.prod(self._grid.counts[1:])
+        found = map(self.locate, range(run * size, (run + 1) * size))
+        return (place for place in found if place is not None)
+
+    def locate(self, number: int) -> FieldPlace | None:
+        """Return where chunk ``number`` is looked for; None where its run has no such step."""
         run, place, *others = self._grid.coords(number)
         rule, variable, step = self._rule, self._variable, self._steps[place]
         at = rule.time_of(run)
@@ -469,37 +497,46 @@ class FieldChunks(Chunks):
         member = level = None
         if rule.number is not None:
             rank = others.pop(0)
-            member = self._members[rank]
-            values["number"] = rule.number.names[rank] if rule.number.names else member
-        url, sidecar = (self._resolve(fill_template(text, values)) for text in (rule.url, rule.sidecar))
+            member = values["number"] = self._members[rank]
         if variable.levels:
             level = values["level"] = variable.levels[others[0]]
-        lines: Sidecar | None = yield Load(Span(sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
-        if lines is None:
-            yield from self._check_absent(at, url, sidecar)
-            return None
-        if rule.number is not None:
-            values["number"] = member
-        key = tuple(fill_template(text, values) for text in self._line)
-        if key not in lines.lines:
-            return None
-        start, stop = lines.lines[key]
-        covered = step - variable.begin(step) if variable.covers else None
-        kind = variable.message.at(level, self._unit)
-        time = int((at - _EPOCH).total_seconds())
-        recipe = MessageValues(kind, time, 3600 * step, covered, member, self._section, *self._scan)
-        return Packed(Span(url, start, stop), recipe, recipe.size)
+        line = tuple(fill_template(text, values) for text in self._line)
+        if rule.number is not None and rule.number.names:
+            values["number"] = rule.number.names[rank]
+        url, sidecar = (self._resolve(fill_template(text, values)) for text in (rule.url, rule.sidecar))
+        return FieldPlace(at, step, member, level, url, sidecar, line)
 
-    def _check_absent(self, at: datetime, url: str, sidecar: str) -> Steps[None]:
+    def recipe(self, found: FieldPlace) -> MessageValues:
+        """Return what makes the values of the field, and knows what its message has to say."""
+        variable = self._variable
+        kind = variable.message.at(found.level, LEVEL_UNITS.get(variable.level, 0))
+        seconds = int((found.time - _EPOCH).total_seconds())
+        length = found.step - variable.begin(found.step) if variable.covers else None
+        return MessageValues(kind, seconds, 3600 * found.step, length, found.member, self._section, *self._scan)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        found = self.locate(number)
+        if found is None:
+            return None
+        lines: Sidecar | None = yield found.load(self._rule)
+        if lines is None:
+            yield from self._check_absent(found)
+            return None
+        if found.line not in lines.lines:
+            return None
+        recipe = self.recipe(found)
+        return Packed(Span(found.url, *lines.lines[found.line]), recipe, recipe.size)
+
+    def _check_absent(self, found: FieldPlace) -> Steps[None]:
         """Raise an error unless a file, whose sidecar does not exist, does not exist, and will not."""
-        facts: Facts | None = yield Stat(url, fresh=True)
+        facts: Facts | None = yield Stat(found.url, fresh=True)
         if facts is not None:
-            raise ReferenceNotReachable("", sidecar, f"it does not exist, and its file {url} does: fields of that "
-                                        "file are found by the sidecar alone")  # fmt: skip
-        due = at + self._rule.time.due * HOUR
+            reason = f"it does not exist, and its file {found.url} does: fields of that file are found by it alone"
+            raise ReferenceNotReachable("", found.sidecar, reason)
+        due = found.time + self._rule.time.due * HOUR
         if due.timestamp() > time.time():
-            reason = f"the run of {at:%Y-%m-%dT%H}Z is due by {due:%Y-%m-%dT%H}Z, and this file of it does not exist"
-            raise NotYetThere("", url, reason)
+            run = f"the run of {found.time:%Y-%m-%dT%H}Z is due by {due:%Y-%m-%dT%H}Z"
+            raise NotYetThere("", found.url, f"{run}, and this file of it does not exist")
 
 
 class ValidTimes(Chunks):

@@ -158,7 +158,9 @@ class FileScan(msgspec.Struct, frozen=True):
             scan: Scan = yield Load(rest, Parsed(_scanned, (self.head, source.url)))
         else:
             offsets = yield from _sidecar(source)
-            scan = yield from _scan(Grib(source.url, source.resized(self.size), self.size, self.head), offsets or ())
+            scan = yield from scan_messages(
+                Grib(source.url, source.resized(self.size), self.size, self.head), offsets or ()
+            )
         return scan
 
     def _begins_with_short(self) -> bool:
@@ -208,7 +210,8 @@ def _versions() -> list[str]:
     return found
 
 
-def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
+def scan_messages(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
+    """Return the fields of the messages; a sidecar tells the ``offsets`` of some."""
     messages = yield from grib.messages(offsets)
     found = yield from together([_fields(grib, *message) for message in messages])
     return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))
@@ -217,7 +220,7 @@ def _scan(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
 def _scanned(rest: bytes, head: bytes, url: str) -> Scan:
     """Return the scan of a file whose bytes are ``head`` and ``rest``."""
     data = head + rest
-    return _run_in_memory(_scan(Grib(url, Inline(data), len(data), data)))
+    return _run_in_memory(scan_messages(Grib(url, Inline(data), len(data), data)))
 
 
 def parse_message(data: bytes) -> list[Field | Unshown]:

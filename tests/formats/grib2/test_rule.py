@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.grib_messages import message
 
 xr = pytest.importorskip("xarray")
 
+RULES = Path(__file__).parents[3] / "examples" / "rules"
 START = datetime(2026, 11, 1, tzinfo=UTC)
 GRID = base64.b64encode(section_3(message())).decode()
 KINDS = {"2t": [0, 0, 0], "t": [0, 0, 0], "gh": [0, 3, 5], "tp": [0, 1, 193]}
@@ -212,6 +214,25 @@ def test_document_that_breaks_the_format_is_an_error(change: dict[str, Any], rea
         rule = document("hrrr", server, **change)
     with pytest.raises(ManifestError, match=reason):
         RefShardFileSystem(json.dumps(rule).encode()).ls("")
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_rule_that_is_shipped_names_files_as_the_archive(name: str) -> None:
+    """The grids of HRRR, GFS and ECMWF are those of messages that these published."""
+    rule = Rule.read((RULES / f"{name}.json").read_bytes(), name)
+    root = rule.url.split("/")[:3]
+    archive = ARCHIVES[name]
+    assert [rule.url, rule.sidecar] == ["/".join([*root, archive.url]), "/".join([*root, archive.sidecar])]
+    fixed = msgspec.structs.replace(rule, time=msgspec.structs.replace(rule.time, stop=rule.time.start))
+    got, _ = opened(json.loads(fixed.dumps()))
+    lat, lon = {"hrrr": (1059, 1799), "gefs": (361, 720)}.get(name, (721, 1440))
+    assert got["t"].shape[-2:] == (lat, lon)
+    if name == "hrrr":
+        assert got.latitude.values[0, 0] == pytest.approx(21.138123)
+        assert got.longitude.values[-1, -1] == pytest.approx(299.082807)
+    else:
+        assert got.latitude.values[[0, -1]].tolist() == [90, -90]
+        assert got.longitude.values[0] == (-180 if name.startswith("ifs") else 0)
 
 
 def test_rule_of_a_stranger_reaches_no_private_server() -> None:

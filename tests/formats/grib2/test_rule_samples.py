@@ -1,0 +1,31 @@
+"""How the variables of a rule follow from fields of some files; `tests/cli/test_rule.py` has whole archives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from refshard_fs.formats.grib2.rule import Rule, Variable
+from refshard_fs.formats.grib2.rule_samples import samples_of
+
+
+@pytest.mark.parametrize(
+    ("covers", "step", "begin"),
+    [("", 7, 7), ("run", 7, 0), ("last 1", 7, 6), ("last 3", 1, 0), ("bucket 6", 7, 6), ("bucket 6", 12, 6),
+     ("bucket 6", 0, 0)],
+)  # fmt: skip
+def test_values_begin_as_their_range_says(covers: str, step: int, begin: int) -> None:
+    variable = Variable({}, None, covers=covers)  # type: ignore[arg-type]  # the message does not matter
+    assert variable.begin(step) == begin
+
+
+def test_samples_are_steps_that_the_run_has() -> None:
+    document = {
+        "refshard": "rule", "url": "{time:%H}{step}{number}", "sidecar": "", "dialect": "wgrib2",
+        "time": {"start": "2026-11-01", "every": 6}, "step": {"values": [[0, 48, 1]], "last": {"06": 12}},
+        "number": {"values": [0, 1]}, "grids": [], "variables": {},
+    }  # fmt: skip
+    rule = Rule.read(json.dumps(document).encode(), "it")
+    assert [sample.step for sample in samples_of(rule, 0)] == [0, 16, 17, 18, 19]
+    assert [(sample.step, sample.member) for sample in samples_of(rule, 1)] == [(0, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
