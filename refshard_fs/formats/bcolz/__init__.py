@@ -1,12 +1,12 @@
-"""Arrays that were written with blosc: directories of bcolz, an array or a table, and files of bloscpack, one array."""
+"""Arrays compressed with blosc: directories of bcolz (an array or a table), and files of bloscpack (one array)."""
 
 from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe, begins_with
 
-COLUMNS = "__rootdirs__"  # a table's list of columns
+COLUMNS = "__rootdirs__"  # list of a table's columns
 STORAGE = "meta/storage"  # an array's parameters
-MAGIC = b"blpk"  # of a file of bloscpack
+MAGIC = b"blpk"  # first bytes of a bloscpack file
 
 
 def _is_bcolz(probe: Probe) -> bool:

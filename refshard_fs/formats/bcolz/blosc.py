@@ -1,7 +1,6 @@
-"""Blosc 1 frames: the header read and checked, one frame decoded, plain bytes framed. No I/O here.
+"""Blosc 1 frames: parse and check headers, decode a frame, frame plain bytes. No I/O here.
 
-A frame is what zarr's blosc codec takes for a chunk. What a header claims is believed only as far as the bytes that
-are there could hold it.
+A frame is a chunk for zarr's blosc codec. The sizes in a header are accepted only if the bytes at hand can hold them.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-BODY: Final = 16  # bytes of the header, after which the body starts
-LARGEST: Final = 2**31 - 1 - BODY  # bytes that one frame can hold (c-blosc's BLOSC_MAX_BUFFERSIZE)
-EXPANSION: Final = 1 << 16  # no codec makes more bytes of one; zstd comes to half of it
+BODY: Final = 16  # size of the header, and so the position of the body
+LARGEST: Final = 2**31 - 1 - BODY  # most bytes in one frame (c-blosc's BLOSC_MAX_BUFFERSIZE)
+EXPANSION: Final = 1 << 16  # an upper bound of the ratio of decompressed to compressed bytes; zstd reaches half of it
 
 _HEADER: Final = struct.Struct("<BBBBIII")
 _PLAIN: Final = 2
@@ -26,106 +25,106 @@ _SNAPPY: Final = 2
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
-    """What a frame says of itself: ``length`` bytes come of its ``stored`` ones, the header's 16 among them."""
+    """The header of a frame: its ``stored`` bytes, with the 16 of the header, decompress to ``length`` bytes."""
 
     length: int
     stored: int
     typesize: int
     flags: int
 
-    nbytes = 512  # what remembering it costs, for the cache: a Struct of small integers and its keys
+    nbytes = 512  # its cost in a cache: a Struct of small integers, and its keys
 
     @property
     def codec(self) -> str:
-        """The name of the codec, as zarr's metadata spells it."""
+        """The name of the codec in zarr's metadata."""
         return _CODECS[self.flags >> 5]
 
     @property
     def shuffle(self) -> int:
-        """0: none, 1: by bytes, 2: by bits."""
+        """0: none, 1: byte shuffle, 2: bit shuffle."""
         return 2 if self.flags & 4 else self.flags & 1
 
 
 def parse(data: bytes) -> FrameHeader:
-    """Return the header that ``data`` starts with; ValueError, which names the field, where it cannot be true."""
+    """Parse the header at the start of ``data``. Raise ValueError, with the field, if it is invalid."""
     if len(data) < BODY:
-        raise ValueError(f"a blosc header has {BODY} bytes, there are {len(data)}")
+        raise ValueError(f"a blosc header is cut short: it has {len(data)} of {BODY} bytes")
     version, codec_version, flags, typesize, length, blocksize, stored = _HEADER.unpack_from(data)
     codec = flags >> 5
     if version != 2:
-        raise ValueError(f"blosc version {version}: only frames of version 2 are known")
+        raise ValueError(f"blosc version {version} is not supported: expected 2")
     if flags & _RESERVED:
-        raise ValueError(f"blosc flags {flags:#04x}: bit 8 is reserved")
+        raise ValueError(f"blosc flags {flags:#04x}: bit 3 is reserved and must be 0")
     if codec == _SNAPPY:
         raise ValueError(
-            f"blosc flags {flags:#04x}: compressed with snappy, which zarr's blosc codec has no decoder for"
+            f"blosc flags {flags:#04x}: it is compressed with snappy, which zarr's blosc codec cannot decode"
         )
     if codec not in _CODECS:
-        raise ValueError(f"blosc flags {flags:#04x}: there is no codec {codec}")
+        raise ValueError(f"blosc flags {flags:#04x}: codec {codec} does not exist")
     if codec_version != 1:
-        raise ValueError(f"blosc versionlz {codec_version}: only format 1 of the codecs is known")
+        raise ValueError(f"blosc versionlz {codec_version} is not supported: expected 1")
     if typesize == 0:
-        raise ValueError("blosc typesize 0")
+        raise ValueError("blosc typesize is 0: expected at least 1")
     if length > LARGEST:
-        raise ValueError(f"blosc nbytes {length}: a frame holds at most {LARGEST}")
+        raise ValueError(f"blosc nbytes {length}: expected at most {LARGEST}")
     if flags & _PLAIN:
         if stored != length + BODY:
-            raise ValueError(f"blosc ctbytes {stored}: a plain frame of nbytes {length} has {length + BODY}")
+            raise ValueError(f"blosc ctbytes {stored}: expected {length + BODY} for a plain frame of nbytes {length}")
     elif not BODY < stored <= length + BODY or length > (stored - BODY) * EXPANSION:
-        raise ValueError(f"blosc ctbytes {stored}: that cannot hold nbytes {length}")
+        raise ValueError(f"blosc ctbytes {stored}: impossible with nbytes {length}")
     elif not 0 < blocksize <= length or -(-length // blocksize) * 4 > stored - BODY:
         raise ValueError(f"blosc blocksize {blocksize}: impossible with nbytes {length} and ctbytes {stored}")
     return FrameHeader(length, stored, typesize, flags)
 
 
 def decode(frame: bytes, length: int) -> bytes:
-    """Return the ``length`` bytes that ``frame`` holds; ValueError where it holds others, or is not all there."""
+    """Decode ``frame`` to ``length`` bytes. Raise ValueError if it is damaged or has another length."""
     from numcodecs import blosc  # slow to import, and only short last chunks need it
 
     header = parse(frame)
-    if header.stored != len(frame):  # the decoder reads on past the end of a frame that is cut short
-        raise ValueError(f"blosc ctbytes {header.stored}, but the frame has {len(frame)} bytes")
+    if header.stored != len(frame):  # the decoder reads beyond the end of a frame that is cut short
+        raise ValueError(f"blosc ctbytes {header.stored}: the frame has {len(frame)} bytes")
     if header.length != length:
-        raise ValueError(f"blosc nbytes {header.length} where {length} are due")
+        raise ValueError(f"blosc nbytes {header.length}: expected {length}")
     try:
         data: bytes = blosc.decompress(frame)
     except RuntimeError as e:
         raise ValueError(f"the blosc frame cannot be decoded: {e}") from e
     if len(data) != length:
-        raise ValueError(f"the blosc frame gave {len(data)} bytes of {length}")
+        raise ValueError(f"the blosc frame decodes to {len(data)} bytes: expected {length}")
     return data
 
 
-def plain_frame(parts: list[bytes], size: int, typesize: int) -> bytes:
-    """Return a frame that holds ``parts`` and then zeros, ``size`` bytes in all, uncompressed."""
+def make_plain_frame(parts: list[bytes], size: int, typesize: int) -> bytes:
+    """Make an uncompressed frame of ``size`` bytes: ``parts``, followed by zeros."""
     header = _HEADER.pack(2, 1, 0x20 | _PLAIN, typesize, size, size, size + BODY)
     return b"".join([header, *parts, bytes(size - sum(map(len, parts)))])
 
 
-def compressor(codec: str, level: int, shuffle: int, typesize: int) -> dict[str, Any]:
-    """Return how frames were compressed, as zarr's metadata tells; readers only need that it is blosc."""
+def describe_compressor(codec: str, level: int, shuffle: int, typesize: int) -> dict[str, Any]:
+    """Describe the compression of frames in zarr's metadata; readers need only the codec's name, blosc."""
     return {"id": "blosc", "cname": codec, "clevel": level, "shuffle": shuffle, "blocksize": 0, "typesize": typesize}
 
 
 # ----------------------------------------------------------------------------------------------------
-# The checksums of bloscpack, by their number in its headers.
+# Checksums of bloscpack by their numbers in its headers.
 
 
 class Checksum(NamedTuple):
-    """A digest of ``size`` bytes."""
+    """A checksum of ``size`` bytes."""
 
     name: str
     size: int
     digest: Callable[[bytes | memoryview], bytes]
 
     def verify(self, data: bytes | memoryview, digest: bytes) -> None:
-        """Raise ValueError unless ``digest`` is that of ``data``."""
+        """Raise ValueError if the checksum of ``data`` is not ``digest``."""
         found = self.digest(data)
         if found != digest:
-            raise ValueError(f"its {self.name} checksum is {found.hex()}, not {digest.hex()} as written: it is damaged")
+            raise ValueError(f"it is damaged: its {self.name} checksum is {found.hex()}, expected {digest.hex()}")
 
 
-def _hashed(name: str) -> Checksum:
+def _make_hash(name: str) -> Checksum:
     size = hashlib.new(name, usedforsecurity=False).digest_size
     return Checksum(name, size, lambda data: hashlib.new(name, data, usedforsecurity=False).digest())
 
@@ -134,16 +133,16 @@ CHECKSUMS: Final = (
     Checksum("none", 0, lambda data: b""),
     Checksum("adler32", 4, lambda data: zlib.adler32(data).to_bytes(4, "little")),
     Checksum("crc32", 4, lambda data: zlib.crc32(data).to_bytes(4, "little")),
-    *map(_hashed, ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")),
+    *map(_make_hash, ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")),
 )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Chunks that are made of blosc frames as they lie: checked against their digest, or cut, padded and framed anew.
+# Recipes for chunks made of blosc frames: verify a frame's digest, or cut, pad and frame the bytes anew.
 
 
-class Verified(msgspec.Struct, frozen=True):
-    """The frame of ``stored`` bytes, once the digest behind it (`CHECKSUMS`) proves right."""
+class VerifyRecipe(msgspec.Struct, frozen=True):
+    """Returns the frame of ``stored`` bytes after it has verified the digest behind it (number in `CHECKSUMS`)."""
 
     checksum: int
     stored: int
@@ -154,22 +153,22 @@ class Verified(msgspec.Struct, frozen=True):
 
     @property
     def made(self) -> int:
-        """Bytes of what is made."""
+        """Size of the result in bytes."""
         return self.stored
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A frame of ``stored`` bytes at ``offset``, which holds ``length`` bytes."""
+    """A frame of ``stored`` bytes at ``offset`` that decodes to ``length`` bytes."""
 
     offset: int
     stored: int
     length: int
 
 
-class Refilled(msgspec.Struct, frozen=True):
-    """A plain frame of ``size`` bytes: those from ``skip`` on that ``pieces`` hold, at most ``size``, then zeros.
+class ReframeRecipe(msgspec.Struct, frozen=True):
+    """Makes a plain frame of ``size`` bytes: the decoded ``pieces`` from byte ``skip`` on, padded with zeros.
 
-    With a ``checksum``, the digest behind each piece must be right.
+    With a ``checksum``, the digest behind each piece is verified.
     """
 
     pieces: tuple[Piece, ...]
@@ -190,9 +189,9 @@ class Refilled(msgspec.Struct, frozen=True):
             parts.append(part)
             begin = 0
             missing -= len(part)
-        return plain_frame(parts, self.size, self.typesize)
+        return make_plain_frame(parts, self.size, self.typesize)
 
     @property
     def made(self) -> int:
-        """Bytes of what is made."""
+        """Size of the result in bytes."""
         return self.size + BODY

@@ -1,7 +1,7 @@
 """bloscpack files (``.blp``, version 3) as a group of one array. No I/O here.
 
-The array is the one that the metadata describes, or else the bytes, in one dimension. Where frames are whole rows of
-the array, a chunk is a frame as it lies; where they are not, chunks of whole rows are made of them when they are read.
+The metadata describe the array; without metadata, it is the bytes in one dimension. If frames are whole rows of the
+array, a chunk is a frame as stored; otherwise chunks of whole rows are made when they are read.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from refshard_fs.formats.bcolz.blosc import (
     Checksum,
     FrameHeader,
     Piece,
-    Refilled,
-    Verified,
-    compressor,
+    ReframeRecipe,
+    VerifyRecipe,
+    describe_compressor,
     parse,
 )
 
 # ----------------------------------------------------------------------------------------------------
-# The headers of a bloscpack file (version 3): read, and every field checked against the others and the file's size.
+# Headers of a bloscpack file (version 3): each field is checked against the others and the size of the file.
 
 
-HEADER: Final = 32  # bytes, of the file's header and of the metadata's
-MOST: Final = 1 << 26  # bytes of metadata, uncompressed
+HEADER: Final = 32  # size of the file's header, and of the metadata's header, in bytes
+MOST: Final = 1 << 26  # most bytes of metadata, decompressed
 
 _HEADER: Final = struct.Struct("<4sBBBBiiqq")
 _METADATA: Final = struct.Struct("<8sBBBBIII8s")
 _OFFSETS: Final = 1
 _HAS_METADATA: Final = 2
 _OTHER_VERSIONS: Final = {
-    1: "that of one chunk of a bcolz carray: give the carray's directory",
-    2: "which was proposed for bcolz, but never released",
+    1: "which is one chunk of a bcolz carray: open the carray's directory",
+    2: "which was proposed for bcolz but never released",
 }
 
 
 class Header(NamedTuple):
-    """The first 32 bytes: ``frames`` of ``frame_size`` bytes each (uncompressed), but ``last_size`` in the last."""
+    """The first 32 bytes: ``frames`` of ``frame_size`` bytes each, decompressed; the last has ``last_size``."""
 
     magic: bytes
     version: int
@@ -66,43 +66,43 @@ class Header(NamedTuple):
     frame_size: int
     last_size: int
     frames: int
-    spare: int  # offsets that are kept for frames to come
+    spare: int  # unused slots in the table of offsets
 
     @property
     def total(self) -> int:
-        """Uncompressed bytes of all frames."""
+        """Size of all frames together, decompressed, in bytes."""
         return self.frame_size * (self.frames - 1) + self.last_size if self.frames else 0
 
     @property
     def slots(self) -> int:
-        """Offsets in the table; 0 where there is none."""
+        """Number of offsets in the table; 0 without a table."""
         return self.frames + self.spare if self.options & _OFFSETS else 0
 
     @property
     def digest(self) -> Checksum:
-        """What follows each frame."""
+        """The kind of checksum after each frame."""
         return CHECKSUMS[self.checksum]
 
     def length(self, number: int) -> int:
-        """Uncompressed bytes of frame ``number``."""
+        """Size of frame ``number``, decompressed, in bytes."""
         return self.last_size if number == self.frames - 1 else self.frame_size
 
 
 def parse_header(data: bytes, size: int, url: str) -> Header:
-    """Return the header of a file of ``size`` bytes; ManifestError, which names the field, where it cannot be true."""
+    """Parse the header of a file of ``size`` bytes. Raise ManifestError, with the field, if it is invalid."""
     if len(data) < HEADER:
-        raise ManifestError(f"{url}: it is cut short: its header has {HEADER} bytes, there are {len(data)}")
+        raise ManifestError(f"{url} is cut short: its header has {len(data)} of {HEADER} bytes")
     header = Header(*_HEADER.unpack_from(data))
     if header.magic != MAGIC:
-        raise ManifestError(f"{url}: its magic is {header.magic!r}, not {MAGIC!r}: it is no bloscpack file")
+        raise ManifestError(f"{url} is not a bloscpack file: it begins with {header.magic!r}, expected {MAGIC!r}")
     if header.version != 3:
-        what = _OTHER_VERSIONS.get(header.version, "which is not known")
-        raise ManifestError(f"{url}: its version is {header.version}, {what}; version 3 is read")
+        what = _OTHER_VERSIONS.get(header.version, "which is unknown")
+        raise ManifestError(f"{url}: its version is {header.version}, {what}; expected 3")
     if header.options & ~(_OFFSETS | _HAS_METADATA):
-        reason = "only bits 1 (offsets) and 2 (metadata) are known"
+        reason = "only bits 1 (offsets) and 2 (metadata) are supported"
         raise ManifestError(f"{url}: its options are {header.options:#04x}: {reason}")
     if header.checksum >= len(CHECKSUMS):
-        raise ManifestError(f"{url}: its checksum is number {header.checksum}; they go up to {len(CHECKSUMS) - 1}")
+        raise ManifestError(f"{url}: its checksum is number {header.checksum}: expected 0 to {len(CHECKSUMS) - 1}")
     _check(header, size, url)
     return header
 
@@ -110,44 +110,44 @@ def parse_header(data: bytes, size: int, url: str) -> Header:
 def _check(header: Header, size: int, url: str) -> None:
     frames, most = header.frames, size // (BODY + header.digest.size)
     if not 0 <= header.frame_size <= LARGEST:
-        raise ManifestError(f"{url}: its chunk_size is {header.frame_size}, not from 0 to {LARGEST}")
+        raise ManifestError(f"{url}: its chunk_size is {header.frame_size}: expected 0 to {LARGEST}")
     if not 0 <= frames <= most:
-        raise ManifestError(f"{url}: its nchunks is {frames}; its {size} bytes have room for at most {most}")
+        raise ManifestError(f"{url}: its nchunks is {frames}: expected 0 to {most} in a file of {size} bytes")
     if not 0 <= header.last_size <= header.frame_size or (frames > 1 and not header.last_size):
         raise ManifestError(f"{url}: its last_chunk is {header.last_size}, with a chunk_size of {header.frame_size}")
     if header.spare < 0 or header.slots * 8 > size:
-        raise ManifestError(f"{url}: its max_app_chunks is {header.spare}: {size} bytes have no room for the offsets")
+        raise ManifestError(f"{url}: its max_app_chunks is {header.spare}: the offsets do not fit into {size} bytes")
     if header.total > size * EXPANSION:
-        raise ManifestError(f"{url}: its {size} bytes cannot hold {frames} chunks of {header.frame_size} (chunk_size)")
+        raise ManifestError(f"{url}: {frames} chunks of chunk_size {header.frame_size} do not fit into {size} bytes")
 
 
 # ----------------------------------------------------------------------------------------------------
-# Where the frames of a bloscpack file lie: by its table of offsets, or from frame to frame where it has none.
+# Locations of frames: by the table of offsets, or from frame to frame without a table.
 #
-# What was found is kept: offsets a piece of the table at a time, the way from frame to frame as far as it was walked.
+# Locations are cached: the table in pieces, and the way from frame to frame as far as it was followed.
 
 
-PIECE: Final = 4096  # offsets read at a time
-WINDOW: Final = 1 << 16  # bytes read at a time on a long way from frame to frame, where frames are small
-FEW: Final = 8  # frames that are walked from header to header, so that nothing else is read
+PIECE: Final = 4096  # offsets that are read at a time
+WINDOW: Final = 1 << 16  # bytes that are read at a time to follow many small frames
+FEW: Final = 8  # frames up to which only the headers are read, one after the other
 
 
-class Located(NamedTuple):
-    """A frame's place in the file, and what it says of itself."""
+class LocatedFrame(NamedTuple):
+    """The position of a frame in the file, and its header."""
 
     offset: int
     header: FrameHeader
 
 
 def parse_frames(data: bytes, most: int, tail: int) -> tuple[FrameHeader, ...]:
-    """Return the headers of up to ``most`` frames that follow one another, each with a digest of ``tail`` bytes."""
+    """Parse the headers of up to ``most`` consecutive frames, each followed by a digest of ``tail`` bytes."""
     headers = [parse(data)]
     position = headers[0].stored + tail
     while len(headers) < most and position + BODY <= len(data):
         try:
             header = parse(data[position : position + BODY])
         except ValueError:
-            break  # those before it are sound; whoever wants it is told
+            break  # the frames before are valid; a read of this one raises the error
         headers.append(header)
         position += header.stored + tail
     return tuple(headers)
@@ -156,7 +156,7 @@ def parse_frames(data: bytes, most: int, tail: int) -> tuple[FrameHeader, ...]:
 class FrameChunks(Chunks):
     """The chunks of an array, ``chunk_size`` bytes each before compression, in the frames of a file.
 
-    The file is ``base``, of ``size`` bytes; its table of offsets, or its first frame, is at ``table``.
+    ``base`` is the file, of ``size`` bytes; ``table`` is the position of its table of offsets, or of its first frame.
     """
 
     def __init__(
@@ -170,9 +170,9 @@ class FrameChunks(Chunks):
         self._chunk_size = chunk_size
         self._checksum = header.checksum if verify else 0
         self._begin = table + header.slots * 8
-        self._walked: dict[int, Located] = {}
+        self._walked: dict[int, LocatedFrame] = {}
         if self._begin > size:
-            raise ManifestError(f"{url}: it is cut short: its offsets end at byte {self._begin}, the file at {size}")
+            raise ManifestError(f"{url} is cut short: its offsets end at byte {self._begin}, the file at byte {size}")
 
     def entry(self, number: int) -> Steps[Entry | None]:
         header, size = self._header, self._chunk_size
@@ -186,32 +186,32 @@ class FrameChunks(Chunks):
             offset, frame = found[0]
             if not checksum:
                 return self._base.part(offset, frame.stored)
-            recipe = Verified(checksum, frame.stored)
+            recipe = VerifyRecipe(checksum, frame.stored)
             return made(self._base.part(offset, frame.stored + tail), recipe, frame.stored, self._url)
         begin = min(offset for offset, _ in found)
         end = max(offset + frame.stored for offset, frame in found) + tail
         cuts = tuple((offset - begin, frame.stored + tail) for offset, frame in found)
         joined = accumulate((length for _, length in cuts), initial=0)
         pieces = tuple(Piece(at, frame.stored, frame.length) for at, (_, frame) in zip(joined, found, strict=False))
-        refilled = Refilled(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
+        refilled = ReframeRecipe(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
         part, url = self._base.part(begin, end - begin), self._url
         return made(part, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
 
-    def locate(self, first: int, last: int) -> Steps[list[Located]]:
-        """Return frames ``[first, last)``; DamagedIndex, which names the field, where one cannot be there."""
+    def locate(self, first: int, last: int) -> Steps[list[LocatedFrame]]:
+        """Locate the frames ``[first, last)``. Raise DamagedIndex, with the field, if one is impossible."""
         if not self._header.slots:
             yield from self._walk(last)
             return [self._walked[number] for number in range(first, last)]
-        offsets = yield from self._offsets(first, last)
+        offsets = yield from self._read_offsets(first, last)
         for number, offset in enumerate(offsets, first):
             self._check_offset(number, offset)
         headers = yield tuple(Load(self._base.part(offset, BODY), Parsed(parse)) for offset in offsets)
-        found = list(map(Located, offsets, headers))
+        found = list(map(LocatedFrame, offsets, headers))
         for number, located in enumerate(found, first):
             self._check(number, located)
         return found
 
-    def _offsets(self, first: int, last: int) -> Steps[list[int]]:
+    def _read_offsets(self, first: int, last: int) -> Steps[list[int]]:
         starts = range(first - first % PIECE, last, PIECE)
         loads = []
         for start in starts:
@@ -234,7 +234,7 @@ class FrameChunks(Chunks):
             index = Parsed(parse_frames, (self._header.frames - number, self._header.digest.size))
             headers = yield Load(self._base.part(offset, window), index)
             for header in headers:
-                located = Located(offset, header)
+                located = LocatedFrame(offset, header)
                 self._check(number, located)
                 self._walked[number] = located
                 offset += header.stored + self._header.digest.size
@@ -242,28 +242,28 @@ class FrameChunks(Chunks):
 
     def _check_offset(self, number: int, offset: int) -> None:
         if not self._begin <= offset <= self._size - BODY:
-            reason = f"offset {offset} of chunk {number} is outside of bytes [{self._begin}, {self._size})"
+            reason = f"offset {offset} of chunk {number} is outside the bytes [{self._begin}, {self._size})"
             raise DamagedIndex("", self._url, reason)
 
-    def _check(self, number: int, located: Located) -> None:
+    def _check(self, number: int, located: LocatedFrame) -> None:
         offset, frame = located
         end = offset + frame.stored + self._header.digest.size
         if frame.length != self._header.length(number):
             due = self._header.length(number)
-            raise DamagedIndex("", self._url, f"blosc nbytes {frame.length} of chunk {number}, where {due} are due")
+            raise DamagedIndex("", self._url, f"chunk {number} has blosc nbytes {frame.length}: expected {due}")
         if end > self._size:
-            reason = f"blosc ctbytes {frame.stored} of chunk {number}: it ends at byte {end}, the file at {self._size}"
+            reason = f"chunk {number}, of blosc ctbytes {frame.stored}, ends at byte {end}, the file at {self._size}"
             raise DamagedIndex("", self._url, reason)
 
 
-DATA: Final = "data"  # the one array
-BYTES: Final = "u1"  # what a file without metadata holds
+DATA: Final = "data"  # name of the array
+BYTES: Final = "u1"  # data type without metadata
 
 _DESCRIBED: Final = frozenset(["dtype", "shape", "order", "container"])
 
 
-class Described(NamedTuple):
-    """The array that the frames hold, by the metadata; ``order`` is that of all its elements."""
+class DescribedArray(NamedTuple):
+    """The array in the frames, by the metadata; ``order`` is the order of all its elements."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -272,12 +272,12 @@ class Described(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """The slowest axis, along which the array is cut."""
+        """The slowest axis, along which the array is cut into chunks."""
         return len(self.shape) - 1 if self.order == "F" else 0
 
     @property
     def row_size(self) -> int:
-        """Bytes of one step along the slowest axis."""
+        """Size of one step along the slowest axis, in bytes."""
         others = math.prod(extent for axis, extent in enumerate(self.shape) if axis != self.axis)
         return others * self.dtype.itemsize
 
@@ -286,78 +286,78 @@ class Described(NamedTuple):
         return tuple(max(rows if axis == self.axis else extent, 1) for axis, extent in enumerate(self.shape))
 
 
-def _part(probe: Probe, size: int, start: int, stop: int, what: str) -> Entry:
+def _make_entry(probe: Probe, size: int, start: int, stop: int, what: str) -> Entry:
     if stop > size:
-        raise ManifestError(f"{probe.url}: it is cut short: {what} reaches to byte {stop}, the file to {size}")
+        raise ManifestError(f"{probe.url} is cut short: {what} ends at byte {stop}, the file at byte {size}")
     if stop <= len(probe.head):
         return Inline(probe.head[start:stop])
     return Span(probe.url, start, stop)
 
 
-def _metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]:
-    """Return where the metadata ends, and what it says; ManifestError, which names the field, where that is damaged."""
+def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]:
+    """Read the metadata. Return its end and its content. Raise ManifestError, with the field, if it is damaged."""
     where = f"the metadata of {probe.url}"
-    data = yield Load(_part(probe, size, HEADER, 2 * HEADER, "its metadata's header"), Raw())
+    data = yield Load(_make_entry(probe, size, HEADER, 2 * HEADER, "its metadata's header"), Raw())
     magic, options, checksum, codec, level, length, room, stored, _ = _METADATA.unpack(data)
     if magic.rstrip(b"\0") != b"JSON":
-        raise ManifestError(f"{where}: its magic is {magic!r}: only JSON is read")
+        raise ManifestError(f"{where}: its magic is {magic!r}: expected b'JSON'")
     if options:
-        raise ManifestError(f"{where}: its options are {options:#04x}: none are known")
+        raise ManifestError(f"{where}: its options are {options:#04x}: expected 0")
     if checksum >= len(CHECKSUMS):
-        raise ManifestError(f"{where}: its checksum is number {checksum}; they go up to {len(CHECKSUMS) - 1}")
+        raise ManifestError(f"{where}: its checksum is number {checksum}: expected 0 to {len(CHECKSUMS) - 1}")
     if codec > 1 or level > 9:
-        known = "0 (none) and 1 (zlib) are known, to level 9"
-        raise ManifestError(f"{where}: its codec is {codec} with level {level}; {known}")
+        known = "expected codec 0 (none) or 1 (zlib), level 0 to 9"
+        raise ManifestError(f"{where}: its codec is {codec} with level {level}: {known}")
     if stored > room:
         raise ManifestError(f"{where}: its meta_comp_size is {stored}, more than its max_meta_size of {room}")
     sizes = f"its meta_size is {length} and its meta_comp_size {stored}"
     if max(length, stored) > MOST:
-        raise ManifestError(f"{where}: {sizes}; at most {MOST} are read")
+        raise ManifestError(f"{where}: {sizes}: at most {MOST} are supported")
     begin, digest_at, digest = 2 * HEADER, 2 * HEADER + room, CHECKSUMS[checksum]
     end = digest_at + digest.size
     raw, found = yield (
-        Load(_part(probe, size, begin, begin + stored, "its metadata (meta_comp_size)"), Raw()),
-        Load(_part(probe, size, digest_at, end, "its metadata (max_meta_size)"), Raw()),
+        Load(_make_entry(probe, size, begin, begin + stored, "its metadata (meta_comp_size)"), Raw()),
+        Load(_make_entry(probe, size, digest_at, end, "its metadata (max_meta_size)"), Raw()),
     )
     try:
         digest.verify(raw, found)
         stream = zlib.decompressobj()
         document = decompressed(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
-            raise ValueError(f"it has {len(document)} bytes, or more behind its end")
+            raise ValueError(f"it decompresses to {len(document)} bytes, or has bytes after its end")
     except ValueError as e:
         raise ManifestError(f"{where}: {e} ({sizes})") from None
     return end, object_in(document, where)
 
 
-def _described(metadata: Mapping[str, Any], header: Header, url: str, zarr_format: int) -> Described:
+def _describe(metadata: Mapping[str, Any], header: Header, url: str, zarr_format: int) -> DescribedArray:
     where = f"the metadata of {url}"
     if metadata.get("container") != "numpy":
-        return Described(np.dtype(BYTES), (header.total,), "C", metadata)
+        return DescribedArray(np.dtype(BYTES), (header.total,), "C", metadata)
     dtype = parse_dtype(metadata.get("dtype"), where, zarr_format)
     shape = integers(metadata.get("shape"), "shape", where)
     if len(shape) > 32:
-        raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions")
+        raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions: expected at most 32")
     size = math.prod(shape) * dtype.itemsize
     if size != header.total:
-        reason = f"its 'shape' {shown(list(shape))} of {dtype} takes {size} bytes, but the chunks hold {header.total}"
+        reason = f"its 'shape' {shown(list(shape))} of {dtype} takes {size} bytes, but the chunks have {header.total}"
         raise ManifestError(f"{where} is stale: {reason}")
     attributes = {name: value for name, value in metadata.items() if name not in _DESCRIBED}
     order = metadata.get("order")
     if order not in ("C", "F"):
-        raise ManifestError(f"{where}: its 'order' is {shown(order)}, neither 'C' nor 'F'")
-    return Described(dtype, shape, "F" if order == "F" and len(shape) > 1 else "C", attributes)
+        raise ManifestError(f"{where}: its 'order' is {shown(order)}: expected 'C' or 'F'")
+    return DescribedArray(dtype, shape, "F" if order == "F" and len(shape) > 1 else "C", attributes)
 
 
-def _rows(array: Described, header: Header, url: str) -> int:
-    """Return how many steps along the slowest axis a chunk takes: those of a frame, or enough to fill one."""
+def _rows_per_chunk(array: DescribedArray, header: Header, url: str) -> int:
+    """Return the number of steps along the slowest axis in a chunk: those of a frame, or enough to fill one."""
     if not header.total:
         return 1
     if header.frames == 1:
         return array.shape[array.axis] if array.shape else 1
     rows = -(-header.frame_size // array.row_size)
     if rows * array.row_size > LARGEST:
-        raise ManifestError(f"{url}: one row of its array has {array.row_size} bytes, too many for a chunk")
+        raise ManifestError(f"{url}: one row of its array has {array.row_size} bytes: a chunk has at most {LARGEST}")
     return rows
 
 
@@ -369,15 +369,15 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     table = HEADER
     metadata: dict[str, Any] = {}
     if header.options & _HAS_METADATA:
-        table, metadata = yield from _metadata(probe, size)
-    array = _described(metadata, header, url, options.zarr_format)
+        table, metadata = yield from _read_metadata(probe, size)
+    array = _describe(metadata, header, url, options.zarr_format)
     base = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size, apart=True)
-    rows = _rows(array, header, url)
+    rows = _rows_per_chunk(array, header, url)
     chunks = FrameChunks(url, base, size, header, table, rows * array.row_size, verify=options.verify)
-    frame = compressor("blosclz", 5, 1, max(header.typesize, 1))
+    frame = describe_compressor("blosclz", 5, 1, max(header.typesize, 1))
     if header.frames:
         ((_, first),) = yield from chunks.locate(0, 1)
-        frame = compressor(first.codec, 5, first.shuffle, first.typesize)
+        frame = describe_compressor(first.codec, 5, first.shuffle, first.typesize)
     dimensions = tuple(f"dim_{axis}" for axis in range(len(array.shape)))
     described = ArrayDescription(
         url, array.shape, array.chunks(rows), array.dtype, dimensions, array.attributes, [frame], order=array.order

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe
 
-REPO = "repo"  # says which snapshots, branches and tags there are
-MAIN = "refs/branch.main/ref.json"  # which every repository of version 1 has
+REPO = "repo"  # lists snapshots, branches and tags
+MAIN = "refs/branch.main/ref.json"  # in every repository of version 1
 
 
 def _recognises(probe: Probe) -> bool:
     names = probe.names
     if names and names <= {REPO, MAIN}:
-        return True  # the target cannot list
+        return True  # the target cannot be listed
     return "snapshots" in names and not names.isdisjoint((REPO, "refs"))
 
 

@@ -1,9 +1,9 @@
-"""FlatBuffers and FlexBuffers, as far as Icechunk's objects need them. No I/O here.
+"""Read FlatBuffers and FlexBuffers, as far as Icechunk's objects need them. No I/O here.
 
-A table's fields are found by its vtable: ``offset = vtable[field]``, 0 where the field is absent. `Table` reads one
-table, `Tables` the same field of many tables at once, as columns. Every offset is checked: ValueError where one leads
-out of the buffer. What all vectors and texts have together is at most a few times the size of the buffer, so that
-a small buffer, whose offsets all lead to the same place, cannot make much work.
+The fields of a table are found by its vtable: ``offset = vtable[field]``, 0 if the field is absent. `Table` reads one
+table, `Tables` the same field of many tables at once, as columns. Every offset is checked: ValueError if one leads out
+of the buffer. All vectors and texts together may have a few times the bytes of the buffer, so that a small buffer, in
+which all offsets lead to one place, cannot cause much work.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 
-_TIMES: Final = 4  # how often the bytes of a buffer may be read
+_TIMES: Final = 4  # how often the bytes of a buffer may be read, on average
 
 
 class Buffer:
-    """The bytes of a FlatBuffer, and how many more of them may be read."""
+    """The bytes of a FlatBuffer, and the number of bytes that may still be read."""
 
     __slots__ = ("data", "left")
 
@@ -29,20 +29,20 @@ class Buffer:
         self.left = _TIMES * len(data) + 1024
 
     def number(self, at: int, width: int, *, signed: bool = False) -> int:
-        """Return the little-endian number of ``width`` bytes at ``at``."""
+        """Return the little-endian integer of ``width`` bytes at ``at``."""
         return int.from_bytes(self.part(at, width), "little", signed=signed)
 
     def part(self, at: int, size: int) -> bytes:
         """Return ``size`` bytes at ``at``."""
         if at < 0 or at + size > len(self.data):
-            raise ValueError(f"it is cut short, or damaged: an offset leads to byte {at + size} of {len(self.data)}")
+            raise ValueError(f"it is cut short or damaged: an offset leads to byte {at + size} of {len(self.data)}")
         return self.data[at : at + size]
 
     def spend(self, size: int) -> None:
-        """Count ``size`` bytes that are read."""
+        """Count ``size`` bytes as read."""
         self.left -= size
         if self.left < 0:
-            raise ValueError("it is damaged: its offsets lead to the same bytes again and again")
+            raise ValueError("it is damaged: many of its offsets lead to the same bytes")
 
     @property
     def root(self) -> Table:
@@ -51,7 +51,7 @@ class Buffer:
 
 
 class Table:
-    """One table; fields are numbered as the schema declares them, a union as two."""
+    """One table. Fields are numbered in the order of the schema; a union counts as two."""
 
     __slots__ = ("_buffer", "_size", "_vtable", "at")
 
@@ -67,44 +67,44 @@ class Table:
         return self.at + offset if offset else None
 
     def number(self, field: int, width: int, *, signed: bool = False) -> int:
-        """Return a number; 0 where it is absent."""
+        """Return an integer; 0 if it is absent."""
         at = self._place(field)
         return 0 if at is None else self._buffer.number(at, width, signed=signed)
 
     def struct(self, field: int, size: int) -> bytes:
-        """Return the bytes of a struct; none where it is absent."""
+        """Return the bytes of a struct; empty if it is absent."""
         at = self._place(field)
         return b"" if at is None else self._buffer.part(at, size)
 
     def table(self, field: int) -> Table | None:
-        """Return a table; None where it is absent."""
+        """Return a table; None if it is absent."""
         at = self._place(field)
         return None if at is None else Table(self._buffer, at + self._buffer.number(at, 4))
 
     def elements(self, field: int, width: int) -> range:
-        """Return where the elements of a vector lie, each of ``width`` bytes; nowhere if it is absent."""
+        """Return the positions of a vector's elements of ``width`` bytes; empty if it is absent."""
         at = self._place(field)
         if at is None:
             return range(0)
         at += self._buffer.number(at, 4)
         size = self._buffer.number(at, 4) * width
         if at + 4 + size > len(self._buffer.data):
-            raise ValueError(f"it is cut short, or damaged: a vector of {size} bytes is at byte {at}")
+            raise ValueError(f"it is cut short or damaged: a vector of {size} bytes is at byte {at}")
         self._buffer.spend(size)
         return range(at + 4, at + 4 + size, width)
 
     def tables(self, field: int) -> Iterator[Table]:
-        """Yield the tables of a vector."""
+        """Yield the tables in a vector."""
         for at in self.elements(field, 4):
             yield Table(self._buffer, at + self._buffer.number(at, 4))
 
     def structs(self, field: int, size: int) -> Iterator[bytes]:
-        """Yield the structs of a vector, each of ``size`` bytes."""
+        """Yield the structs of ``size`` bytes in a vector."""
         for at in self.elements(field, size):
             yield self._buffer.part(at, size)
 
     def bytes(self, field: int) -> bytes:
-        """Return a vector of bytes; an empty one where it is absent."""
+        """Return a vector of bytes; empty if it is absent."""
         places = self.elements(field, 1)
         return self._buffer.data[places.start : places.stop]
 
@@ -114,7 +114,7 @@ class Table:
 
 
 class Tables:
-    """Tables that lie ``at`` many places, as columns: each method answers for the tables that have a field."""
+    """Many tables, at the positions ``at``, as columns: each method answers for the tables with a field."""
 
     def __init__(self, data: bytes, at: Int64s) -> None:
         self.data = data
@@ -123,11 +123,11 @@ class Tables:
         self._sizes = gather(data, self._vtables, "<u2")
 
     def take(self, index: Any) -> Tables:
-        """Return some of the tables."""
+        """Select some of the tables."""
         return Tables(self.data, self.at[index])
 
     def places(self, field: int) -> tuple[Int64s, Int64s]:
-        """Return which of the tables have a field, and where it lies."""
+        """Return which tables have a field, and its position in each."""
         slot = 4 + 2 * field
         rows = np.flatnonzero(self._sizes >= slot + 2)
         offsets = gather(self.data, self._vtables[rows] + slot, "<u2")
@@ -135,7 +135,7 @@ class Tables:
         return rows, self.at[rows] + offsets
 
     def numbers(self, field: int, dtype: str) -> Int64s:
-        """Return a number of each table, 0 where it is absent; ValueError if it has more than 63 bits."""
+        """Return an integer for each table, 0 if it is absent. Raise ValueError if one has more than 63 bits."""
         found = np.zeros(len(self.at), np.int64)
         rows, places = self.places(field)
         found[rows] = gather(self.data, places, dtype)
@@ -144,17 +144,17 @@ class Tables:
         return found
 
     def vectors(self, field: int, width: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return which of the tables have a vector, where its elements of ``width`` bytes begin, and their count."""
+        """Return which tables have a vector, the position of its elements of ``width`` bytes, and their number."""
         rows, places = self.places(field)
         starts = places + gather(self.data, places, "<u4")
         counts = gather(self.data, starts, "<u4")
         starts += 4
         if len(rows) and (starts + counts * width).max() > len(self.data):
-            raise ValueError("it is cut short, or damaged: a vector reaches beyond its end")
+            raise ValueError("it is cut short or damaged: a vector ends beyond its end")
         return rows, starts, counts
 
     def pieces(self, field: int) -> tuple[list[int], list[bytes]]:
-        """Return which of the tables have a vector of bytes, or a text, and its bytes."""
+        """Return which tables have a vector of bytes or a text, and its bytes."""
         rows, starts, counts = self.vectors(field, 1)
         if not len(rows):
             return [], []
@@ -167,33 +167,33 @@ class Tables:
 
 
 def gather(data: bytes, places: Int64s, dtype: str) -> Int64s:
-    """Return the numbers of type ``dtype`` that lie at ``places``; ValueError where one leads out of the buffer."""
+    """Return the integers of type ``dtype`` at ``places``. Raise ValueError if one lies outside the buffer."""
     size = np.dtype(dtype).itemsize
     if not places.size:
         return np.zeros(places.shape, np.int64)
     if places.min() < 0 or places.max() + size > len(data):
-        raise ValueError("it is cut short, or damaged: an offset leads out of it")
+        raise ValueError("it is cut short or damaged: an offset leads out of it")
     numbers: npt.NDArray[Any] = np.ndarray(len(data) - size + 1, dtype, data, strides=(1,))
     return numbers[places].astype(np.int64)
 
 
 # ----------------------------------------------------------------------------------------------------
-# FlexBuffers: a value, its type and its width, from the end. Only maps and texts are read here.
+# FlexBuffers: value, type and width are read from the end. Only maps and texts are supported.
 
-_TEXTS: Final = (4, 5)  # types: keys and texts
+_TEXTS: Final = (4, 5)  # types of keys and of texts
 _MAP: Final = 9
 _BOOLEAN: Final = 26
 
 
 class Flex:
-    """A value of a FlexBuffer: ``at`` is where it lies, or where its offset does."""
+    """A value of a FlexBuffer; ``at`` is the position of the value or of its offset."""
 
     __slots__ = ("_at", "_buffer", "_kind", "_width")
 
     def __init__(self, buffer: Buffer, at: int, parent_width: int, packed: int) -> None:
         self._buffer = buffer
         self._kind = packed >> 2
-        self._width = 1 << (packed & 3)  # of what the offset leads to
+        self._width = 1 << (packed & 3)  # of the value at the offset
         is_inline = self._kind < _TEXTS[0] or self._kind == _BOOLEAN
         self._at = at if is_inline else at - buffer.number(at, parent_width)
 
@@ -203,11 +203,11 @@ class Flex:
         buffer = Buffer(data)
         width = buffer.number(len(data) - 1, 1)
         if width not in (1, 2, 4, 8):
-            raise ValueError(f"its root value has {width} bytes, which no FlexBuffer has")
+            raise ValueError(f"its root value has {width} bytes: a FlexBuffer has 1, 2, 4 or 8")
         return cls(buffer, len(data) - 2 - width, width, buffer.number(len(data) - 2, 1))
 
     def members(self) -> dict[str, Flex]:
-        """Return the values of a map by their keys; an empty one of a value of another type."""
+        """Return the values of a map by key; empty for a value of another type."""
         if self._kind != _MAP:
             return {}
         buffer, at, width = self._buffer, self._at, self._width
@@ -220,7 +220,7 @@ class Flex:
             place = keys + i * key_width
             start = place - buffer.number(place, key_width)
             if start < 0:
-                raise ValueError("it is damaged: a key leads out of it")
+                raise ValueError("it is damaged: the offset of a key leads out of it")
             key = buffer.data[start : buffer.data.find(b"\0", start)]
             buffer.spend(len(key))
             kind = buffer.number(at + count * width + i, 1)
@@ -229,7 +229,7 @@ class Flex:
 
     @property
     def text(self) -> str | None:
-        """The text; None of a value of another type."""
+        """The text; None for a value of another type."""
         if self._kind != _TEXTS[1]:
             return None
         size = self._buffer.number(self._at - self._width, self._width)

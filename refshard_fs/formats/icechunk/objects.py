@@ -1,7 +1,7 @@
-"""The objects of a repository, decoded: repository info, snapshots and manifests. No I/O here.
+"""Decode the objects of a repository: repository info, snapshots and manifests. No I/O here.
 
-Each is a header of 39 bytes and a FlatBuffer, compressed with zstd. Fields are numbered as the schemas of the
-specification (versions 1 to 2.1) declare them. ValueError where an object is damaged.
+Each object is a header of 39 bytes and a FlatBuffer, compressed with zstd. Fields are numbered in the order of the
+schemas in the specification (versions 1 to 2.1). Raises ValueError for a damaged object.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MAGIC: Final = "ICE🧊CHUNK".encode()
 SNAPSHOT, MANIFEST, REPOSITORY = 1, 2, 6  # types of objects
 _HEADER: Final = 39
 _VERSIONS: Final = (1, 2)
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"  # begins what is compressed
-_MEMO: Final = 4096  # locations of a manifest that are remembered
-_LEAST_WORDS: Final = 8  # bytes of a dictionary
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"  # first bytes of a zstd frame
+_MEMO: Final = 4096  # locations of a manifest in the cache
+_LEAST_WORDS: Final = 8  # smallest size of a dictionary in bytes
 _NATIVE: Final = re.compile("chunks/[0-9A-Z]{20}")
-_LOCATION: Final = 4096  # bytes of a URL, decompressed
+_LOCATION: Final = 4096  # most bytes of a decompressed URL
 _ALPHABET: Final = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)  # Crockford's Base32
-_END: Final = 1 << 63  # offsets and lengths, and their sums, are less
+_END: Final = 1 << 63  # offset plus length is less
 
 
-def payload(data: bytes, kind: int, most: int) -> Buffer:
-    """Return the FlatBuffer in an object of type ``kind``, of at most ``most`` bytes."""
+def extract_buffer(data: bytes, kind: int, most: int) -> Buffer:
+    """Return the FlatBuffer in an object of type ``kind``; it may have ``most`` bytes after decompression."""
     if not data.startswith(MAGIC):
         raise ValueError(f"it begins with {data[:12]!r}: expected {MAGIC!r}, as every object of Icechunk does")
     if len(data) < _HEADER:
@@ -58,27 +58,27 @@ def payload(data: bytes, kind: int, most: int) -> Buffer:
     return Buffer(b"".join(parts))
 
 
-def id_text(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
+def format_ids(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
     """Return how 12-byte ids, a row each, are spelled in names: 20 characters."""
     bits = np.pad(np.unpackbits(ids, axis=1), ((0, 0), (0, 4)))
     digits = bits.reshape(len(ids), 20, 5) @ np.array([16, 8, 4, 2, 1], np.uint8)
     return _ALPHABET[digits].view("S20").ravel()
 
 
-def name_of(identifier: bytes) -> str:
+def format_id(identifier: bytes) -> str:
     """Return how one id is spelled."""
     if len(identifier) != 12:
         raise ValueError("it is damaged: it lacks an id")
-    text: str = id_text(np.frombuffer(identifier, np.uint8)[None])[0].decode()
+    text: str = format_ids(np.frombuffer(identifier, np.uint8)[None])[0].decode()
     return text
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which snapshots there are.
+# Snapshots, branches and tags.
 
 
-class Saved(msgspec.Struct, frozen=True):
-    """A snapshot: its name, its parent (a place among all snapshots, None for the first), and when it was written."""
+class SavedSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot: its name, its parent (a position in the list of snapshots; None for the first), and its time."""
 
     name: str
     parent: int | None
@@ -86,29 +86,31 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Repository(msgspec.Struct, frozen=True):
-    """What the object ``repo`` says. ``containers`` are the URLs that the names in virtual references stand for."""
+    """The object ``repo``. ``containers`` are the URLs of virtual chunk containers by name."""
 
-    snapshots: Sequence[Saved]
-    branches: Mapping[str, int]  # places in ``snapshots``
+    snapshots: Sequence[SavedSnapshot]
+    branches: Mapping[str, int]  # positions in ``snapshots``
     tags: Mapping[str, int]
     containers: Mapping[str, str]
 
     @classmethod
     def decode(cls, data: bytes, most: int) -> Repository:
-        """Return what ``data``, the object ``repo``, say."""
-        root = payload(data, REPOSITORY, most).root
+        """Decode the object ``repo``, which may have ``most`` bytes after decompression."""
+        root = extract_buffer(data, REPOSITORY, most).root
         snapshots = []
         for table in root.tables(4):
             parent = table.number(1, 4, signed=True)
-            snapshots.append(Saved(name_of(table.struct(0, 12)), parent if parent >= 0 else None, table.number(2, 8)))
+            snapshots.append(
+                SavedSnapshot(format_id(table.struct(0, 12)), parent if parent >= 0 else None, table.number(2, 8))
+            )
         branches, tags = ({ref.text(0): ref.number(1, 4) for ref in root.tables(field)} for field in (2, 1))
         places = [*branches.values(), *tags.values(), *(s.parent for s in snapshots if s.parent is not None)]
         if max(places, default=0) >= max(len(snapshots), 1):
-            raise ValueError("it is damaged: it names a snapshot that it does not list")
-        return cls(snapshots, branches, tags, _containers(root.bytes(9)))
+            raise ValueError("it is damaged: it refers to a snapshot that it does not list")
+        return cls(snapshots, branches, tags, _parse_containers(root.bytes(9)))
 
-    def ancestry(self, place: int) -> Iterator[Saved]:
-        """Yield the snapshot at ``place``, its parent, and so on."""
+    def ancestry(self, place: int) -> Iterator[SavedSnapshot]:
+        """Yield the snapshot at ``place``, its parent, and all further ancestors."""
         at: int | None = place
         for _ in self.snapshots:
             if at is None:
@@ -117,7 +119,7 @@ class Repository(msgspec.Struct, frozen=True):
             at = self.snapshots[at].parent
 
 
-def _containers(config: bytes) -> dict[str, str]:
+def _parse_containers(config: bytes) -> dict[str, str]:
     """Return the URL of each virtual chunk container that has a name."""
     if not config:
         return {}
@@ -132,13 +134,13 @@ def _containers(config: bytes) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is in a snapshot.
+# The content of a snapshot.
 
 
 class ManifestRef(msgspec.Struct, frozen=True):
-    """A manifest, and the box of chunks of an array that it has: from ``first``, inclusive, to ``last``, exclusive.
+    """A manifest, and the box of chunks of an array in it: from ``first`` (inclusive) to ``last`` (exclusive).
 
-    ``size`` is that of the object in bytes, if the snapshot says it.
+    ``size`` is the size of the manifest in bytes; None if the snapshot does not have it.
     """
 
     name: str
@@ -148,7 +150,7 @@ class ManifestRef(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """An array or a group: its path, its id, its ``zarr.json``, and the manifests of an array."""
+    """An array or a group: path, id, ``zarr.json``, and the manifests of an array."""
 
     path: str
     identifier: bytes
@@ -157,7 +159,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a snapshot holds. ``parent`` is the name of the one before, as version 1 has it."""
+    """The content of a snapshot. ``parent`` is the name of the previous snapshot (only in version 1)."""
 
     nodes: Sequence[Node]
     time: int
@@ -165,43 +167,43 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SnapshotIndex(msgspec.Struct, frozen=True):
-    """Decodes the snapshot of a name."""
+    """Decodes the snapshot ``name``."""
 
     name: str
-    most: int  # bytes
+    most: int  # bytes after decompression
 
     def decode(self, data: bytes) -> Snapshot:
-        root = payload(data, SNAPSHOT, self.most).root
-        if (name := name_of(root.struct(0, 12))) != self.name:
+        root = extract_buffer(data, SNAPSHOT, self.most).root
+        if (name := format_id(root.struct(0, 12))) != self.name:
             raise ValueError(f"it is the snapshot {name}: expected {self.name}")
         parent = root.struct(1, 12)
         sizes = {table.struct(0, 12): table.number(1, 8) for table in root.tables(7)}
         sizes |= {data[:12]: int.from_bytes(data[16:24], "little") for data in root.structs(6, 32)}  # version 1
-        nodes = [_node(table, sizes) for table in root.tables(2)]
-        return Snapshot(nodes, root.number(3, 8), name_of(parent) if parent else None)
+        nodes = [_convert_node(table, sizes) for table in root.tables(2)]
+        return Snapshot(nodes, root.number(3, 8), format_id(parent) if parent else None)
 
 
-def _node(table: Table, sizes: Mapping[bytes, int]) -> Node:
+def _convert_node(table: Table, sizes: Mapping[bytes, int]) -> Node:
     array = table.table(4) if table.number(3, 1) == 1 else None
-    manifests = () if array is None else tuple(_manifest_ref(ref, sizes) for ref in array.tables(2))
+    manifests = () if array is None else tuple(_convert_manifest(ref, sizes) for ref in array.tables(2))
     return Node(table.text(1).strip("/"), table.struct(0, 8), table.bytes(2), manifests)
 
 
-def _manifest_ref(table: Table, sizes: Mapping[bytes, int]) -> ManifestRef:
+def _convert_manifest(table: Table, sizes: Mapping[bytes, int]) -> ManifestRef:
     identifier = table.struct(0, 12)
     bounds = np.array([np.frombuffer(pair, "<u4") for pair in table.structs(1, 8)], np.int64).reshape(-1, 2)
     first, last = (tuple(side.tolist()) for side in bounds.T)
-    return ManifestRef(name_of(identifier), sizes.get(identifier) or None, first, last)
+    return ManifestRef(format_id(identifier), sizes.get(identifier) or None, first, last)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Where the chunks of an array lie.
+# The locations of chunks.
 
 
 class Refs(msgspec.Struct, frozen=True, eq=False):
-    """What a manifest says of an array: the numbers of its chunks, ascending, and where they lie, in the same order.
+    """The chunks of an array in a manifest: their numbers, ascending, and their locations in the same order.
 
-    URLs are as the manifest spells them; a chunk of the repository is ``chunks/NAME``.
+    URLs are as written in the manifest; ``chunks/NAME`` is an object of the repository.
     """
 
     numbers: UInt64s
@@ -209,45 +211,45 @@ class Refs(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take, roughly."""
+        """Approximate size in memory, in bytes."""
         urls = self.chunks.urls
         known = urls.nbytes if isinstance(urls, Locations) else 0
         inline = sum(len(data) + 130 for data in self.chunks.inline.values())
         return self.numbers.nbytes + self.chunks.ranges.nbytes + known + inline
 
     def sizes(self) -> Part:
-        """Return the numbers of the chunks, and the size of each."""
+        """Return the numbers and the sizes of the chunks."""
         return Part(self.numbers, self.chunks.part(0).ranges)
 
 
 class ManifestIndex(msgspec.Struct, frozen=True):
-    """Decodes what the manifest ``ref`` says of an array: that with an id, and so many chunks along each dimension."""
+    """Decodes the references in the manifest ``ref`` to an array with an id and this grid of chunks (``counts``)."""
 
     ref: ManifestRef
     identifier: bytes
     counts: tuple[int, ...]
-    most: int  # bytes
+    most: int  # bytes after decompression
     quota: Quota
 
     def decode(self, data: bytes) -> Refs:
-        buffer = payload(data, MANIFEST, self.most)
+        buffer = extract_buffer(data, MANIFEST, self.most)
         root = buffer.root
-        if (name := name_of(root.struct(0, 12))) != self.ref.name:
+        if (name := format_id(root.struct(0, 12))) != self.ref.name:
             raise ValueError(f"it is the manifest {name}: expected {self.ref.name}")
         places = next((a.elements(1, 4) for a in root.tables(1) if a.struct(0, 8) == self.identifier), None)
         if places is None:
-            raise ValueError("it has no chunks of the array that its snapshot says it has chunks of")
+            raise ValueError("it has no chunks of the array, although the snapshot says so")
         slots = np.arange(places.start, places.stop, 4, dtype=np.int64)
         tables = Tables(buffer.data, slots + gather(buffer.data, slots, "<u4"))
-        numbers, there = self._numbers(tables)
-        return _refs(numbers[there].view(np.uint64), tables.take(there), root)
+        numbers, there = self._number_chunks(tables)
+        return _convert_refs(numbers[there].view(np.uint64), tables.take(there), root)
 
-    def _numbers(self, tables: Tables) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the number of each chunk, and whether it lies in the grid, and where the snapshot says."""
+    def _number_chunks(self, tables: Tables) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """Return the number of each chunk, and a mask of those that lie in the grid and in the manifest's box."""
         rows, starts, ndims = tables.vectors(0, 4)
         ndim = len(self.counts)
         if len(rows) != len(tables.at) or (ndims != ndim).any() or len(self.ref.first) != ndim:
-            raise ValueError(f"it is damaged: a chunk has no index in {ndim} dimensions")
+            raise ValueError(f"it is damaged: a chunk does not have an index with {ndim} dimensions")
         coords = gather(tables.data, starts[:, None] + 4 * np.arange(ndim), "<u4")
         first = np.array(self.ref.first, np.int64)
         last = np.minimum(np.array(self.ref.last, np.int64), self.counts)
@@ -256,21 +258,21 @@ class ManifestIndex(msgspec.Struct, frozen=True):
         for column, count in zip(coords.T, self.counts, strict=True):
             numbers = numbers * count + column
         if (np.diff(numbers[there]) <= 0).any():
-            raise ValueError("it is damaged: its chunks are not in the order of their indexes")
+            raise ValueError("it is damaged: its chunks are not sorted by index")
         return numbers, there
 
 
-def _refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
-    """Return the references in ``tables``: native, virtual and inline ones."""
+def _convert_refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
+    """Convert the references in ``tables``: native, virtual and inline chunks."""
     count = len(numbers)
     offsets, lengths = tables.numbers(2, "<u8"), tables.numbers(3, "<u8")
     if count and (offsets.view(np.uint64) + lengths.view(np.uint64)).max() >= _END:
-        raise ValueError("it is damaged: a range ends behind the largest offset")
+        raise ValueError("it is damaged: a range ends beyond the largest offset")
     urls: list[bytes | None] = [None] * count
-    for field in (5, 8):  # as it is, and compressed, which goes before
+    for field in (5, 8):  # a plain location, then a compressed one, which counts if both exist
         for row, text in zip(*tables.pieces(field), strict=True):
             urls[row] = text
-    for row, path in _native(tables):
+    for row, path in _iter_native(tables):
         urls[row] = path
     inline = {row: data for row, data in zip(*tables.pieces(1), strict=True) if urls[row] is None}
     if urls.count(None) > len(inline):
@@ -278,7 +280,7 @@ def _refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
     codes: dict[tuple[bytes, Pin | None], int] = {}
     places = [
         ABSENT if url is None else codes.setdefault((url, pin), len(codes))
-        for url, pin in zip(urls, _pins(tables), strict=True)
+        for url, pin in zip(urls, _collect_pins(tables), strict=True)
     ]
     ranges = Ranges(np.array(places, np.uint32), offsets.view(np.uint64), lengths.view(np.uint64))
     pins = [pin for _, pin in codes]
@@ -287,10 +289,10 @@ def _refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
 
 
 class Locations(Sequence[str]):
-    """Where chunks lie: URLs, or ``chunks/NAME`` in the repository.
+    """Locations of chunks: URLs, or ``chunks/NAME`` in the repository.
 
-    Those that a manifest has compressed with its ``words``, which are often one for each chunk, stay so until they
-    are asked for. ManifestError where one is damaged.
+    A manifest may compress locations with its dictionary ``words``. There is often one location for each chunk, so each
+    is decompressed when it is used. Raises ManifestError for a damaged location.
     """
 
     def __init__(self, spelled: Sequence[bytes], words: bytes) -> None:
@@ -302,7 +304,7 @@ class Locations(Sequence[str]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take, roughly."""
+        """Approximate size in memory, in bytes."""
         return len(self._data) + self._ends.nbytes
 
     def __len__(self) -> int:
@@ -319,10 +321,10 @@ class Locations(Sequence[str]):
         if location is None:
             if len(self._memo) >= _MEMO:
                 self._memo.clear()
-            location = self._memo[index] = self._read(index)
+            location = self._memo[index] = self._decode_location(index)
         return location
 
-    def _read(self, index: int) -> str:
+    def _decode_location(self, index: int) -> str:
         text = self._data[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
         try:
             if text.startswith(_ZSTD):
@@ -331,20 +333,20 @@ class Locations(Sequence[str]):
         except (ValueError, zstd().ZstdError) as e:
             raise ManifestError(f"the location {text[:100]!r} of a chunk is damaged: {e}") from e
         if "://" not in location and not _NATIVE.fullmatch(location):
-            raise ManifestError(f"the location {location[:100]!r} of a chunk is no URL")
+            raise ManifestError(f"the location {location[:100]!r} of a chunk is not a URL")
         return location
 
 
-def _native(tables: Tables) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows and the paths of chunks in objects of the repository."""
+def _iter_native(tables: Tables) -> Iterator[tuple[int, bytes]]:
+    """Yield (row, path) of chunks in objects of the repository."""
     rows, places = tables.places(4)
     if len(rows):
         ids = gather(tables.data, places[:, None] + np.arange(12), "u1").astype(np.uint8)
-        yield from zip(rows.tolist(), (b"chunks/" + name for name in id_text(ids).tolist()), strict=True)
+        yield from zip(rows.tolist(), (b"chunks/" + name for name in format_ids(ids).tolist()), strict=True)
 
 
-def _pins(tables: Tables) -> Sequence[Pin | None]:
-    """Return the version of its target that each reference is to."""
+def _collect_pins(tables: Tables) -> Sequence[Pin | None]:
+    """Return the pin of each reference: the version of its target."""
     pins: list[Pin | None] = [None] * len(tables.at)
     times = tables.numbers(7, "<u4")
     by_time = {time: Pin(last_modified=str(time)) for time in np.unique(times[times > 0]).tolist()}

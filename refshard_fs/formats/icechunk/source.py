@@ -1,8 +1,8 @@
-"""An Icechunk repository as a source: one snapshot of it, whose manifests are read as they are needed. No I/O here.
+"""One snapshot of an Icechunk repository as a source; manifests are read when they are needed. No I/O here.
 
-Everything but the object ``repo``, or a branch of version 1, is written once: a source stays with the snapshot that it
-found, whatever is committed later. Virtual chunks are read like those of any set of references: admitted, merged over
-gaps, and compared with the versions of their targets that the manifest states.
+All objects except ``repo`` (or a branch in version 1) are written once. So a source keeps its snapshot, whatever is
+committed later. Virtual chunks are read like those of any reference set: admitted, merged over gaps, and compared with
+the versions of their targets in the manifest.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.policy import LOCAL, locator, protocol_of
 
-TOGETHER: Final = 8  # manifests that are in memory at a time while a whole array is gone through
-AHEAD: Final = 16  # manifests of coordinates that are read when a source is opened
-_INFO: Final = 1 << 20  # bytes of ``repo`` that the first request asks for
-_MEMO: Final = 4096  # URLs that are remembered
-_COMPARED: Final = 1 << 20  # pairs of a chunk and a manifest that are compared at a time
+TOGETHER: Final = 8  # manifests in memory at a time, for operations on whole arrays
+AHEAD: Final = 16  # most manifests of coordinates that are read on opening
+_INFO: Final = 1 << 20  # bytes of ``repo`` in the first request
+_MEMO: Final = 4096  # URLs in the cache
+_COMPARED: Final = 1 << 20  # pairs of a chunk and a manifest that are compared at once
 _PROTOCOLS: Final = {"gcs": "gs", "azure": "az"}  # Icechunk's names, and fsspec's
 _LOCAL_ETAG: Final = re.compile(r"[0-9a-f]{1,16}-([0-9a-f]{1,14})-([0-9a-f]{1,14})")  # inode, microseconds, size
 
@@ -45,7 +45,7 @@ _LOCAL_ETAG: Final = re.compile(r"[0-9a-f]{1,16}-([0-9a-f]{1,14})-([0-9a-f]{1,14
 class IcechunkKeySpace(KeySpace):
     """The keys of a snapshot with ``nodes`` in the repository at ``root``.
 
-    ``containers`` are the URLs that names in virtual references stand for.
+    ``containers`` are the URLs of virtual chunk containers by name.
     """
 
     holds_all_metadata = True
@@ -53,21 +53,21 @@ class IcechunkKeySpace(KeySpace):
     def __init__(self, root: str, nodes: Sequence[Node], containers: Mapping[str, str], options: OpenOptions) -> None:
         self.root_url = root
         self._below = locator(root)
-        self._containers = containers
-        self._absolute = lru_cache(_MEMO)(self._url)
+        self._parse_containers = containers
+        self._absolute = lru_cache(_MEMO)(self._resolve)
         self._members: dict[str, bytes] = {}
         self._arrays: dict[str, _Array] = {}
-        self.reports = reports = dict[str, str]()  # of arrays that are left out
+        self.reports = reports = dict[str, str]()  # reasons why arrays are left out
         for node in nodes:
             if node.path and not is_key(node.path):
-                raise ManifestError(f"{root}: {node.path!r} is no path of a node")
+                raise ManifestError(f"{root}: {node.path!r} is not the path of a node")
             key = join(node.path, "zarr.json")
             try:
                 meta = zarrmeta.array_meta(zarrmeta.object_in(node.document, key), key)
                 if meta is not None and meta.grid is not None:
-                    self._arrays[node.path] = _Array(node, meta, meta.grid, self._loads(node, meta.grid, options))
+                    self._arrays[node.path] = _Array(node, meta, meta.grid, self._make_loads(node, meta.grid, options))
                 elif node.manifests:
-                    raise ManifestError(f"{key} does not say which chunks there are: its chunk grid is not known")
+                    raise ManifestError(f"{key} has a chunk grid that is not supported")
             except ManifestError as e:  # the other arrays can be read
                 reports[node.path] = str(e)
             else:
@@ -75,8 +75,8 @@ class IcechunkKeySpace(KeySpace):
         self._documents = FlatKeySpace(ReferenceSet(Texts.of(()), {}, dict(self._members)), self.resolve, root)
         self.grids = {path: array.grid for path, array in self._arrays.items()}
 
-    def _loads(self, node: Node, grid: ChunkGrid, options: OpenOptions) -> list[Load]:
-        """Return what it takes to have each manifest of an array."""
+    def _make_loads(self, node: Node, grid: ChunkGrid, options: OpenOptions) -> list[Load]:
+        """Return the needs for the manifests of an array."""
         most, quota = options.max_manifest_bytes, Quota(self.root_url or "", options.cache_size)
         loads = []
         for ref in node.manifests:
@@ -86,7 +86,7 @@ class IcechunkKeySpace(KeySpace):
         return loads
 
     def coordinates(self) -> list[Load]:
-        """Return the manifests of coordinates, which xarray reads when it opens the source, if they are few."""
+        """Return the needs for the manifests of coordinates, which xarray reads on opening, if they are few."""
         found = [
             array.loads[0]
             for path, array in self._arrays.items()
@@ -94,25 +94,25 @@ class IcechunkKeySpace(KeySpace):
         ]
         return found if len(found) <= AHEAD else []
 
-    def _url(self, location: str) -> str:
-        """Return the URL that a location in a manifest stands for."""
+    def _resolve(self, location: str) -> str:
+        """Resolve a location in a manifest to a URL."""
         scheme, mark, rest = location.partition("://")
         if not mark:
             return self._below(location)
         if scheme == "vcc":
             name, _, path = rest.partition("/")
-            if name not in self._containers:
-                known = ", ".join(map(repr, self._containers)) or "none"
+            if name not in self._parse_containers:
+                known = ", ".join(map(repr, self._parse_containers)) or "none"
                 raise ManifestError(
                     f"{location}: {self.root_url} has no virtual chunk container {name!r}: expected one of those in "
                     f"its configuration ({known})"
                 )
-            scheme, _, rest = (self._containers[name] + path).partition("://")
+            scheme, _, rest = (self._parse_containers[name] + path).partition("://")
         scheme = _PROTOCOLS.get(scheme, scheme)
         if scheme not in ("http", "https"):
             rest = unquote(re.split("[?#]", rest, maxsplit=1)[0])
         if any(mark in rest for mark in ("::", "\0", "\ufffd")):
-            raise ManifestError(f"{location}: no object can be addressed whose name has '::' or NUL, or is not UTF-8")
+            raise ManifestError(f"{location}: an object name with '::' or NUL, or not in UTF-8, cannot be read")
         return f"{scheme}://{rest}"
 
     # ------------------------------------------------------------------ keys
@@ -128,7 +128,7 @@ class IcechunkKeySpace(KeySpace):
                     raise ManifestError(f"{path!r} is left out: {self.reports[path]}")
             return None
         array = self._arrays[at.array]
-        manifest = array.manifest_of(at.number)
+        manifest = array.find_manifest(at.number)
         if manifest < 0:
             return None
         refs: Refs = yield array.loads[manifest]
@@ -148,7 +148,7 @@ class IcechunkKeySpace(KeySpace):
             else:
                 chunks.setdefault(at.array, []).append((i, at.number))
         for path, pairs in chunks.items():
-            manifests = self._arrays[path].manifests_of(np.array([number for _, number in pairs]))
+            manifests = self._arrays[path].find_manifests(np.array([number for _, number in pairs]))
             for manifest in np.unique(manifests).tolist():
                 some = [pairs[row] for row in np.flatnonzero(manifests == manifest).tolist()]
                 steps = self._entries(path, manifest, [number for _, number in some])
@@ -156,7 +156,7 @@ class IcechunkKeySpace(KeySpace):
         return found
 
     def _entries(self, path: str, manifest: int, numbers: Sequence[int]) -> Steps[list[Entry | None]]:
-        """Return the entries of chunks whose references are in one manifest of an array; in none if that is -1."""
+        """Return the entries of chunks in one manifest of an array; None for all if ``manifest`` is -1."""
         if manifest < 0:
             return [None] * len(numbers)
         array = self._arrays[path]
@@ -175,14 +175,14 @@ class IcechunkKeySpace(KeySpace):
         return found
 
     def _entry(self, path: str, number: int, chunks: Chunks, row: int, target: int, start: int, length: int) -> Entry:
-        """Return the entry of a chunk, which has a row."""
+        """Return the entry of an existing chunk."""
         if target == ABSENT:
             return Inline(chunks.inline[row])
         if length > LONG:
             array = self._arrays[path]
             check_length(join(path, array.grid.tail(number)), length, array.meta)
         url = self._absolute(chunks.urls[target] or "")
-        return Span(url, start, start + length, pin=_pin(url, chunks.pins[target]) if chunks.pins else None)
+        return Span(url, start, start + length, pin=_convert_pin(url, chunks.pins[target]) if chunks.pins else None)
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         stem = prefix + "/" if prefix else ""
@@ -211,7 +211,7 @@ class IcechunkKeySpace(KeySpace):
         return self._documents.metadata_lacks(marks)
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of virtual chunks in the first manifest of the first array that has any there."""
+        """Return URLs of virtual chunks from the first manifest of an array, the first array that has any there."""
         for array in self._arrays.values():
             for load in array.loads[:1]:
                 refs: Refs = yield load
@@ -245,17 +245,17 @@ class IcechunkKeySpace(KeySpace):
                 builder.inline |= {int(rows[r - first]): data for r, data in known.inline.items() if first <= r < last}
         found = builder.finish()
         urls = [self._absolute(url or "") for url in found.urls]
-        pins = [_pin(url, pin) for url, pin in zip(urls, found.pins, strict=True)] if found.pins else ()
+        pins = [_convert_pin(url, pin) for url, pin in zip(urls, found.pins, strict=True)] if found.pins else ()
         return msgspec.structs.replace(found, urls=urls, pins=pins)
 
 
 class _Array:
-    """An array: its metadata, and its manifests, each of which has a box of its chunks."""
+    """An array: its metadata, and its manifests with their boxes of chunks."""
 
     def __init__(self, node: Node, meta: zarrmeta.ArrayMeta, grid: ChunkGrid, loads: Sequence[Load]) -> None:
         ndim = len(grid.counts)
         if any(len(side) != ndim for ref in node.manifests for side in (ref.first, ref.last)):
-            raise ManifestError(f"its manifests have chunks in other than {ndim} dimensions")
+            raise ManifestError(f"its manifests have boxes of chunks that do not have {ndim} dimensions")
         self.meta = meta
         self.grid = grid
         self.loads = loads
@@ -266,13 +266,13 @@ class _Array:
         for i, count in enumerate(grid.counts):
             lowest = lowest * count + self._firsts[:, i]
             highest = highest * count + self._lasts[:, i] - 1
-        # All chunks of a box have numbers in this range, in which chunks of other boxes may lie, too.
+        # The numbers of a box's chunks lie in this range; it may also contain chunks of other boxes.
         is_empty = (self._firsts >= self._lasts).any(axis=1)
         self._is_full = bool((self._firsts == 0).all() and (self._lasts == grid.counts).all())
         self._starts, self._stops = np.where(is_empty, 0, lowest), np.where(is_empty, 0, highest + 1)
 
-    def manifests_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return which manifest has each of the chunks ``numbers``, if it exists; -1 where none has it."""
+    def find_manifests(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the index of the manifest for each of the chunks ``numbers``; -1 if no box contains it."""
         found = np.full(len(numbers), -1)
         counts = self.grid.counts
         step = max(1, _COMPARED // max(1, len(self.loads)))
@@ -283,19 +283,19 @@ class _Array:
             found[start : start + step] = np.where(inside.any(axis=1), inside.argmax(axis=1), -1)
         return found
 
-    def manifest_of(self, number: int) -> int:
-        """Return the same for one chunk."""
-        if len(self.loads) == 1 and self._is_full:  # in a tenth of the time
+    def find_manifest(self, number: int) -> int:
+        """Return the index of the manifest for one chunk."""
+        if len(self.loads) == 1 and self._is_full:  # ten times faster
             return 0
-        return int(self.manifests_of(np.array([number]))[0])
+        return int(self.find_manifests(np.array([number]))[0])
 
     def within(self, start: int, stop: int) -> list[int]:
-        """Return the manifests that may have chunks numbered ``[start, stop)``."""
+        """Return the manifests that may have chunks ``[start, stop)``."""
         manifests: list[int] = np.flatnonzero((self._starts < stop) & (self._stops > start)).tolist()
         return manifests
 
     def numbers(self) -> list[range]:
-        """Return ranges of numbers, ascending, in which all chunks lie that exist."""
+        """Return ascending ranges of chunk numbers that contain all existing chunks."""
         found: list[range] = []
         for start, stop in sorted(zip(self._starts.tolist(), self._stops.tolist(), strict=True)):
             if found and start <= found[-1].stop:
@@ -305,8 +305,8 @@ class _Array:
         return found
 
 
-def _pin(url: str, pin: Pin | None) -> Pin | None:
-    """Return the pin of a target; the ETag that Icechunk gives a local file says its size, and when it was changed."""
+def _convert_pin(url: str, pin: Pin | None) -> Pin | None:
+    """Convert a pin for its target: Icechunk's ETag of a local file consists of inode, time and size."""
     if pin is not None and pin.etag is not None and protocol_of(url) in LOCAL:
         local = _LOCAL_ETAG.fullmatch(pin.etag.strip('"'))
         if local is not None:
@@ -315,13 +315,13 @@ def _pin(url: str, pin: Pin | None) -> Pin | None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which snapshot is opened.
+# Choosing the snapshot.
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open the snapshot that the options name, or the last one of the branch ``main``."""
+    """Open the snapshot that the options choose; the default is the last one of the branch ``main``."""
     below, most, version = locator(probe.url), options.max_manifest_bytes, options.version
-    found = yield from _whole(below(REPO), most)
+    found = yield from _read_whole(below(REPO), most)
     containers: Mapping[str, str] = {}
     if found is not None:
         try:
@@ -329,31 +329,31 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         except ValueError as e:
             raise ManifestError(f"{below(REPO)}: {e}") from e
         containers = repository.containers
-        name = _chosen(repository, version, probe.url)
+        name = _choose_snapshot(repository, version, probe.url)
     else:
-        name = version.snapshot or (yield from _named(below, version, most))
-    snapshot: Snapshot = yield _snapshot(below, name, most)
+        name = version.snapshot or (yield from _read_reference(below, version, most))
+    snapshot: Snapshot = yield _load_snapshot(below, name, most)
     while found is None and version.is_before(snapshot.time):
         if snapshot.parent is None:
             raise SourceNotReachable(f"{probe.url}: {version} is before its first snapshot")
-        child, snapshot = snapshot, (yield _snapshot(below, snapshot.parent, most))
-        if snapshot.time >= child.time:  # or a damaged repository would have no first one
-            raise ManifestError(f"{probe.url}: the snapshot {child.parent} is later than the one that it precedes")
+        child, snapshot = snapshot, (yield _load_snapshot(below, snapshot.parent, most))
+        if snapshot.time >= child.time:  # otherwise a loop in a damaged repository would never end
+            raise ManifestError(f"{probe.url}: the snapshot {child.parent} is not older than its child: it is damaged")
     keyspace = IcechunkKeySpace(probe.url, snapshot.nodes, containers, options)
     if ahead := keyspace.coordinates():
-        with contextlib.suppress(OSError, RefShardError):  # which is raised to those who read the coordinate
+        with contextlib.suppress(OSError, RefShardError):  # a read of the coordinate raises the error again
             yield tuple(ahead)
     return keyspace
 
 
-def _snapshot(below: Callable[[str], str], name: str, most: int) -> Load:
+def _load_snapshot(below: Callable[[str], str], name: str, most: int) -> Load:
     if not is_key(name) or "/" in name:
-        raise ManifestError(f"{name!r} is no name of a snapshot")
+        raise ManifestError(f"{name!r} is not the name of a snapshot")
     return Load(Span(below(f"snapshots/{name}")), SnapshotIndex(name, most))
 
 
-def _whole(url: str, most: int) -> Steps[bytes | None]:
-    """Return an object as it is now; None if there is none."""
+def _read_whole(url: str, most: int) -> Steps[bytes | None]:
+    """Read an object in its current version; None if it does not exist."""
     answer: tuple[Facts, bytes] | None = yield Head(url, min(_INFO, most))
     if answer is None:
         return None
@@ -364,8 +364,8 @@ def _whole(url: str, most: int) -> Steps[bytes | None]:
     return data
 
 
-def _chosen(repository: Repository, version: Version, url: str) -> str:
-    """Return the name of the snapshot that is asked for."""
+def _choose_snapshot(repository: Repository, version: Version, url: str) -> str:
+    """Return the name of the snapshot that ``version`` chooses."""
     if version.snapshot is not None:
         if all(saved.name != version.snapshot for saved in repository.snapshots):
             raise SourceNotReachable(f"{url} has no snapshot {version.snapshot!r}")
@@ -381,16 +381,16 @@ def _chosen(repository: Repository, version: Version, url: str) -> str:
     raise SourceNotReachable(f"{url}: {version} is before its first snapshot")
 
 
-def _named(below: Callable[[str], str], version: Version, most: int) -> Steps[str]:
+def _read_reference(below: Callable[[str], str], version: Version, most: int) -> Steps[str]:
     """Return the name of the snapshot of a branch or a tag in a repository of version 1."""
     kind, name = version.reference
     where = f"refs/{kind}.{name}/ref.json"
     if "/" in name:
-        raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: names have no slash")
-    data = yield from _whole(below(where), most)
+        raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: a name cannot have a slash")
+    data = yield from _read_whole(below(where), most)
     deleted = (yield Stat(below(where + ".deleted"), fresh=True)) if kind == "tag" else None
     if data is None or deleted is not None:
-        raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: {where} is not there")
+        raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: {where} does not exist")
     match zarrmeta.object_in(data, below(where)):
         case {"snapshot": str(snapshot)}:
             return snapshot

@@ -1,4 +1,4 @@
-"""Volumes of neuroglancer, "precomputed": a group with an array for each scale. Told by the document ``info``."""
+"""Neuroglancer's precomputed volumes: a group with an array for each scale. Recognised by the document ``info``."""
 
 from __future__ import annotations
 

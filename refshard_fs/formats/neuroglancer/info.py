@@ -1,6 +1,6 @@
-"""Neuroglancer's ``info`` document: the scales of a volume, each an array as zarr's metadata describes it. No I/O here.
+"""Parse neuroglancer's ``info`` document into the scales of a volume, each described as a zarr array. No I/O here.
 
-Arrays have the dimensions x, y, z and channel, and chunks in Fortran order, as they are stored.
+Arrays have the dimensions x, y, z and channel, and chunks in Fortran order, as stored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.packing import MortonCode
 
 DIMENSIONS = ["x", "y", "z", "channel"]
-LARGEST = 1 << 31  # bytes of a chunk, as it is decoded
-SHOWN = 10  # scales that an error tells of
+LARGEST = 1 << 31  # bytes of a decoded chunk
+SHOWN = 10  # most scales that an error lists
 
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64", "float32")}
 _TYPES |= {name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", "int32", "int64")}
@@ -36,9 +36,9 @@ _Offset = Annotated[int, Meta(ge=1 - COUNTABLE, le=COUNTABLE - 1)]
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """One scale, as the array it is shown as; the first three of each tuple are x, y, z.
+    """One scale, as an array; the first three items of each tuple are x, y, z.
 
-    ``key`` is the folder. ``step`` is the size of chunks, which ``chunks`` are unless the volume is smaller.
+    ``key`` is the folder. ``step`` is the size of chunks; ``chunks`` are smaller if the volume is.
     """
 
     key: str
@@ -57,21 +57,21 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def description(self) -> ArrayDescription:
-        """What zarr's metadata says of the array."""
+        """The description of the array for zarr."""
         codecs = [{"id": "gzip", "level": 1}] if self.is_gzip else []
         return ArrayDescription(
             self.key, self.shape, self.chunks, self.dtype, DIMENSIONS, self.attributes, codecs, fill_value=0, order="F"
         )
 
     def extents(self, coords: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the chunk at ``coords``, as it is stored: it ends where the volume does."""
+        """Return the stored shape of the chunk at ``coords``, which ends at the volume's edge."""
         return tuple(
             min(chunk, size - coord * chunk) for chunk, size, coord in zip(self.chunks, self.shape, coords, strict=True)
         )
 
 
 class Volume(NamedTuple):
-    """All scales that can be shown, by the path of their array; why the others cannot; the group's attributes."""
+    """All scales that can be shown, by path; reasons why others cannot; attributes of the group."""
 
     scales: dict[str, Scale]
     reports: dict[str, str]
@@ -79,7 +79,7 @@ class Volume(NamedTuple):
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """One scale as ``info`` spells it."""
+    """One scale in ``info``."""
 
     key: str
     size: tuple[_Extent, _Extent, _Extent]
@@ -97,18 +97,18 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 def parse_info(data: bytes, where: str) -> Volume:
-    """Return what ``info`` says; ManifestError where it contradicts itself, or nothing in it can be shown."""
+    """Parse ``info``. Raise ManifestError if it is invalid, or if no scale can be shown."""
     doc = object_in(data, where)
     kind = doc.get("@type", "neuroglancer_multiscale_volume")
     if kind != "neuroglancer_multiscale_volume":
-        raise ManifestError(f"{where} describes {shown(kind)}, and no volume")
+        raise ManifestError(f"{where} has the '@type' {shown(kind)}: expected neuroglancer_multiscale_volume")
     try:
         info = msgspec.convert(doc, _Info)
-    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
-        raise ManifestError(f"{where} is not as specified: {e}") from None
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
+        raise ManifestError(f"{where} breaks the specification: {e}") from None
     dtype = _TYPES.get(info.data_type.lower())
     if dtype is None:
-        raise ManifestError(f"{where}: its 'data_type' {shown(info.data_type)} is not known")
+        raise ManifestError(f"{where}: its 'data_type' {shown(info.data_type)} is not supported")
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()
@@ -116,10 +116,10 @@ def parse_info(data: bytes, where: str) -> Volume:
         name = str(number)
         try:
             scale = msgspec.convert(spelled, _Scale)
-            name = _name(scale.key, number, names)
-            found[name] = _scale(scale, dtype, info.num_channels, f"{where}, scale {number}")
-        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
-            reports[name] = f"it is not as specified: {e}"
+            name = _name_array(scale.key, number, names)
+            found[name] = _convert_scale(scale, dtype, info.num_channels, f"{where}, scale {number}")
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
+            reports[name] = f"it breaks the specification: {e}"
         except ManifestError as e:
             reports[name] = str(e)
         names.add(name)
@@ -130,22 +130,22 @@ def parse_info(data: bytes, where: str) -> Volume:
     return Volume(found, reports, attributes)
 
 
-def _scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Scale:
+def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Scale:
     key, size, step = scale.key, scale.size, scale.chunk_sizes[0]
     if "::" in key or "\\" in key or "\0" in key:
-        raise ManifestError(f"{where}: its 'key' is {shown(key)}, no path")
+        raise ManifestError(f"{where}: its 'key' {shown(key)} is not a path")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
-        raise ManifestError(f"its key {key!r} leads out of the volume's folder; open that volume by itself")
+        raise ManifestError(f"its key {key!r} leads out of the volume's folder: open that folder by itself")
     if scale.encoding.lower() != "raw":
-        raise ManifestError(f"its chunks are encoded as {scale.encoding!r}; only 'raw' ones are plain zarr chunks")
-    sharding = _sharding(scale.sharding, where)
+        raise ManifestError(f"its chunks are encoded as {scale.encoding!r}: only 'raw' is supported")
+    sharding = _parse_sharding(scale.sharding, where)
     if sharding is not None and len(scale.chunk_sizes) > 1:
-        raise ManifestError(f"{where}: its 'chunk_sizes' are several, and it is sharded")
+        raise ManifestError(f"{where}: it is sharded, but its 'chunk_sizes' has several items: expected one")
     chunks = (*(min(s, max(n, 1)) for s, n in zip(step, size, strict=True)), channels)
     if math.prod(chunks) * dtype.itemsize > LARGEST:
-        raise ManifestError(f"its chunks of {list(chunks)} are more than {LARGEST} bytes each")
+        raise ManifestError(f"its chunks of {list(chunks)} have more than {LARGEST} bytes each")
     if math.prod(size) * channels * dtype.itemsize >= COUNTABLE:
-        raise ManifestError(f"{where}: its 'size' {list(size)} is more than 63 bits count in bytes")
+        raise ManifestError(f"{where}: its 'size' {list(size)} has too many bytes for 63 bits")
     if sharding is not None:
         try:
             MortonCode([-(-n // s) for n, s in zip(size, step, strict=True)])
@@ -155,19 +155,19 @@ def _scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Sc
     return Scale(key, (*size, channels), chunks, step, scale.voxel_offset, dtype, sharding, attributes)
 
 
-def _sharding(doc: object, where: str) -> Sharding | None:
+def _parse_sharding(doc: object, where: str) -> Sharding | None:
     if doc is None:
         return None
     if not isinstance(doc, dict) or doc.get("@type") != "neuroglancer_uint64_sharded_v1":
-        raise ManifestError(f"its sharding {shown(doc)} is not known")
+        raise ManifestError(f"its sharding {shown(doc)} is not supported")
     try:
         return msgspec.convert(doc, Sharding)
-    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
-        raise ManifestError(f"{where}: its 'sharding' is not as specified: {e}") from None
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
+        raise ManifestError(f"{where}: its 'sharding' breaks the specification: {e}") from None
 
 
-def _name(key: str, number: int, names: set[str]) -> str:
-    """Return the name of a scale's array: its key, with ``_`` for all but letters, digits, ``.``, ``_`` and ``-``."""
+def _name_array(key: str, number: int, names: set[str]) -> str:
+    """Name a scale's array by its key, with ``_`` for all but letters, digits, ``.``, ``_`` and ``-``."""
     name = _PLAIN.sub("_", key).strip(".")
     if not name or name in names or name in _RESERVED:
         name = f"{name}_{number}"

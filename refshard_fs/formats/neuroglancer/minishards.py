@@ -1,4 +1,4 @@
-"""Neuroglancer's ``neuroglancer_uint64_sharded_v1``: which shard holds a chunk, and the indexes there. No I/O here."""
+"""Locate chunks in shards by ``neuroglancer_uint64_sharded_v1``, and parse the indexes of shards. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refshard_fs.core.compression import decompressed
 from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
 
 # ----------------------------------------------------------------------------------------------------
-# MurmurHash3_x86_128 of a 64-bit number, the low half: how neuroglancer spreads chunks over shards. No I/O here.
+# MurmurHash3_x86_128 of a 64-bit integer, the low half: neuroglancer distributes chunks over shards by it. No I/O here.
 
 
 _MASK = 0xFFFFFFFF
@@ -23,25 +23,25 @@ _LENGTH = 8
 
 
 def murmur(number: Any) -> Any:
-    """Return the low 64 bits of the hash, seed 0, of the eight bytes of ``number`` (or of each in an array)."""
+    """Hash the eight bytes of ``number`` (an int, or each item of an array) with seed 0; return the low 64 bits."""
     low, high = number & _MASK, number >> 32
-    first = _turned(low * _KEYS[0] & _MASK, 15) * _KEYS[1] & _MASK
-    second = _turned(high * _KEYS[1] & _MASK, 16) * _KEYS[2] & _MASK
+    first = _rotate(low * _KEYS[0] & _MASK, 15) * _KEYS[1] & _MASK
+    second = _rotate(high * _KEYS[1] & _MASK, 16) * _KEYS[2] & _MASK
     state = [first ^ _LENGTH, second ^ _LENGTH, _LENGTH, _LENGTH]
-    state = _summed([_mixed(word) for word in _summed(state)])
+    state = _add_up([_mix(word) for word in _add_up(state)])
     return state[0] | state[1] << 32
 
 
-def _turned(word: Any, bits: int) -> Any:
+def _rotate(word: Any, bits: int) -> Any:
     return (word << bits | word >> 32 - bits) & _MASK
 
 
-def _summed(state: list[Any]) -> list[Any]:
+def _add_up(state: list[Any]) -> list[Any]:
     first = sum(state) & _MASK
     return [first, *((word + first) & _MASK for word in state[1:])]
 
 
-def _mixed(word: Any) -> Any:
+def _mix(word: Any) -> Any:
     word = word ^ word >> 16
     word = word * 0x85EBCA6B & _MASK
     word = word ^ word >> 13
@@ -49,15 +49,15 @@ def _mixed(word: Any) -> Any:
     return word ^ word >> 16
 
 
-_UNKNOWN = int(BEYOND)  # bytes that a shard may have as long as nobody knows how many it has
-_BLOCK = 4096  # minishards whose places are read at a time: 64 KiB
-_GZIP = 31  # zlib's name for a gzip stream of any window
+_UNKNOWN = int(BEYOND)  # bytes of a shard whose size is unknown
+_BLOCK = 4096  # minishards whose positions are read at a time: 64 KiB
+_GZIP = 31  # zlib's number for a gzip stream with any window
 
 Encoding = Literal["raw", "gzip"]
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """How chunk ids are spread over shards, and minishards in them; names are those of the specification."""
+    """The distribution of chunk ids over shards and minishards; names are those of the specification."""
 
     preshift_bits: Annotated[int, Meta(ge=0, le=63)]
     hash: Literal["identity", "murmurhash3_x86_128"]
@@ -68,15 +68,15 @@ class Sharding(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.minishard_bits + self.shard_bits > 64:
-            raise ValueError("an id has 64 bits, and so have its minishard and its shard together, at most")
+            raise ValueError("minishard_bits and shard_bits are more than 64 together")
 
     @property
     def table(self) -> int:
-        """Bytes of the table at the start of each shard, from whose end all offsets count."""
+        """Size of the table at the start of each shard, in bytes; all offsets count from its end."""
         return PAIR << self.minishard_bits
 
     def place(self, chunk: Any) -> tuple[Any, Any]:
-        """Return the shard and the minishard of the chunk with that id; of many, where it is an array of uint64."""
+        """Return (shard, minishard) of the chunk with the id ``chunk``, or of each id in an array of uint64."""
         hashed = chunk >> self.preshift_bits
         if self.hash == "murmurhash3_x86_128":
             hashed = murmur(hashed)
@@ -84,11 +84,11 @@ class Sharding(msgspec.Struct, frozen=True):
         return hashed >> self.minishard_bits & (1 << self.shard_bits) - 1, minishard
 
     def stem(self, shard: int) -> str:
-        """Return the name of a shard's file, without ``.shard``."""
+        """Return the name of a shard's file without ``.shard``."""
         return f"{shard:0{-(-self.shard_bits // 4)}x}"
 
     def shard(self, name: str) -> int | None:
-        """Return the number of the shard in the file ``name``, or None if that is no shard's."""
+        """Return the number of the shard in the file ``name``, or None for other files."""
         stem, dot, kind = name.partition(".")
         if not dot or kind != "shard" or not 0 < len(stem) <= 16 or not set(stem) <= set("0123456789abcdef"):
             return None
@@ -96,29 +96,29 @@ class Sharding(msgspec.Struct, frozen=True):
         return number if number >> self.shard_bits == 0 and self.stem(number) == stem else None
 
     def block(self, minishard: int) -> range:
-        """Return the minishards whose places are read together with that one's."""
+        """Return the minishards whose positions are read together with this one's."""
         first = minishard // _BLOCK * _BLOCK
         return range(first, min(first + _BLOCK, 1 << self.minishard_bits))
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
-    """Where the indexes of a block of minishards begin and end: ``uint64[minishards, 2]``, from the table's end on.
+    """Decodes the positions of a block of minishard indexes: ``uint64[minishards, 2]``, counted from the table's end.
 
-    ``table`` is how long the table of all is, and ``room`` what the shard has after it, at most.
+    ``table`` is the size of the whole table, ``room`` the most bytes after it in the shard.
     """
 
     table: int = 0
     room: int = _UNKNOWN
 
     def sized(self, object_size: int) -> ShardIndex:
-        """Return this index of a shard of ``object_size`` bytes."""
+        """Return this index for a shard of ``object_size`` bytes."""
         return ShardIndex(self.table, max(object_size - self.table, 0))
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         wrong = (pairs[:, 0] > pairs[:, 1]) | (pairs[:, 1] >= BEYOND)
         if wrong.any():
-            raise ValueError(f"minishard {int(wrong.argmax())} of its index ends before it begins")
+            raise ValueError(f"the index of minishard {int(wrong.argmax())} ends before it begins")
         wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > np.uint64(self.room))
         if wrong.any():
             minishard = int(wrong.argmax())
@@ -127,7 +127,7 @@ class ShardIndex(msgspec.Struct, frozen=True):
 
 
 class Minishard(NamedTuple):
-    """Where the chunks of one minishard lie, by ascending id; ``starts`` count from the end of the shard's table."""
+    """The chunks of a minishard by ascending id; ``starts`` count from the end of the shard's table."""
 
     ids: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.uint64]
@@ -138,7 +138,7 @@ class Minishard(NamedTuple):
         return self.ids.nbytes + self.starts.nbytes + self.sizes.nbytes
 
     def locate(self, chunk: int) -> tuple[int, int] | None:
-        """Return start and size of the chunk with that id; None if it is not here."""
+        """Return (start, size) of the chunk with this id; None if it is not in the minishard."""
         place = int(self.ids.searchsorted(np.uint64(chunk)))
         if place == len(self.ids) or int(self.ids[place]) != chunk:
             return None
@@ -146,9 +146,9 @@ class Minishard(NamedTuple):
 
 
 class MinishardIndex(msgspec.Struct, frozen=True):
-    """How a minishard's index is read, of ``most`` chunks at most.
+    """Decodes a minishard's index of at most ``most`` chunks.
 
-    It lies at ``[start, stop)`` after the shard's ``table``, where there is ``room`` for so much, at most.
+    The index lies at ``[start, stop)`` after the shard's ``table``, in at most ``room`` bytes.
     """
 
     encoding: Encoding
@@ -159,28 +159,30 @@ class MinishardIndex(msgspec.Struct, frozen=True):
     room: int = _UNKNOWN
 
     def sized(self, object_size: int) -> MinishardIndex:
-        """Return this index in a shard of ``object_size`` bytes."""
+        """Return this index for a shard of ``object_size`` bytes."""
         return msgspec.structs.replace(self, room=max(object_size - self.table, 0))
 
     def decode(self, data: bytes) -> Minishard:
         if self.encoding == "gzip":
-            data = inflated(data, min(24 * self.most, MAX_INDEX), exact=False)
+            data = decompress_gzip(data, min(24 * self.most, MAX_INDEX), exact=False)
         if len(data) % 24 or len(data) > 24 * self.most:
-            raise ValueError(f"a minishard's index of {len(data)} bytes is not 24 a chunk, {self.most} chunks at most")
+            raise ValueError(
+                f"a minishard's index has {len(data)} bytes: expected 24 for each of up to {self.most} chunks"
+            )
         deltas, gaps, sizes = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
         ids = np.cumsum(deltas, dtype=np.uint64)
         stops = np.cumsum(gaps + sizes, dtype=np.uint64)
         starts = stops - sizes
         before = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
-        # Sums that pass 64 bits come out smaller than what went into them.
+        # A sum that overflows 64 bits is smaller than its terms.
         wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < before) | (stops < starts) | (stops >= BEYOND)
         if wrong.any():
-            raise ValueError("a minishard's index has chunks that lie beyond any file")
+            raise ValueError("a minishard's index has chunks beyond the end of any file")
         wrong = (sizes > 0) & ((stops > np.uint64(self.room)) | ((starts < self.stop) & (stops > self.start)))
         if wrong.any():
             place = int(wrong.argmax())
             where = f"[{starts[place]}, {stops[place]})"
-            reason = f"in the index of its minishard, or not within {self.room} bytes"
+            reason = f"within the index of its minishard, or beyond {self.room} bytes"
             raise ValueError(f"chunk {ids[place]} lies at {where}: {reason}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
@@ -189,9 +191,9 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         return Minishard(ids, starts[order], sizes[order])
 
 
-def inflated(data: bytes, most: int, *, exact: bool) -> bytes:
-    """Return what the gzip stream ``data`` holds, ``most`` bytes at most or ``exact``; ValueError otherwise."""
+def decompress_gzip(data: bytes, most: int, *, exact: bool) -> bytes:
+    """Decompress a gzip stream to at most ``most`` bytes, or exactly as many. Raise ValueError for other sizes."""
     out = decompressed(zlib.decompressobj(_GZIP), data, most)
     if exact and len(out) != most:
-        raise ValueError(f"its gzip stream has {len(out)} bytes, and not {most}")
+        raise ValueError(f"its gzip stream decompresses to {len(out)} bytes: expected {most}")
     return out

@@ -1,1 +1,1 @@
-"""The format templates. No I/O here."""
+"""Templates in kerchunk's JSON sets. No I/O here."""

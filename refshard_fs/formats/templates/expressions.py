@@ -1,12 +1,12 @@
-r"""The little language inside ``{{ }}``: what a manifest may compute. Nothing that is parsed here is ever run as code.
+r"""The expression language inside ``{{ }}`` in a manifest. No expression is ever run as code.
 
-The grammar is a subset of jinja's, with jinja's precedence (from loose to tight: ``+ -``, ``~``, ``* // %``, ``**``,
-unary minus, all of them binding to the left), so that whatever parses means the same to jinja:
+The grammar is a subset of jinja's with jinja's precedence (from loose to tight: ``+ -``, ``~``, ``* // %``, ``**``,
+unary minus; all are left-associative). Every expression that parses means the same in jinja:
 
     integers, 'text' or "text" (with the escapes of \\, quotes, n and t), names, name(argument=expression), parentheses
 
-An expression is parsed to operations in the order in which they are done, and each of them is done for all rows of a
-column at a time: a `gen` entry may stand for millions of keys.
+An expression is parsed into operations in the order of evaluation. Each operation is applied to all rows of a column at
+once, because a `gen` entry may stand for millions of keys.
 """
 
 from __future__ import annotations
@@ -21,78 +21,78 @@ import msgspec
 from refshard_fs.errors import DivisionByZero, ManifestError
 
 KIB: Final = 1024
-INTEGERS: Final = range(-(2**63), 2**63)  # what every integer must lie in, also between two operations
+INTEGERS: Final = range(-(2**63), 2**63)  # bounds of every integer, including intermediate results
 ALLOWED: Final = "names, templates with keyword arguments, integers, quoted text, + - * // % ** ~ and parentheses"
 
 
 class TemplateLimits(msgspec.Struct, frozen=True):
-    """How much a manifest's templates may cost; whatever goes beyond is a ManifestError, found before it is spent."""
+    """Limits on the cost of a manifest's templates. A ManifestError is raised before a limit is exceeded."""
 
     text: int = 64 * KIB  # characters of one template
     output: int = 64 * KIB  # characters of one expanded text
     terms: int = 100  # operands and operators of one {{ }}
     depth: int = 32  # operations and calls nested in each other
     steps: int = 10_000  # operations for one expanded text
-    expanded_steps: int = 100_000_000  # operations for all texts of a set,
-    expanded_text: int = 256 * KIB * KIB  # and characters of all that they expand to,
-    swells: int = 16  # or so many times as many as they have
+    expanded_steps: int = 100_000_000  # operations for all texts of a set
+    expanded_text: int = 256 * KIB * KIB  # characters of all expanded texts, or
+    swells: int = 16  # this many times the characters of the texts themselves
     generated: int = 2_000_000  # keys of all `gen` entries
-    generated_steps: int = 1_000_000_000  # operations for all of those keys
-    generated_text: int = 512 * KIB * KIB  # characters of all of those keys and URLs
+    generated_steps: int = 1_000_000_000  # operations for all these keys
+    generated_text: int = 512 * KIB * KIB  # characters of all these keys and their URLs
 
 
 def clip(text: str, length: int = 150) -> str:
-    """Return ``text``, for an error, without its middle if it is long."""
+    """Shorten a long ``text`` in the middle, for an error."""
     return text if len(text) <= length else f"{text[: length - 35]}...{text[-30:]}"
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A template's text and what to call it in an error."""
+class TemplateText(msgspec.Struct, frozen=True):
+    """A template's text, and its name in errors."""
 
     text: str
     name: str = "template"
 
     def error(self, position: int | None, reason: str) -> ManifestError:
-        """Return the error that says why this text cannot be expanded, and where (0-based ``position``), if known."""
+        """Make the error that this text cannot be expanded, with the 0-based ``position`` if it is known."""
         where = "" if position is None else f", column {position + 1}"
         return ManifestError(f"{clip(self.name)} {clip(self.text)!r}{where}: {clip(reason, 400)}")
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Combinations of dimension values, ``count`` of them: a column of integers for each dimension."""
+    """Combinations of dimension values: ``count`` rows, with a column of integers for each dimension."""
 
     count: int
     columns: Mapping[str, Sequence[int]]
 
     def at(self, row: int) -> str:
-        """Describe one row, for errors."""
+        """Describe a row for an error."""
         where = ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
         return f" at {where}" if where else ""
 
 
 class Spent(msgspec.Struct):
-    """What expanding texts has taken for each row: operations, and characters of all texts that were made."""
+    """The cost of expanded texts for each row: operations, and characters of all texts including intermediate ones."""
 
     steps: int = 0
     characters: int = 0
 
 
-Column = Sequence[Any]  # a value for each row: all of them are integers, or all of them texts
+Column = Sequence[Any]  # a value for each row: either all are integers, or all are texts
 
 
 # ----------------------------------------------------------------------------------------------------
-# From text to operations.
+# Parsing.
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """Puts an integer of `INTEGERS` or an unescaped text on the stack."""
+    """Pushes an integer of `INTEGERS` or an unescaped text on the stack."""
 
     value: int | str
     position: int
 
 
 class Name(msgspec.Struct, frozen=True):
-    """Puts a variable or an expanded template there; if it is called, that takes ``arguments`` off the stack."""
+    """Pushes a variable or an expanded template; a call pops its ``arguments`` first."""
 
     name: str
     arguments: tuple[str, ...] | None
@@ -100,7 +100,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class Binary(msgspec.Struct, frozen=True):
-    """Makes one value of the last two by + - * // % ** or ~; to negate one is to subtract it from 0."""
+    """Pops two values and pushes the result of + - * // % ** or ~. Negation is subtraction from 0."""
 
     sign: str
     position: int
@@ -121,19 +121,19 @@ _ESCAPED: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
 _TIGHTNESS: Final = {"+": 1, "-": 1, "~": 2, "*": 3, "//": 3, "%": 3, "/": 3, "**": 4}
 
 
-def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tuple[Part, ...]:
+def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -> tuple[Part, ...]:
     """Split a template into literal texts and the expressions between ``{{`` and ``}}``.
 
-    ``names`` are those of the templates: they are arbitrary, so a hole that holds exactly one of them is that name,
-    whether or not it looks like an identifier.
+    ``names`` are the names of templates, which may be any text. So if exactly one of them stands between the braces, it
+    is that name, even if it is not an identifier.
     """
     text = source.text
     if len(text) > limits.text:
-        raise source.error(limits.text, f"a template may have {limits.text} characters, and this one has {len(text)}")
+        raise source.error(limits.text, f"it has {len(text)} characters: a template may have {limits.text}")
     parts: list[Part] = []
     position = 0
     while (start := text.find("{{", position)) >= 0:
-        parts.append(_literal(source, position, start))
+        parts.append(_check_literal(source, position, start))
         end = text.find("}}", start)
         whole = text[start + 2 : end].strip()
         if end >= 0 and whole in names:
@@ -141,27 +141,27 @@ def parse(source: Source, names: Container[str], limits: TemplateLimits) -> tupl
             position = end + 2
         else:
             if text[start + 2 : start + 3] in ("-", "+"):
-                raise source.error(start, "to jinja, '{{-' trims spaces: put a space after '{{'")
+                raise source.error(start, "'{{-' and '{{+' trim spaces in jinja: put a space after '{{'")
             parser = _Parser(source, start + 2, limits)
-            parts.append(parser.hole())
+            parts.append(parser.parse_expression())
             position = parser.position
-    parts.append(_literal(source, position, len(text)))
+    parts.append(_check_literal(source, position, len(text)))
     return tuple(part for part in parts if part)
 
 
-def _literal(source: Source, start: int, stop: int) -> str:
+def _check_literal(source: TemplateText, start: int, stop: int) -> str:
     literal = source.text[start:stop]
     for opening in ("{%", "{#"):
         if opening in literal:
-            reason = f"{opening!r} (a statement or comment) needs simple_templates=False"
+            reason = f"{opening!r} (a statement or comment) is supported only with simple_templates=False"
             raise source.error(start + literal.index(opening), reason)
     return literal
 
 
 class _Parser:
-    """One pass over the tokens of one hole; every method leaves `position` behind what it has taken."""
+    """Parses the tokens of one expression; after each method, `position` is behind the tokens that it consumed."""
 
-    def __init__(self, source: Source, position: int, limits: TemplateLimits) -> None:
+    def __init__(self, source: TemplateText, position: int, limits: TemplateLimits) -> None:
         self.source = source
         self.limits = limits
         self.position = position
@@ -169,33 +169,33 @@ class _Parser:
         self.operations: list[Operation] = []
         self._advance()
 
-    def hole(self) -> tuple[Operation, ...]:
-        self._expression(1, 1)
+    def parse_expression(self) -> tuple[Operation, ...]:
+        self._parse_expression(1, 1)
         if self.lexeme != "}}":
-            raise self._unexpected()
+            raise self._make_unexpected_error()
         return tuple(self.operations)
 
     def _advance(self) -> None:
-        """Go on to the next token: `kind`, `lexeme`, `start`."""
+        """Move to the next token, and set `kind`, `lexeme` and `start`."""
         match = _TOKEN.match(self.source.text, self.position)
         if match is None or match.lastgroup is None:
-            raise self._no_token()
+            raise self._make_token_error()
         self.kind, self.lexeme = match.lastgroup, match[match.lastgroup]
         self.start, self.position = match.start(match.lastgroup), match.end()
 
-    def _no_token(self) -> ManifestError:
+    def _make_token_error(self) -> ManifestError:
         text = self.source.text
         start = len(text) - len(text[self.position :].lstrip())
         if "}}" not in text[start:]:
-            return self.source.error(start, "'{{' is never closed by '}}'")
+            return self.source.error(start, "'{{' is not closed by '}}'")
         if text[start] in "'\"":
-            return self.source.error(start, "this quoted text is never closed")
+            return self.source.error(start, "a quoted text is not closed")
         found = re.match(r"[\w.]+|.", text[start:], re.DOTALL)
-        return self.source.error(start, f"{found and found.group()!r} is not allowed; inside {{{{ }}}} are {ALLOWED}")
+        return self.source.error(start, f"{found and found.group()!r} is not allowed; expected {ALLOWED}")
 
-    def _unexpected(self) -> ManifestError:
-        what = "an expression ends too early" if self.lexeme == "}}" else f"{self.lexeme!r} is not expected here"
-        return self.source.error(self.start, f"{what}; inside {{{{ }}}} are {ALLOWED}")
+    def _make_unexpected_error(self) -> ManifestError:
+        what = "an expression ends too early" if self.lexeme == "}}" else f"unexpected {self.lexeme!r}"
+        return self.source.error(self.start, f"{what}; expected {ALLOWED}")
 
     def _count(self, depth: int) -> None:
         self.terms += 1
@@ -203,45 +203,45 @@ class _Parser:
             allowed = f"{self.limits.terms} operands and operators and {self.limits.depth} levels of nesting"
             raise self.source.error(self.start, f"an expression may have {allowed}")
 
-    def _expression(self, tightness: int, depth: int) -> None:
-        """Take operands, and the operators between them that bind as tightly as that or more so."""
-        self._operand(depth)
+    def _parse_expression(self, tightness: int, depth: int) -> None:
+        """Parse operands, and operators between them of at least this ``tightness``."""
+        self._parse_operand(depth)
         while _TIGHTNESS.get(self.lexeme, 0) >= tightness:
             self._count(depth)
             sign, position = self.lexeme, self.start
             if sign == "/":
-                raise self.source.error(position, "'/' makes fractions, which no key or range can have: '//' divides")
+                raise self.source.error(position, "'/' makes fractions, which keys and ranges cannot have: use '//'")
             self._advance()
-            self._expression(_TIGHTNESS[sign] + 1, depth)
+            self._parse_expression(_TIGHTNESS[sign] + 1, depth)
             self.operations.append(Binary(sign, position))
 
-    def _operand(self, depth: int) -> None:
+    def _parse_operand(self, depth: int) -> None:
         self._count(depth)
         kind, lexeme, position = self.kind, self.lexeme, self.start
         if kind == "sign" and lexeme not in ("-", "("):
-            raise self._unexpected()
+            raise self._make_unexpected_error()
         self._advance()
         match kind:
             case "number":
                 digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
-                    raise self.source.error(position, f"{lexeme[:40]} is more than 64 bits hold")
+                    raise self.source.error(position, f"{lexeme[:40]} does not fit into 64 bits")
                 self.operations.append(Constant(int(digits), position))
             case "text":
                 text = _ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1])
                 self.operations.append(Constant(text, position))
             case "name":
-                arguments = self._arguments(depth + 1) if self.lexeme == "(" else None
+                arguments = self._parse_arguments(depth + 1) if self.lexeme == "(" else None
                 self.operations.append(Name(lexeme, arguments, position))
             case _ if lexeme == "-":
                 self.operations.append(Constant(0, position))
-                self._operand(depth + 1)
+                self._parse_operand(depth + 1)
                 self.operations.append(Binary("-", position))
             case _:
-                self._expression(1, depth + 1)
+                self._parse_expression(1, depth + 1)
                 self._expect(")")
 
-    def _arguments(self, depth: int) -> tuple[str, ...]:
+    def _parse_arguments(self, depth: int) -> tuple[str, ...]:
         self._advance()
         names: list[str] = []
         while self.lexeme != ")":
@@ -252,7 +252,7 @@ class _Parser:
             if name in names:
                 raise self.source.error(position, f"the argument {name!r} is given twice")
             self._advance()
-            self._expression(1, depth)
+            self._parse_expression(1, depth)
             names.append(name)
             if self.lexeme != ")":
                 self._expect(",")
@@ -261,7 +261,7 @@ class _Parser:
 
     def _expect(self, sign: str) -> None:
         if self.lexeme != sign:
-            raise self._unexpected()
+            raise self._make_unexpected_error()
         self._advance()
 
     def _unescape(self, match: re.Match[str], position: int) -> str:
@@ -278,11 +278,11 @@ _PATTERN: Final = re.compile(r"(?:[^%]|%%)*%0?(?:[1-9][0-9]?)?d(?:[^%]|%%)*", re
 
 
 def _power(base: int, exponent: int) -> int:
-    """Return ``base ** exponent``; ValueError where that is no integer or far outside 64 bits."""
+    """Return ``base ** exponent``. Raise ValueError if the result is not an integer or does not fit into 64 bits."""
     if exponent < 0:
         raise ValueError(f"{base} ** {exponent} is not an integer")
     if exponent > 63 and abs(base) > 1:
-        raise ValueError(f"{base} ** {exponent} is more than 64 bits hold")
+        raise ValueError(f"{base} ** {exponent} does not fit into 64 bits")
     result: int = base**exponent
     return result
 
@@ -298,23 +298,23 @@ _ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
 
 
 class SimpleExpander:
-    """Expands texts in the language of this module, within ``limits``."""
+    """Expands texts in this module's language within ``limits``."""
 
-    def __init__(self, definitions: Mapping[str, Source], limits: TemplateLimits) -> None:
+    def __init__(self, definitions: Mapping[str, TemplateText], limits: TemplateLimits) -> None:
         self.limits = limits
         self.definitions = definitions
         self._parsed: dict[str, tuple[Part, ...]] = {}
 
-    def column(self, source: Source, rows: Rows, spent: Spent) -> Column:
-        """Return what ``source`` expands to in each row, integers if it is one; ManifestError where that cannot be."""
+    def column(self, source: TemplateText, rows: Rows, spent: Spent) -> Column:
+        """Expand ``source`` in each row, to integers if it is a single integer expression."""
         try:
             parts = parse(source, self.definitions, self.limits)
             return _Expansion(self, source, rows, rows.columns, spent, ()).column(parts)
-        except RecursionError:  # the reader's own stack was deep already
-            raise source.error(None, "its templates and expressions nest too deep") from None
+        except RecursionError:  # the caller's stack was deep already
+            raise source.error(None, "its templates and expressions are nested too deeply") from None
 
     def body(self, name: str) -> tuple[Part, ...]:
-        """Return the parts of a template; without ``{{`` its text is literal, whatever it holds."""
+        """Return the parts of a template. A text without ``{{`` is literal, even with jinja's other marks."""
         if name not in self._parsed:
             source = self.definitions[name]
             literal = "{{" not in source.text and len(source.text) <= self.limits.text
@@ -323,52 +323,54 @@ class SimpleExpander:
 
 
 class _Expansion(msgspec.Struct):
-    """One text that is being expanded: what its names mean, and which templates it is part of."""
+    """One text that is expanded: the values of its names, and the templates that it is part of."""
 
     expander: SimpleExpander
-    source: Source
+    source: TemplateText
     rows: Rows
     variables: Mapping[str, Column]
     spent: Spent
     active: tuple[str, ...]
 
     def column(self, parts: Sequence[Part]) -> Column:
-        columns = [[part] * self.rows.count if isinstance(part, str) else self._value(part) for part in parts]
-        return columns[0] if len(columns) == 1 else self._joined(columns, 0)
+        columns = [[part] * self.rows.count if isinstance(part, str) else self._evaluate(part) for part in parts]
+        return columns[0] if len(columns) == 1 else self._join_columns(columns, 0)
 
-    def _joined(self, columns: Sequence[Column], position: int) -> list[str]:
-        """Return the columns' values as text, joined row by row."""
+    def _join_columns(self, columns: Sequence[Column], position: int) -> list[str]:
+        """Join the columns' values as text, row by row."""
         found = list(map("".join, zip(*[map(str, column) for column in columns], strict=True)))
         found = found or [""] * self.rows.count
         longest = max(map(len, found))
         if longest > self.expander.limits.output:
-            reason = f"the text gets longer than {self.expander.limits.output} characters"
+            reason = f"the expanded text has more than {self.expander.limits.output} characters"
             raise self.source.error(position, reason)
         self.spent.characters += longest
         return found
 
-    def _value(self, operations: Sequence[Operation]) -> Column:
+    def _evaluate(self, operations: Sequence[Operation]) -> Column:
         stack: list[Column] = []
         for operation in operations:
             self.spent.steps += 1
             if self.spent.steps > self.expander.limits.steps:
-                raise self.source.error(0, f"expanding it takes more than {self.expander.limits.steps} steps")
+                raise self.source.error(0, f"its expansion takes more than {self.expander.limits.steps} operations")
             match operation:
                 case Constant(value):
                     stack.append([value] * self.rows.count)
                 case Name(name, arguments, position):
                     values = [stack.pop() for _ in arguments or ()][::-1]
-                    stack.append(self._named(name, arguments, values, position))
+                    stack.append(self._resolve_name(name, arguments, values, position))
                 case Binary(sign, position):
                     right, left = stack.pop(), stack.pop()
-                    stack.append(self._binary(sign, left, right, position))
+                    stack.append(self._apply(sign, left, right, position))
         return stack.pop()
 
-    def _named(self, name: str, arguments: tuple[str, ...] | None, values: Sequence[Column], position: int) -> Column:
+    def _resolve_name(
+        self, name: str, arguments: tuple[str, ...] | None, values: Sequence[Column], position: int
+    ) -> Column:
         definitions, active = self.expander.definitions, self.active
         if name in self.variables:
             if arguments is not None:
-                raise self.source.error(position, f"{name!r} is a value, and takes no arguments")
+                raise self.source.error(position, f"{name!r} is a variable, which takes no arguments")
             return self.variables[name]
         if name not in definitions:
             if active:
@@ -381,30 +383,30 @@ class _Expansion(msgspec.Struct):
             cycle = " -> ".join([*active, name])
             raise self.source.error(position, f"the template {name!r} uses itself: {cycle}")
         if len(active) >= self.expander.limits.depth:
-            raise self.source.error(position, f"templates may nest {self.expander.limits.depth} deep")
+            raise self.source.error(position, f"templates nest more than {self.expander.limits.depth} levels deep")
         given = dict(zip(arguments or (), values, strict=True))
         inner = _Expansion(self.expander, definitions[name], self.rows, given, self.spent, (*active, name))
         made = inner.column(self.expander.body(name))
         return made if isinstance(made[0], str) else list(map(str, made))
 
-    def _binary(self, sign: str, left: Column, right: Column, position: int) -> Column:
+    def _apply(self, sign: str, left: Column, right: Column, position: int) -> Column:
         is_text = isinstance(left[0], str), isinstance(right[0], str)
         if sign == "~" or (sign == "+" and all(is_text)):
-            return self._joined([left, right], position)
+            return self._join_columns([left, right], position)
         if sign == "%" and is_text == (True, False):
             if not all(map(_PATTERN.fullmatch, set(left))):
-                raise self.source.error(position, "only one %d, %4d or %04d (and %%) can stand in text before '%'")
-            return self._joined([list(map(operator.mod, left, right))], position)
+                raise self.source.error(position, "text before '%' may have only one %d, %4d or %04d (and %%)")
+            return self._join_columns([list(map(operator.mod, left, right))], position)
         if any(is_text):
             advice = "; '~' joins texts" if sign == "+" else ""
-            raise self.source.error(position, f"{sign!r} needs integers, and one of these is text{advice}")
+            raise self.source.error(position, f"{sign!r} needs two integers, but an operand is text{advice}")
         values: list[int] = []
         try:
             values.extend(map(_ARITHMETIC[sign], left, right))
             if min(values) in INTEGERS and max(values) in INTEGERS:
                 return values
             row = next(row for row, value in enumerate(values) if value not in INTEGERS)
-            reason = "the result is more than 64 bits hold"
+            reason = "the result does not fit into 64 bits"
         except ZeroDivisionError as error:
             where = self.rows.at(len(values))
             raise DivisionByZero(str(self.source.error(position, f"{sign!r}: division by zero{where}"))) from error

@@ -1,4 +1,4 @@
-"""Hierarchies that zarr wrote: every object below a prefix is a key. Told by the document of a group or an array."""
+"""Hierarchies written by zarr: every object below a prefix is a key. Recognised by a document of a group or array."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def _recognises(probe: Probe) -> bool:
     if not probe.names.isdisjoint(NODE_DOCUMENTS):
         return True
     consolidated = probe.documents.get(CONSOLIDATED)
-    return consolidated is not None and b'"record_size"' not in consolidated.data  # of a parquet set
+    return consolidated is not None and b'"record_size"' not in consolidated.data  # has it in a parquet set
 
 
 FORMAT = Format("zarr-hierarchy", _recognises, "refshard_fs.formats.zarr_hierarchy.source", markers=NODE_DOCUMENTS)

@@ -24,8 +24,8 @@ from refshard_fs.security.policy import protocol_of
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a hierarchy of zarr."""
-    if probe.absent:  # the documents of its root were asked for, and nothing was listed
+    """Open a zarr hierarchy."""
+    if probe.absent:  # the documents of the root were requested, and nothing was listed
         documents = {name: document.data for name, document in probe.documents.items()} | dict.fromkeys(probe.absent)
         listable = None if protocol_of(probe.url) in WEB else True
         return ZarrHierarchy(probe.url, listable=listable, documents=documents)
@@ -34,43 +34,42 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 class ZarrHierarchy(Hierarchy):
-    """A hierarchy of zarr that can be pinned."""
+    """A zarr hierarchy that can be pinned."""
 
     def snapshot(self, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
-        return (yield from _pinned_hierarchy(self, threshold, on_progress))
+        return (yield from _pin_hierarchy(self, threshold, on_progress))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Every key of a hierarchy as a reference that is pinned to what the target says of it now. No I/O here.
+# A pinned hierarchy: references to all keys, each with the current version of its object. No I/O here.
 #
-# Where the target can list, its listings tell sizes, ETags and times. Where it cannot, consolidated metadata tell which
-# keys there may be, and each is asked for.
+# If the target can list, listings give sizes, ETags and times. If not, consolidated metadata give the possible keys,
+# and each key is requested.
 
 
 Tell = Callable[[int], object]
 
 
-def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
+def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
     """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
 
-    ``on_progress`` hears of how many more keys it is known what they are.
-
-    NotListable where neither listings nor consolidated metadata tell the keys.
+    ``on_progress(n)`` is called when n more keys are resolved. Raises NotListable if neither listings nor consolidated
+    metadata give the keys.
     """
     if (yield from hierarchy.can_list()):
-        pins = yield from _listed(hierarchy, on_progress)
-        documents, grids = yield from _documents(hierarchy, pins)
+        pins = yield from _list_pins(hierarchy, on_progress)
+        documents, grids = yield from _read_documents(hierarchy, pins)
     else:
-        pins = yield from _requested(hierarchy, sorted((yield from hierarchy.known()).keys), on_progress)
-        documents, grids = yield from _documents(hierarchy, pins)
+        pins = yield from _request_pins(hierarchy, sorted((yield from hierarchy.known()).keys), on_progress)
+        documents, grids = yield from _read_documents(hierarchy, pins)
         if not pins:
             raise NotListable(
-                f"{hierarchy.url} cannot be listed, as over plain HTTP, and has no consolidated metadata that tell "
-                "which arrays there are: consolidate the store (zarr.consolidate_metadata), or give its address on "
-                "an object store, such as s3://bucket/store"
+                f"{hierarchy.url} cannot be listed (plain HTTP cannot list) and has no consolidated metadata: call "
+                "zarr.consolidate_metadata on the store, or open it by its address on an object store, such as "
+                "s3://bucket/store"
             )
         for path, grid in grids.items():
-            pins |= yield from _requested(hierarchy, (join(path, tail) for tail in grid.tails()), on_progress)
+            pins |= yield from _request_pins(hierarchy, (join(path, tail) for tail in grid.tails()), on_progress)
     side: dict[str, Value] = {}
     rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
     urls: list[str] = []
@@ -91,7 +90,7 @@ def _pinned_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -
     return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(kept))
 
 
-def _listed(hierarchy: Hierarchy, on_progress: Tell) -> Steps[dict[str, Pin]]:
+def _list_pins(hierarchy: Hierarchy, on_progress: Tell) -> Steps[dict[str, Pin]]:
     found: dict[str, Pin] = {}
     known = yield from hierarchy.directories("")
     directories = [""]
@@ -110,8 +109,8 @@ def _listed(hierarchy: Hierarchy, on_progress: Tell) -> Steps[dict[str, Pin]]:
     return dict(sorted(found.items()))
 
 
-def _requested(hierarchy: Hierarchy, keys: Iterable[str], on_progress: Tell) -> Steps[dict[str, Pin]]:
-    """Return those of ``keys`` that exist."""
+def _request_pins(hierarchy: Hierarchy, keys: Iterable[str], on_progress: Tell) -> Steps[dict[str, Pin]]:
+    """Request the versions of ``keys``, and return those that exist."""
     found: dict[str, Pin] = {}
     left = iter(keys)
     while part := list(islice(left, TOGETHER)):
@@ -121,8 +120,10 @@ def _requested(hierarchy: Hierarchy, keys: Iterable[str], on_progress: Tell) -> 
     return found
 
 
-def _documents(hierarchy: Hierarchy, pins: Mapping[str, Pin]) -> Steps[tuple[dict[str, bytes], dict[str, ChunkGrid]]]:
-    """Return all metadata by key, as they were when ``pins`` were made, and the grids of arrays."""
+def _read_documents(
+    hierarchy: Hierarchy, pins: Mapping[str, Pin]
+) -> Steps[tuple[dict[str, bytes], dict[str, ChunkGrid]]]:
+    """Read all metadata in the versions of ``pins``. Return them by key, and the grids of arrays."""
     keys = [key for key in pins if zarrmeta.is_metadata(key)]
     found: dict[str, bytes] = {}
     for part in batches(keys, TOGETHER):

@@ -38,7 +38,7 @@ def test_columns_have_the_fields_of_each_table() -> None:
 
 @pytest.mark.parametrize("length", range(4, len(BUFFER)))
 def test_buffer_cut_anywhere_is_refused(length: int) -> None:
-    with pytest.raises(ValueError, match="cut short, or damaged"):
+    with pytest.raises(ValueError, match="cut short or damaged"):
         Buffer(BUFFER[:length]).root.text(2)
 
 
@@ -46,7 +46,7 @@ def test_bytes_that_are_read_again_and_again_are_refused() -> None:
     buffer = Buffer(BUFFER)
     buffer.spend(buffer.left - 3)
     assert buffer.root.text(2) == "abc"
-    with pytest.raises(ValueError, match="again and again"):
+    with pytest.raises(ValueError, match="lead to the same bytes"):
         buffer.root.text(2)
 
 
@@ -61,5 +61,5 @@ def test_flex_value_that_is_not_a_map_has_no_members() -> None:
     text = Flex.of(b"\2ab\0" + b"\3" + bytes([5 << 2, 1]))
     assert text.text == "ab"
     assert text.members() == {}
-    with pytest.raises(ValueError, match="which no FlexBuffer has"):
+    with pytest.raises(ValueError, match="a FlexBuffer has"):
         Flex.of(b"\0\0\3")

@@ -13,7 +13,7 @@ import pytest
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.compression import zstd
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.formats.icechunk.objects import MAGIC, Repository, SnapshotIndex, payload
+from refshard_fs.formats.icechunk.objects import MAGIC, Repository, SnapshotIndex, extract_buffer
 from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
 SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # by icechunk 2.3
@@ -47,7 +47,7 @@ def test_object_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
 def test_object_that_decompresses_to_much_is_refused(kind: int, most: int, why: str) -> None:
     data = MAGIC + b" " * 24 + bytes([2, kind, 1]) + zstd().compress(bytes(100 << 20))
     with pytest.raises(ValueError, match=why):
-        payload(data, kind, most)
+        extract_buffer(data, kind, most)
 
 
 def test_header_of_another_object_is_refused() -> None:
@@ -100,12 +100,12 @@ def _flat(document: bytes) -> bytes:
 def test_location_that_addresses_nothing_is_an_error(location: str) -> None:
     keys = IcechunkKeySpace("s3://bucket/r", (), {"data": "s3://b/"}, OpenOptions())
     with pytest.raises(ManifestError, match=re.escape(location)):
-        keys._url(location)
+        keys._resolve(location)
 
 
 def test_locations_become_urls() -> None:
     keys = IcechunkKeySpace("s3://bucket/r", (), {"data": "gcs://b/x/"}, OpenOptions())
-    assert keys._url("vcc://data/a%20b") == "gs://b/x/a b"
-    assert keys._url("azure://c/a%23#f") == "az://c/a#"
-    assert keys._url("https://h/a%20b?c") == "https://h/a%20b?c"
-    assert keys._url("chunks/AAAAAAAAAAAAAAAAAAAA") == "s3://bucket/r/chunks/AAAAAAAAAAAAAAAAAAAA"
+    assert keys._resolve("vcc://data/a%20b") == "gs://b/x/a b"
+    assert keys._resolve("azure://c/a%23#f") == "az://c/a#"
+    assert keys._resolve("https://h/a%20b?c") == "https://h/a%20b?c"
+    assert keys._resolve("chunks/AAAAAAAAAAAAAAAAAAAA") == "s3://bucket/r/chunks/AAAAAAAAAAAAAAAAAAAA"

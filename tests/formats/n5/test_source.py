@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardError, RefShardFileSystem
-from refshard_fs.formats.n5.source import Block
+from refshard_fs.formats.n5.source import BlockRecipe
 from tests.servers.http import RangeServer
 
 TYPES = [f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)] + ["float32", "float64"]
@@ -87,12 +87,12 @@ def test_compression_that_is_not_read_is_refused_by_name(tmp_path: Path, compres
 
 
 def test_damaged_headers_are_errors() -> None:
-    block = Block((2, 2), (1, 2), 1, "raw")
+    block = BlockRecipe((2, 2), (1, 2), 1, "raw")
     good = b"\0\0\0\2" + b"\0\0\0\2\0\0\0\1" + b"ab"
     assert block.make(good) == b"ab\0\0"
     assert block.make(b"\0\1" + good[2:12] + b"\0\0\0\2ab") == b"ab\0\0"
     bad = [good[:n] for n in range(len(good))] + [good + b"c", b"\0\2" + good[2:], b"\0\0\0\3" + good[4:]]
     bad += [good[:7] + b"\3" + good[8:], good[:7] + b"\1" + good[8:], good[:4] + b"\xff" + good[5:]]
     for data in bad:
-        with pytest.raises(ValueError, match="header|mode|dimensions|elements|decoded"):
+        with pytest.raises(ValueError, match="header|mode|dimensions|elements|decompresses"):
             block.make(data)

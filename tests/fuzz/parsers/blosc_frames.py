@@ -7,7 +7,7 @@ from contextlib import nullcontext as configured
 import numcodecs
 
 from refshard_fs.formats.bcolz import blosc
-from refshard_fs.formats.bcolz.blosc import Piece, Refilled
+from refshard_fs.formats.bcolz.blosc import Piece, ReframeRecipe
 from refshard_fs.formats.bcolz.bloscpack import parse_frames
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -38,7 +38,7 @@ def one_input(data: bytes) -> None:
         return
     try:
         assert len(blosc.decode(frame, header.length)) == header.length
-        recipe = Refilled((Piece(0, header.stored, header.length),), header.length + 8, 1)
+        recipe = ReframeRecipe((Piece(0, header.stored, header.length),), header.length + 8, 1)
         assert blosc.parse(recipe.make(frame)).length == header.length + 8
     except ValueError:
         pass

@@ -33,7 +33,7 @@ def seeds() -> list[bytes]:
 
 
 @cache
-def _snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
+def _load_snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
     """Return the snapshot, and what decodes each of its manifests."""
     file = next(_FOLDER.glob("snapshots/*"))
     snapshot = SnapshotIndex(file.name, _MOST).decode(file.read_bytes())
@@ -61,7 +61,7 @@ def one_input(data: bytes) -> None:
             assert sum(map(len, array.numbers())) <= keys.grids[path].size
     except ValueError:
         pass
-    for index in _snapshot()[1].values():
+    for index in _load_snapshot()[1].values():
         try:
             refs = index.decode(whole)
             urls = [*refs.chunks.urls]
