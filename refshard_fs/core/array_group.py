@@ -6,6 +6,7 @@ import base64
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Final, Literal, Self
 
@@ -279,14 +280,19 @@ class ArrayGroup(KeySpace):
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
         self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self._chunks = chunks
-        self._tree: dict[str, dict[str, bool]] = {"": {}}  # directory → name → whether it is one too
-        for path in (*self.grids, *groups):
-            add_to_tree(self._tree, path, is_directory=True)
-            self._tree.setdefault(path, {})
-        between = {path: groups.get(path, {}) for path in self._tree if path and path not in self.grids}
-        self._documents = {**(others or {}), **_documents(arrays, {"": attributes, **between}, zarr_format)}
+        above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
+        self._groups = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
+        self._documents = {**(others or {}), **_documents(arrays, self._groups, zarr_format)}
+
+    @cached_property
+    def _tree(self) -> dict[str, dict[str, bool]]:
+        """Directory → name → whether it is a directory, too; few readers list."""
+        tree: dict[str, dict[str, bool]] = {path: {} for path in (*self._groups, *self.grids)}
+        for path in tree:
+            add_to_tree(tree, path, is_directory=True)
         for key in self._documents:
-            add_to_tree(self._tree, key)
+            add_to_tree(tree, key)
+        return tree
 
     def with_chunks(self, chunks: Mapping[str, Chunks]) -> Self:
         """Return the same arrays with the ``chunks`` of another file, whose metadata is the same."""

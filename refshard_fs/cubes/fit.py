@@ -89,8 +89,15 @@ def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Conta
     mine, theirs = _fields(one), _fields(other)
     for field in dict.fromkeys([*mine, *theirs]):
         first, second = mine.get(field), theirs.get(field)
-        if field not in ignored and zarrmeta.dumps(first) != zarrmeta.dumps(second):
+        if field not in ignored and not _are_equal(first, second):
             raise difference(path, field, one.name, first, other.name, second)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON: to Python, 1, 1.0 and True are equal, and NaN differs from itself."""
+    if type(one) is type(other) and isinstance(one, str | int | None):
+        return bool(one == other)
+    return zarrmeta.dumps(one) == zarrmeta.dumps(other)
 
 
 def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool = False) -> Recoding | None:
@@ -105,10 +112,10 @@ def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool
         if not are_alike(one.attributes, other.attributes):
             check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
             return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
-    check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
     try:
         check_metadata(path, one, other, ignored)
     except ManifestError:
+        check_metadata(path, one, other, ignored | RECODED | RECODED_ATTRIBUTES)
         return recoding(path, (one.meta, one.attributes), (other.meta, other.attributes), one.name, other.name)
     return None
 
