@@ -145,14 +145,21 @@ def _save(
     ),
     argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
     argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
-    argument("--on-error", "whether sets that cannot be opened are left out (%(default)s)", choices="raise skip"),
+    argument(
+        "--on-error",
+        "whether sets that cannot be opened are left out, or shown as missing (%(default)s)",
+        choices="raise skip hole",
+    ),
+    argument("--tolerance", "by how much other coordinates may differ by rounding", "X", type=float, default=0.0),
     argument("--resume", "a file that keeps the scan of each SOURCE, for the next run", "FILE"),
     _OVERWRITE,
     sources=("SOURCE...",),
 )
 def _concat(arguments: Namespace) -> None:
     """Write several reference sets as one, joined along a dimension."""
-    options = opening_options(arguments, index_cache=False) | _given(arguments, "same", "join", "freq", "grid", "lazy")
+    options = opening_options(arguments, index_cache=False) | _given(
+        arguments, "same", "join", "freq", "grid", "lazy", "tolerance"
+    )
     options |= _part(arguments)
     options |= {"subchunks": dict(arguments.subchunks) or None, "chunks": dict(arguments.chunks) or None}
     if arguments.resume is not None:

@@ -36,7 +36,8 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
     In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
     ``places`` are those of its elements along other dimensions of which it has only some. ``take``: the elements that
-    are joined begin at this one of the set, which has so many in all; None if all are.
+    are joined begin at this one of the set, which has so many in all; None if all are. ``select`` are the selections by
+    which it is shown, after those of the document.
     """
 
     url: str
@@ -45,6 +46,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     document: ConcatDocument | None = None
     places: dict[str, Placement] = {}
     take: tuple[int, int] | None = None
+    select: tuple[Choice, ...] = ()
 
     @property
     def is_gap(self) -> bool:
@@ -86,6 +88,8 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     unions: dict[str, dict[str, _Axis]] = {}
     select: tuple[Choice, ...] = ()
     view: tuple[Choice, ...] = ()
+    lost: dict[str, str] = {}
+    preprocess: str = ""
 
 
 class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -104,6 +108,7 @@ class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     values: str | None = None
     places: dict[str, tuple[tuple[int, int], ...]] = {}
     take: tuple[_Axis, int] | None = None
+    select: tuple[Choice, ...] = ()
 
 
 class ConcatDocument(_Head, frozen=True, kw_only=True):
@@ -117,7 +122,9 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     them, by path, and as which axis) a part may have only some elements. The coordinates of such dimensions are
     ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which each
     part that is a URL is shown, one after the other: all else here describes what they show. Arrays of the documents
-    ``beside`` it are shown with its own. ``view`` are the selections by which all of it is shown.
+    ``beside`` it are shown with its own. ``view`` are the selections by which all of it is shown. ``lost`` says by URL
+    why sets could not be read when they were joined. ``preprocess`` names the function that chose what parts `select`:
+    it tells people, and nothing calls it.
     """
 
     parts: tuple[Part, ...]
@@ -139,7 +146,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     @property
     def count(self) -> int:
         """Number of sets, those that documents within and beside it join among them."""
-        own = sum(1 if part.document is None else part.document.count for part in self.parts)
+        own = sum(not part.is_gap if part.document is None else part.document.count for part in self.parts)
         return own + sum(document.count for document in self.beside)
 
     @property
@@ -202,6 +209,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         members["held"] = {path: _base64(data) for path, data in self.held.items()}
         members["select"] = [choice.to_json() for choice in self.select]
         members["view"] = [choice.to_json() for choice in self.view]
+        members["lost"] = {respell(url): why for url, why in self.lost.items()}
         members["beside"] = [document._to_json(respell) for document in self.beside]
         always = {"refshard": NAME, "dim": self.dim, "axes": self.axes}
         return always | {name: value for name, value in members.items() if value}
@@ -221,10 +229,12 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
             line[0] = part.document._to_json(respell)
         if self.coordinate is not None and part.values is not None:
             line.append(_base64(part.values))
-        if part.places or part.take is not None:
+        if part.places or part.take is not None or part.select:
             line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in part.places.items()}]
-        if part.take is not None:
+        if part.take is not None or part.select:
             line.append(part.take)
+        if part.select:
+            line.append([choice.to_json() for choice in part.select])
         return line
 
 
@@ -260,7 +270,7 @@ def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
     except ValueError as e:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
     places = {dim: Placement(runs) for dim, runs in line.places.items()}
-    return Part(url, length, values, document, places, line.take)
+    return Part(url, length, values, document, places, line.take, line.select)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, b
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.cubes.cf_times import UNITS
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import (
     DEEPEST,
     ConcatDocument,
@@ -852,13 +853,14 @@ def _open_document(
         if part.is_gap:
             return Nothing()
         url = resolve(part.url)
+        choices = (*document.select, *part.select)
         if is_trusted(url):
-            return (yield from open_selection(url))
+            return (yield from open_selection(url, choices))
         origin = server_of(url)
-        return PartView((yield from of_part(open_selection(url), (origin,))), origin)
+        return PartView((yield from of_part(open_selection(url, choices), (origin,))), origin)
 
-    def open_selection(url: str) -> Steps[KeySpace]:
-        return (yield from selected((yield from open_other(url, theirs)), document.select))
+    def open_selection(url: str, choices: Sequence[Choice]) -> Steps[KeySpace]:
+        return (yield from selected((yield from open_other(url, theirs)), choices))
 
     first = yield from open_part(document.first)
     space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)

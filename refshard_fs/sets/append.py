@@ -376,7 +376,8 @@ def _append_lines(
     if not wholes:
         return 0
     _check_together(before, after, wholes, base.url)
-    document = msgspec.structs.replace(after[0], beside=tuple(after[1:]))
+    lost = {url: why for url, why in document.lost.items() if url not in lines}
+    document = msgspec.structs.replace(after[0], beside=tuple(after[1:]), lost=lost)
     Document(base.url, fs.source.stores, base.facts).put(document.dumps())
     return max(added)
 
@@ -390,6 +391,8 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
     if document.unions:
         kinds = f"with several values of {', '.join(map(repr, document.unions))},"
+    if document.preprocess:
+        kinds = f"of each of which {document.preprocess} selects a part,"
     if any(dim in choice.isel or choice.squeeze for choice in document.view):
         kinds = f"of which it shows a part along {dim!r},"
     if document is not whole and (document.beside or document.select != whole.select):

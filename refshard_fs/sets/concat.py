@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, NamedTuple, overload
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core import zarrmeta
@@ -26,22 +27,24 @@ from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument, Part
 from refshard_fs.cubes.fit import fit
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import cut_chunks, gap, trim, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import array_facts, check_merged, roomier_encodings, with_digests
-from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, recut_shapes
+from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, coordinate_values, recut_shapes
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.lazy_set import LazySet, describe
-from refshard_fs.sets.outer import Aligned, complete, fills_of, with_fills, with_gaps
+from refshard_fs.sets.outer import Aligned, Piece, complete, fills_of, with_fills, with_gaps, with_gaps_of
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, sets_of_grid, some_of
+from refshard_fs.sets.preprocess import Preprocess, name_of, preprocessed
 from refshard_fs.sets.rebase import MadeSet, made
+from refshard_fs.sets.rounding import with_equal_coordinates
 from refshard_fs.sets.scanning import REMEMBERED, opening_options
 from refshard_fs.sets.sources import OnError, expand, read_sets, report_skipped
-from refshard_fs.sets.tables import placed_sources
+from refshard_fs.sets.tables import as_place, placed_sources
 from refshard_fs.sets.variables import BOUNDS, DESCRIBING, NamedSet, named_in, with_type
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -49,6 +52,7 @@ from refshard_fs.source.options import for_sources
 from refshard_fs.tools.views import progress
 
 logger = logging.getLogger("refshard_fs")
+REASON: Final = 200  # characters of the error of a set that was left out, in the document
 
 Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any
 
@@ -79,6 +83,8 @@ class Rules(msgspec.Struct, frozen=True):
     is_rectilinear: bool = False
     lazy: bool = False
     select: tuple[Choice, ...] = ()  # of each set, for documents
+    own: Mapping[str, tuple[Choice, ...]] = {}  # of sets, by URL, what `preprocess` takes of each
+    union: Mapping[str, npt.NDArray[Any]] = {}  # by dimension, values of a coordinate that all have: others are gaps
 
 
 class SetRow(msgspec.Struct, frozen=True):
@@ -139,7 +145,8 @@ class SetRow(msgspec.Struct, frozen=True):
         lines = []
         for source, part, length, data, own_places in zip(self.sources, parts, lengths, values, places, strict=True):
             url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)
-            lines.append(Part(url, length, data, within, own_places, part.take if source else None))
+            chosen = self.rules.own.get(url, ())
+            lines.append(Part(url, length, data, within, own_places, part.take if source else None, chosen))
         held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
         metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
         document = ConcatDocument(
@@ -230,6 +237,9 @@ def concat(
     grid: Literal["regular", "rectilinear"] = "regular",
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    tolerance: float = 0.0,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    preprocess: Preprocess | None = None,
     assets: Sequence[str] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -255,6 +265,9 @@ def concat(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    tolerance: float = 0.0,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    preprocess: Preprocess | None = None,
     assets: Sequence[str] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -280,6 +293,9 @@ def concat(
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
+    tolerance: float = 0.0,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    preprocess: Preprocess | None = None,
     assets: Sequence[str] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -315,7 +331,15 @@ def concat(
     other dimensions: chunks that it lacks are missing. ``freq`` (``"1D"``, ``"6h"``, ``"MS"``, or a number where the
     coordinate is none of times) puts values between those that are further apart, with missing chunks; of ``dims``,
     along the first that is of times. Arrays need a fill value then that means so.
-    ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each.
+    ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each; ``"hole"`` shows them as
+    missing, where ``freq``, a pattern with fields or a table tells where they lie. A document keeps why, and `check`
+    reports it. ``tolerance``: values of other coordinates that differ by no more from the first set's, by rounding, are
+    taken for these.
+
+    ``preprocess`` is a named function that gets the filesystem of each set and returns a part of it, such as
+    ``source.select(assign={"time": ...})``. A document keeps what it selected, and its name for information: opening a
+    document never calls or imports it. ``coords`` are values of dimensions that sets lack, for nested lists:
+    ``{"member": ["r1", "r2"]}``.
 
     Files and documents are looked at together, and each takes few requests. ``executor`` (any of `concurrent.futures`,
     or ``client.get_executor()`` of dask) spreads that over its workers, which have to reach the sets. ``resume`` is a
@@ -360,6 +384,8 @@ def concat(
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
     file_grid = _grid_of(sets, None if finds else order, join, on_error, options, assets)
+    if coords is not None:
+        file_grid = _grid_of_lists(sets, order, coords)
     if file_grid is not None:
         order = tuple(file_grid.dims)
         leaves = sorted(file_grid.files.items())
@@ -388,6 +414,20 @@ def concat(
             fo.select(keep=keep, drop=drop, rename=rename, attrs=attrs) if isinstance(fo, RefShardFileSystem) else fo
             for fo in sources
         )
+    if on_error == "hole" and file_grid is None and freq is None:
+        raise ValueError(
+            "on_error='hole' shows sets that cannot be read as missing: expected freq=, or a pattern with fields or a "
+            "table, which tell where they lie"
+        )
+    own: dict[str, tuple[Choice, ...]] = {}
+    if preprocess is not None:
+        if executor is not None or resume is not None:
+            raise ValueError("preprocess= is called here, for each set: leave executor= and resume= out")
+        urls, given = sources, options.get("select") or ()
+        sources = preprocessed(sources, options, preprocess)
+        for url, fs in zip(urls, sources, strict=True):
+            if isinstance(url, str) and isinstance(fs, RefShardFileSystem):
+                own[url] = tuple(map(Choice.read, fs.storage_options.get("select", ())[len(given) :]))
     failed: dict[int, Exception] = {}
     heads: Heads | None = LRU(REMEMBERED) if lazy else None
     with progress("concat", callback) as shown:
@@ -396,21 +436,31 @@ def concat(
             sources,
             options,
             shown.relative_update,
-            failed if on_error == "skip" else None,
+            failed if on_error != "raise" else None,
             executor,
             resume,
             Unread(frozenset(filter(None, order)), same) if lazy else None,
             heads,
         )
+    if preprocess is not None:
+        sources = urls
+    lost = {str(sources[number]): sanitize(str(error))[:REASON] for number, error in failed.items()}
     opened = [number for number in range(len(sources)) if number not in failed]
     sources, places = tuple(sources[n] for n in opened), tuple(places[n] for n in opened)
     if failed and file_grid is not None:
         file_grid = file_grid._replace(files={at: file_grid.files[at] for at in places})
-        if join == "exact":
-            file_grid.check_whole()
-        file_grid = file_grid.without_empty()
+        if on_error == "hole":
+            file_grid = file_grid.without_empty(_dims(read))
+            join = "outer"
+        else:
+            if join == "exact":
+                file_grid.check_whole()
+            file_grid = file_grid.without_empty()
         places = tuple(sorted(file_grid.files))
     report_skipped(failed, any_left=bool(sources))
+    read, rounded = with_equal_coordinates(read, tolerance)
+    if rounded:
+        logger.info("%s", rounded)
 
     rules = Rules(
         same=same,
@@ -423,6 +473,7 @@ def concat(
         subchunks=subchunks or {},
         lazy=lazy,
         select=tuple(map(Choice.read, options.get("select") or ())),
+        own=own,
     )
     if not finds:
         made_of = _join(rules, order, places, sources, read, file_grid)
@@ -430,16 +481,23 @@ def concat(
         file_grid = named_by_files(file_grid, dict(zip(places, read, strict=True)))
         made_of = _join(rules, tuple(file_grid.dims), places, sources, read, file_grid)
     else:
-        groups = [_find_and_join(rules, sources_of, parts) for sources_of, parts in _by_variables(sources, read)]
+        kinds = _by_variables(sources, read)
+        every = [[part for _, parts in kinds[:n] + kinds[n + 1 :] for part in parts] for n in range(len(kinds))]
+        groups = [
+            _find_and_join(rules, sources_of, parts, others if rules.is_outer else ())
+            for (sources_of, parts), others in zip(kinds, every, strict=True)
+        ]
         made_of = groups[0] if len(groups) == 1 else _merge_documents(groups, same)
     opened_with = opening_options(sources, options)
     document = made_of.document
     if not isinstance(document, ConcatDocument):
         return made(made_of.whole.refs, opened_with)
-    data = document.dumps()
-    return LazySet(
-        data, hashlib.sha256(data).hexdigest(), remark_on(made_of.made), describe(document), opened_with, heads
+    document = msgspec.structs.replace(
+        document, lost=lost, preprocess="" if preprocess is None else name_of(preprocess)
     )
+    data = document.dumps()
+    remark = "; ".join(filter(None, [remark_on(made_of.made), rounded]))
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, heads)
 
 
 class _Join(NamedTuple):
@@ -450,8 +508,11 @@ class _Join(NamedTuple):
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]]
 
 
-def _find_and_join(rules: Rules, sources: Sequence[Any], read: Sequence[NamedSet]) -> _Join:
-    """Join sets along the dimensions in which they differ, in the order of their values."""
+def _find_and_join(rules: Rules, sources: Sequence[Any], read: Sequence[NamedSet], others: Sequence[NamedSet]) -> _Join:
+    """Join sets along the dimensions in which they differ, in the order of their values.
+
+    `_join` says what ``others`` are.
+    """
     found = find_dimensions(read)
     logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
     in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
@@ -459,7 +520,7 @@ def _find_and_join(rules: Rules, sources: Sequence[Any], read: Sequence[NamedSet
     dim = found.dims[0]
     has_values = all(dim in part.variables and part.values(dim) is not None for part in read)
     rules = msgspec.structs.replace(rules, sort=len(found.dims) == 1 and has_values)
-    return _join(rules, found.dims, places, sources, read, None)
+    return _join(rules, found.dims, places, sources, read, None, others)
 
 
 def _join(
@@ -469,8 +530,12 @@ def _join(
     sources: Sequence[Any],
     read: Sequence[NamedSet],
     file_grid: FileGrid | None,
+    others: Sequence[NamedSet] = (),
 ) -> _Join:
-    """Join sets at ``places`` along the dimensions ``order``; ``file_grid`` if names of files give the places."""
+    """Join sets at ``places`` along the dimensions ``order``; ``file_grid`` if names of files give the places.
+
+    Values of the coordinate that ``others`` have, sets of other variables, are gaps where these sets lack them.
+    """
     lazy, dim = rules.lazy, order[0] if len(order) == 1 else None
     stored = read
     if file_grid is None and dim is not None:
@@ -478,6 +543,12 @@ def _join(
         read = read if stacking is None else stacking.parts
     for along in order:
         read = with_common_units(read, along, lazy=lazy).parts
+    if others and dim is not None:
+        both = with_common_units([*read, *others], dim, lazy=lazy).parts
+        values = coordinate_values(both, dim)
+        if values is not None:
+            read = both[: len(read)]
+            rules = msgspec.structs.replace(rules, union={dim: np.unique(np.concatenate(values))})
     if dim is not None:
         kept = arrange(read, dim, sort=rules.sort, overlap=rules.overlap)
         if lazy and kept is None and all(part.along(dim) for part in read):  # a line of a document has a length
@@ -604,7 +675,7 @@ class _Cube(msgspec.Struct, frozen=True):
         for number, hole in zip(holes, times.parts[len(parts) :], strict=True):
             sources.insert(number, "")
             row.insert(number, hole)
-        if dim in self.rules.regular:
+        if dim in self.rules.regular or dim in self.rules.union:
             sources, row = self._insert_gaps(sources, row, str(dim))
         if not self.rules.lazy:
             whole = SetRow(dim, sources, row, self.rules).references() if len(row) > 1 else row[0]
@@ -646,7 +717,11 @@ class _Cube(msgspec.Struct, frozen=True):
         self, sources: Sequence[Any], parts: Sequence[NamedSet], dim: str
     ) -> tuple[list[Any], list[NamedSet]]:
         """Return sources and sets with gaps between them, where values of a regular coordinate are missing."""
-        pieces = with_gaps(parts, dim, self.rules.regular[dim], lazy=self.rules.lazy)
+        pieces = [Piece(number, part) for number, part in enumerate(parts)]
+        if dim in self.rules.regular:
+            pieces = with_gaps(parts, dim, self.rules.regular[dim], lazy=self.rules.lazy)
+        if dim in self.rules.union:
+            pieces = with_gaps_of(pieces, dim, self.rules.union[dim])
         return ["" if p.number is None else sources[p.number] for p in pieces], [piece.part for piece in pieces]
 
 
@@ -697,6 +772,24 @@ def _grid_of(
         warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=3)
     if join == "exact":
         grid.check_whole()
+    return grid
+
+
+def _grid_of_lists(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[Any]]) -> FileGrid:
+    """Return the grid of sets in nested lists, of which ``coords`` are the values of dimensions that sets lack."""
+    unknown = coords.keys() - set(order)
+    if unknown:
+        raise ValueError(f"coords= names {', '.join(sorted(unknown))}: expected dimensions of dims={list(order)}")
+    dims = [str(dim) for dim in order]
+    files = dict(_leaves(sets, len(order)))
+    places: dict[str, list[Any]] = {}
+    for axis, dim in enumerate(dims):
+        count = 1 + max(at[axis] for at in files)
+        places[dim] = [as_place(value, dim, "coords=") for value in coords.get(dim, range(count))]
+        if len(places[dim]) != count:
+            raise ValueError(f"coords={{{dim!r}: ...}} has {len(places[dim])} values for {count} lists of sets")
+    grid = FileGrid(dims, places, files)
+    grid.check_whole()
     return grid
 
 

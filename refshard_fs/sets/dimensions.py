@@ -141,7 +141,8 @@ def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]
     if not telling:
         raise ManifestError(
             f"sets differ in {', '.join(map(repr, dims))} ({parts[0].name} and others), and do not form a grid along "
-            f"these: {ADVICE}; join='outer' takes what a set lacks for missing"
+            f"these: {ADVICE}; join='outer' takes what a set lacks for missing, tolerance= "
+            "values that differ by rounding for equal"
         )
     return Arrangement((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
 

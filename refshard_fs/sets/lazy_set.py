@@ -84,6 +84,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         document = self.document
         gaps = sum(part.is_gap for part in document.parts)
         lacks = f", {count_text(gaps, 'gap')}" if gaps else ""
+        lacks += f", {count_text(len(document.lost), 'set')} not read" if document.lost else ""
         return f"<{self.joined}, {document.dim} {document.starts[-1]:,}{lacks}: {self.digest[:32]}>"
 
     __str__ = __repr__
@@ -97,6 +98,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         return view(
             self.joined,
             f"{dim} {starts[-1]:,}",
+            table(("set that was not read", "why"), list(document.lost.items()), most=10),
             table(("set", "starts at", "length"), parts, right=["starts at", "length"], most=10, total=total),
             fold(
                 count_text(len(document.axes), "joined array"),

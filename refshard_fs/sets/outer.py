@@ -362,6 +362,40 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
     return pieces
 
 
+def with_gaps_of(pieces: Sequence[Piece], dim: str, union: npt.NDArray[Any]) -> list[Piece]:
+    """Return ``pieces``, in order, with gaps where they lack values of ``union``, the sorted values of a coordinate."""
+    parts = [piece.part for piece in pieces]
+    values, first = coordinate_values(parts, dim), parts[0].coordinate(dim)
+    if values is None or first is None:
+        return list(pieces)
+    every = np.concatenate(values)
+    if len(every) > 1 and every[0] > every[-1]:
+        union = union[::-1]
+    order = np.argsort(union)
+    places = order[np.searchsorted(union, every, sorter=order)]
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    if (np.diff(places) < 1).any() or not set(starts.tolist()) <= {
+        0,
+        *np.cumsum([len(own) for own in values]).tolist(),
+    }:
+        raise ManifestError(
+            f"sets of other variables have values of {dim!r} between those of one set ({parts[0].name} and others): "
+            "expected whole sets before, after and between these"
+        )
+    found: list[Piece] = []
+    expected = at = 0
+    for piece, own in zip(pieces, values, strict=True):
+        place = int(places[at]) if len(own) else expected
+        if place > expected:
+            name = f"the gap before {piece.part.name}"
+            found.append(Piece(None, coordinate_set(first, union[expected:place], parts[0], name)))
+        found.append(piece)
+        expected, at = place + len(own), at + len(own)
+    if expected < len(union):
+        found.append(Piece(None, coordinate_set(first, union[expected:], parts[0], "the gap at the end")))
+    return found
+
+
 class _Steps(msgspec.Struct, frozen=True):
     """Values at equal distances: ``step`` units of the coordinate each, or ``months``, that long on average."""
 

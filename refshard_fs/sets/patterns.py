@@ -171,9 +171,13 @@ class FileGrid(NamedTuple):
         dims = self.dims[: len(at)]
         return _place_text(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
 
-    def without_empty(self) -> FileGrid:
-        """Return the grid without places along a dimension at which there is no file at all."""
-        numbers = [sorted({at[axis] for at in self.files}) for axis in range(len(self.dims))]
+    def without_empty(self, dims: Container[str | None] | None = None) -> FileGrid:
+        """Return the grid without places along any dimension, or those in ``dims``, that have no file at all."""
+        kept = [range(len(self.places[dim])) for dim in self.dims]
+        numbers = [
+            sorted({at[axis] for at in self.files}) if dims is None or dim in dims else list(kept[axis])
+            for axis, dim in enumerate(self.dims)
+        ]
         places = {dim: [self.places[dim][n] for n in some] for dim, some in zip(self.dims, numbers, strict=True)}
         moved = [{number: now for now, number in enumerate(some)} for some in numbers]
         files = {tuple(m[n] for m, n in zip(moved, at, strict=True)): url for at, url in self.files.items()}

@@ -39,7 +39,7 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
 
-OnError = Literal["raise", "skip"]  # how a set is treated that cannot be opened or read
+OnError = Literal["raise", "skip", "hole"]  # how a set is treated that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
 # Options that change what a document means: with one of these each set is opened by itself.
 MEANING: Final = frozenset(

@@ -32,7 +32,7 @@ def placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple
                 f"{url!r} comes with {', '.join(places) or 'no dimension'}, and {rows[0][0]!r} with "
                 f"{', '.join(dims) or 'none'}: expected the same dimensions with each URL"
             )
-    return [(url, {dim: _place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
+    return [(url, {dim: as_place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
 
 
 def sources_in_parquet(data: bytes, where: str, dims: Sequence[str] | None) -> list[Any]:
@@ -118,7 +118,7 @@ def _item(one: Any) -> tuple[Any, dict[str, str]] | None:
     return time, {name: str(asset.href) for name, asset in one.assets.items()}
 
 
-def _place(value: Any, dim: str, url: str) -> Place:
+def as_place(value: Any, dim: str, url: str) -> Place:
     """Return a value of a dimension as grids of files have it."""
     if isinstance(value, np.datetime64):
         value = value.astype("M8[us]").item()

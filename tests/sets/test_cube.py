@@ -162,6 +162,70 @@ def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Archives as they are.
+
+
+def test_nested_lists_get_the_coordinate_that_files_lack(tmp_path: Path) -> None:
+    write_ensemble(tmp_path)
+    nested = [[str(tmp_path / member / f"tas_{year}.nc") for year in (2000, 2001)] for member in "ab"]
+    names = xr.DataArray(["second", "first"], dims="member", name="member")
+    expected = xr.concat([by_coords(tmp_path / member) for member in "ab"], names)
+    found = opened(nested, dims=("member", "time"), coords={"member": ["second", "first"]})
+    xr.testing.assert_equal(found, expected)
+    with pytest.raises(ValueError, match="has 1 values for 2 lists"):
+        opened(nested, dims=("member", "time"), coords={"member": [1]})
+
+
+def test_variables_of_other_years_are_gaps_where_they_lack_some(tmp_path: Path) -> None:
+    days = {"a": range(3), "b": range(1, 5), "c": (0, 4)}
+    for name, some in days.items():
+        for day in some:
+            time = ("time", [day - 1], {"units": "days since 2024-01-02"} if name == "b" else None)
+            time = ("time", [day], {"units": "days since 2024-01-01"}) if name != "b" else time
+            write(
+                xr.Dataset({name: (("time", "x"), values(1, seed=day))}, {"time": time, "x": X}),
+                tmp_path / f"{name}{day}.nc",
+            )
+    with pytest.raises(refshard_fs.ManifestError, match="time"):
+        opened(f"{tmp_path}/*.nc")
+    found = opened(f"{tmp_path}/*.nc", join="outer")
+    parts = [xr.concat([xr.open_dataset(tmp_path / f"{n}{day}.nc") for day in days[n]], "time") for n in days]
+    xr.testing.assert_equal(found, xr.merge(parts, join="outer", compat="no_conflicts").load())
+
+
+def test_unreadable_file_is_an_error_left_out_or_a_hole(tmp_path: Path) -> None:
+    write_days(tmp_path, "abcd")
+    for day in range(4):
+        (tmp_path / f"{'abcd'[day]}.nc").rename(tmp_path / f"2024010{day + 1}.nc")
+        ds = xr.Dataset({"t": ("x", values(seed=day))}, {"x": X})
+        write(ds, tmp_path / f"m{day}.nc")
+    for name in ("20240102.nc", "m1.nc"):
+        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n damaged")
+    whole, members = f"{tmp_path}/2024*.nc", f"{tmp_path}/m{{member:d}}.nc"
+    for source in (whole, members):
+        with pytest.raises(refshard_fs.RefShardError, match=r"20240102|m1"):
+            opened(source)
+    with pytest.warns(UserWarning, match="20240102"):
+        cube = refshard_fs.open(whole, on_error="skip")
+    assert repr(cube).startswith("<3 sets joined along time, time 3, 1 set not read: ")
+    report = refshard_fs.check(refshard_fs.RefShardFileSystem(cube))
+    assert [(f.kind, Path(f.url).name) for f in report.findings] == [("lost-set", "20240102.nc")]
+    with pytest.warns(UserWarning, match="20240102"):
+        hole = refshard_fs.open(whole, on_error="hole", freq="1D")
+    assert repr(hole).startswith("<3 sets joined along time, time 4, 1 gap, 1 set not read: ")
+    with pytest.warns(UserWarning, match="m1"):
+        found = opened(members, on_error="hole")
+    assert np.isnan(found["t"]).all("x").values.tolist() == [False, True, False, False]
+    with pytest.raises(ValueError, match="expected freq="):
+        opened(whole, on_error="hole")
+    hole.save(f"{tmp_path}/cube.refshard")
+    ds = xr.Dataset({"t": (("time", "x"), values(1, seed=1))}, {"time": DAYS[1:2], "x": X})
+    write(ds, tmp_path / "20240102.nc", time={"units": "days since 2024-01-02", "dtype": "f8"})
+    assert refshard_fs.append(f"{tmp_path}/cube.refshard", whole) == 1
+    assert repr(refshard_fs.open(f"{tmp_path}/cube.refshard")).startswith("<4 sets joined along time, time 4: ")
+
+
+# ----------------------------------------------------------------------------------------------------
 # As the source of a filesystem.
 
 
