@@ -302,6 +302,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
                 raise ValueError(f"{name!r} covers {variable.covers!r}: expected 'run', 'last N' or 'bucket N'")
             if variable.grid >= len(self.grids):
                 raise ValueError(f"{name!r} has grid {variable.grid}, of {len(self.grids)}")
+            numbers = [*variable.levels, *(number for one in variable.message.surfaces for number in one)]
+            if not all(map(math.isfinite, numbers)) or not {len(one) for one in variable.message.surfaces} <= {1, 2}:
+                raise ValueError(f"{name!r} has levels or surfaces that are no numbers")
             if bool(variable.levels) != bool(variable.level):
                 raise ValueError(f"{name!r} has levels without a name, or a name without levels")
         if self.number and self.number.names and len(self.number.names) != len(self.members):
