@@ -109,6 +109,23 @@ def test_run_takes_a_round_of_sidecars_and_one_of_fields() -> None:
         assert len([r for r in server.requests() if r.path.endswith(".idx")]) == 12
 
 
+def test_best_estimate_takes_a_round_of_sidecars_and_one_of_fields() -> None:
+    """As docs/pages/files.md tells users to index it: the last run that has a time."""
+    with RangeServer() as server:
+        values = {(r, s): publish(server, ARCHIVES["ifs"], START + timedelta(hours=6 * r), s)
+                  for r in (0, 1) for s in (0, 6)}  # fmt: skip
+        got, _ = opened(document("ifs", server, step={"values": [0, 6]}))
+        valid = (got.time + got.step).values
+        best = [max(zip(*np.nonzero(valid == one), strict=True)) for one in np.unique(valid)]
+        runs, steps = (xr.DataArray(list(places), dims="valid_time") for places in zip(*best, strict=True))
+        before = len(server.requests())
+        found = got["2t"].isel(time=runs, step=steps).values
+        asked = [request.path.endswith(".index") for request in server.requests()[before:]]
+        assert asked == 3 * [True] + 3 * [False]
+        for place, (run, step) in enumerate([(0, 0), (1, 0), (1, 6)]):
+            np.testing.assert_array_equal(found[place], values[run, step]["TMP", "2 m above ground", "", 0])
+
+
 def test_run_that_appears_is_read_at_once_and_shown_anew() -> None:
     with RangeServer() as server:
         last = now()

@@ -371,3 +371,23 @@ def test_headers_damaged_end_in_errors_or_show_what_is_there() -> None:
             assert str(e)
         else:
             assert "sst" in keyspace.grids or keyspace.reports, (at, bit)
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+def test_files_of_time_step_member_and_level_are_one_dataset(edition: int, tmp_path: Path) -> None:
+    sample, member = ("regular_ll_pl_grib1", {}) if edition == 1 else ("regular_ll_sfc_grib2", {"number": 1})
+    for day, step, number in itertools.product((1, 2), (0, 6), (0, 1) if member else (0,)):
+        keys = {"dataDate": 20240100 + day, "step": step} | dict.fromkeys(member, number)
+        one = {"productDefinitionTemplateNumber": 1} if member else {}
+        some = [
+            message(np.full(496, 100 * day + step + number / 8 + level / 1e4), sample, **one, shortName="t",
+                    typeOfLevel="isobaricInhPa", level=level, **keys)
+            for level in (850, 500)
+        ]  # fmt: skip
+        (tmp_path / f"{day}_{step}_{number}.grib").write_bytes(b"".join(some))
+    cube = refshard_fs.cube(str(tmp_path / "*.grib"))
+    found = xr.open_dataset(cube, engine="refshard")["t"]
+    assert found.dims[:-2] == ("time", *(["number"] if member else []), "step", "isobaricInhPa")
+    at = {"number": 1} if member else {}
+    want = 206 + len(member) / 8 + 0.05
+    assert found.isel(time=1, step=1, **at).sel(isobaricInhPa=500).values == pytest.approx(want, rel=1e-6)

@@ -19,8 +19,8 @@ __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 IS_TEXT = False
 WORDS = tuple(
     b"""
-    "refshard" "rule" "url" {time:%Y} {step:03} {number} {level} {begin} "wgrib2" "ecmwf" [0,48,1] "stop" "last" "covers"
-    "bucket 6" "levels" :anl: 0-1 fcst "_offset" 1e999 null
+    "refshard" "rule" "url" {time:%Y} {step:03} {number} {level} {begin} "wgrib2" "ecmwf" [0,48,1] "stop" "last"
+    "covers" "bucket 6" "levels" :anl: 0-1 fcst "_offset" 1e999 null
     """.split()
 )
 _END = b"\n--\n"
@@ -57,7 +57,7 @@ def one_input(data: bytes) -> None:
             found = parse_lines(sidecar, dialect)
         except ValueError:
             continue
-        assert all(0 <= start and (stop is None or start < stop) for start, stop in found.lines.values())
+        assert all(start >= 0 and (stop is None or start < stop) for start, stop in found.lines.values())
     try:
         rule = Rule.read(document, "it")
     except RefShardError:
