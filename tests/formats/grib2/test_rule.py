@@ -109,7 +109,7 @@ def test_run_takes_a_round_of_sidecars_and_one_of_fields() -> None:
         assert len([r for r in server.requests() if r.path.endswith(".idx")]) == 12
 
 
-def test_best_estimate_takes_a_round_of_sidecars_and_one_of_fields() -> None:
+def test_best_estimate_takes_two_rounds() -> None:
     """As docs/pages/files.md tells users to index it: the last run that has a time."""
     with RangeServer() as server:
         values = {(r, s): publish(server, ARCHIVES["ifs"], START + timedelta(hours=6 * r), s)
