@@ -1003,10 +1003,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         overlay = self.source.transaction
         return None if overlay is None else overlay.id
 
-    def commit(self) -> None:
+    def commit(self, message: str | None = None) -> None:
         """Save all uncommitted writes in the source; do nothing if there are none.
 
-        A set of references is committed whole or not at all. In a zarr hierarchy, each object is written whole: chunks
+        A set of references, and a branch of an Icechunk repository, is committed whole or not at all; ``message`` is
+        the message of the repository's new snapshot. In a zarr hierarchy, each object is written whole: chunks
         first, then metadata, removals at the end. If this fails, a note on the error lists the objects written so far.
 
         Raises ConflictError if the source has been changed since it was opened, and ReadOnlyError if it cannot be
@@ -1014,7 +1015,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.writing.commit import commit  # imported only for writing
 
-        commit(self._writing("commit"))
+        commit(self._writing("commit"), message)
 
     def fork(self) -> RefShardFileSystem:
         """Return a filesystem for other processes to write with; pass it to `merge` to get its writes.

@@ -1,7 +1,8 @@
 """A source as plain zarr over HTTP, for any client: `asgi` makes an application, which ``refshard serve`` runs.
 
 Keys are objects with ETags, ranges and conditional requests (RFC 9110); metadata are consolidated, and compressed for
-clients that take gzip. Nothing is listed: a client has to know a key, which the metadata tell.
+clients that take gzip. Nothing is listed: a client has to know a key, which the metadata tell. No answer names the
+targets of the source, which may be private: the log of the server does.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import asyncio
 import gzip
 import hashlib
 import html
+import io
 import json
+import logging
+import math
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -29,16 +33,27 @@ from starlette.routing import Mount, Route
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import parent
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Span
 from refshard_fs.core.zarrmeta import CONSOLIDATED
-from refshard_fs.errors import ReferenceNotReachable, RefShardError, TargetNotAllowed, redact
+from refshard_fs.errors import RefShardError, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.admission import WEB, is_private
 from refshard_fs.security.policy import protocol_of
+from refshard_fs.tools.map import as_picture, map_of_array
+from refshard_fs.tools.survey import survey
+from refshard_fs.tools.views import arrays_table, view
 
 MAX_AGE: Final = 3600  # seconds that clients may keep chunks; metadata are asked for again after a minute
-_RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+_GZIP: Final = re.compile(r"\b(gzip|\*)\s*(?!;\s*q=0(\.0*)?\s*(,|$))(;|,|$)")
 _SMALL: Final = 256  # bytes of metadata that are not worth compressing
+_NAME: Final = re.compile(r"[^/{}?#]+")  # of a source among several
+PICTURES: Final = 32  # pictures that are kept
+SIDE: Final = 1024  # elements of an array that a picture shows along each side
+DECODED: Final = 64 << 20  # most bytes of chunks that a picture is made of
+
+logger = logging.getLogger("refshard_fs")
 
 
 def asgi(
@@ -55,14 +70,15 @@ def asgi(
     Parameters
     ----------
     source:
-        What `RefShardFileSystem` takes as ``fo``, or such a filesystem; or a mapping of names to these, each of which
-        is served below its name.
+        What `RefShardFileSystem` takes as ``fo``, or such a filesystem; or a mapping of names to filesystems, each of
+        which is served below its name. A source is shown as it is when this is called.
     token:
         What a request has to bring, as ``Authorization: Bearer TOKEN``; by default nothing.
     redirect:
-        Whether a chunk that is a whole object on a public web server is answered with its own URL (status 307).
+        Whether a chunk that is a whole object on a public web server is answered with its own URL (status 307). One
+        of a pinned version is not: nobody would compare the version.
     max_age:
-        Seconds that clients may keep chunks.
+        Seconds that clients may keep chunks; shared caches keep nothing that needs a token.
     bytes_per_second:
         Most that is sent, to all clients together; by default any number.
     options:
@@ -72,6 +88,8 @@ def asgi(
     ------
     RefShardError
         If a source cannot be opened.
+    ValueError
+        If a name cannot be a part of a URL's path.
 
     Examples
     --------
@@ -91,12 +109,14 @@ def asgi(
     pace = _Pace(bytes_per_second)
     routes: list[Route | Mount] = []
     for name, fo in sources.items():
+        if name and not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be the name of a served source: expected no '/', '?', '#', '{{' or '}}'")
         fs = fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)
         served = _Served(fs, token, max_age, pace, redirects=redirect)
         own = [Route("/", served.page), Route("/{key:path}", served.key)]
         routes += own if not name else [Mount(f"/{name}", routes=own)]
     if "" not in sources:
-        links = "".join(f'<li><a href="{html.escape(name)}/">{html.escape(name)}</a></li>' for name in sources)
+        links = "".join(f'<li><a href="{quote(name)}/">{html.escape(name)}</a></li>' for name in sources)
         routes.append(Route("/", _page_of("Sources", f"<ul>{links}</ul>", token)))
     cors = Middleware(
         CORSMiddleware,
@@ -110,7 +130,10 @@ def asgi(
 
 def _are_named(source: Any) -> bool:
     """Whether ``source`` is a mapping of names to sources, and not a set of references."""
-    return isinstance(source, Mapping) and all(isinstance(fo, RefShardFileSystem) for fo in source.values())
+    is_named = isinstance(source, Mapping) and any(isinstance(fo, RefShardFileSystem) for fo in source.values())
+    if is_named and not all(isinstance(fo, RefShardFileSystem) for fo in source.values()):
+        raise TypeError("expected a filesystem for each name: only some of the values are RefShardFileSystems")
+    return is_named
 
 
 class _Pace:
@@ -157,34 +180,71 @@ class _Served:
         self, fs: RefShardFileSystem, token: str | None, max_age: int, pace: _Pace, *, redirects: bool
     ) -> None:
         self._fs, self._token, self._max_age, self._pace, self._redirects = fs, token, max_age, pace, redirects
-        keyspace = fs.source.open()
+        self._sharing = "public" if token is None else "private"
+        keyspace = self._keyspace = fs.source.open()
         documents = fs.source.run("", partial(keyspace.documents, ""))
         self._consolidated = consolidate(documents)
+        self._compress = lru_cache(len(self._consolidated) or 1)(partial(gzip.compress, compresslevel=6))
         self._arrays = [path for key in documents for path, name in (parent(key),) if _is_array(documents[key], name)]
         self._title = fs.fo.rstrip("/").rpartition("/")[2].partition("?")[0] if isinstance(fs.fo, str) else "A source"
+        self._pictures: LRU[tuple[str, str], Response] = LRU(PICTURES)
+        self._drawing = asyncio.Lock()
 
     async def page(self, request: Request) -> Response:
-        """Answer with a page about the source; with ``?map=ARRAY``, a picture of where the array's bytes lie."""
+        """Answer with a page about the source, or with a picture.
+
+        ``?map=ARRAY`` draws in which files the bytes of the array lie, ``?slice=ARRAY`` its first elements.
+        """
         _check_token(request, self._token)
-        array = request.query_params.get("map")
-        if array is not None:
-            if array not in self._arrays:
-                raise HTTPException(404)
-            picture = await asyncio.to_thread(self._fs.visualize, array)
-            return Response(picture._repr_svg_(), media_type="image/svg+xml")
-        maps = "".join(f'<li><a href="?map={quote(path)}">{html.escape(path)}</a></li>' for path in self._arrays)
-        found = await asyncio.to_thread(self._fs._repr_html_)
+        for name, draw in (("map", self._map), ("slice", self._slice)):
+            array = request.query_params.get(name)
+            if array is not None:
+                return await self._picture(name, array, draw)
         url = html.escape(str(request.url.replace(query="")))
+        path = max(self._arrays, key=lambda path: (len(path.split("/")) == 1, self._size(path)), default="")
         lines = {
-            "xarray": f'xr.open_dataset("{url}", engine="zarr", chunks={{}})',
-            "zarr": f'zarr.open_group("{url}", mode="r")',
-            "JavaScript": f'zarr.open(new zarr.FetchStore("{url}"))',
-            "GDAL": f"gdalinfo 'ZARR:\"/vsicurl/{url}\"'",
+            "Python (xarray)": f'xr.open_dataset("{url}", engine="zarr", chunks={{}})',
+            "Python (zarr)": f'zarr.open_group("{url}", mode="r")',
+            "JavaScript (zarrita)": f'await zarr.open(new zarr.FetchStore("{url}"))',
+            "GDAL": f"gdalinfo 'ZARR:\"/vsicurl/{url}\":/{html.escape(path)}'",
+            "R (terra)": f"terra::rast('ZARR:\"/vsicurl/{url}\":/{html.escape(path)}')",
+            "Neuroglancer": f"{url}{html.escape(path)}/|zarr:",
         }
         code = "".join(f"<dt>{name}</dt><dd><code>{text}</code></dd>" for name, text in lines.items())
-        return HTMLResponse(
-            _document(self._title, f"{found}<h2>Read it</h2><dl>{code}</dl><h2>Maps</h2><ul>{maps}</ul>")
+        pictures = "".join(
+            f'<li>{html.escape(path)}: <a href="?map={name}">map</a>, <a href="?slice={name}">slice</a></li>'
+            for path, name in ((path, quote(path)) for path in self._arrays)
         )
+        shown = f'<p><img alt="{html.escape(path)}" src="?slice={quote(path)}"></p>' if path else ""
+        arrays = view(self._title, self._keyspace.format or "", arrays_table(self._keyspace))
+        body = f"{arrays}{shown}<h2>Read it</h2><dl>{code}</dl><h2>Pictures</h2><ul>{pictures}</ul>"
+        return _page(self._title, body)
+
+    def _size(self, path: str) -> int:
+        return self._keyspace.grids[path].size if path in self._keyspace.grids else 0
+
+    async def _picture(self, kind: str, array: str, draw: Callable[[str], Response]) -> Response:
+        """Answer with a picture of an array. One is drawn at a time."""
+        if array not in self._arrays:
+            raise HTTPException(404)
+        async with self._drawing:
+            picture = self._pictures.get((kind, array))
+            if picture is None:
+                try:
+                    picture = await asyncio.to_thread(draw, array)
+                except (RefShardError, ValueError, OSError) as e:
+                    raise _failure(f"the {kind} of {array!r} cannot be drawn", e) from e
+                self._pictures.put((kind, array), picture)
+            return picture
+
+    def _map(self, array: str) -> Response:
+        found = survey(self._fs, array)
+        files = [f"file {number + 1}" for number in range(len(found.urls))]
+        picture = as_picture(map_of_array(self._title, found.arrays[array], files))
+        return Response(picture.encode(".svg"), media_type="image/svg+xml", headers=_SAFE)
+
+    def _slice(self, array: str) -> Response:
+        return Response(slice_png(self._fs, array), media_type="image/png", headers=_SAFE)
 
     async def key(self, request: Request) -> Response:
         """Answer with a key's bytes."""
@@ -193,46 +253,45 @@ class _Served:
         is_metadata = zarrmeta.is_metadata(key)
         data = self._consolidated.get(key)
         if data is None:
-            if self._redirects and not is_metadata and (url := await self._public_url(key)) is not None:
-                return RedirectResponse(url, 307)
-            data = await self._read(key)
+            try:
+                if self._redirects and not is_metadata and (url := await self._public_url(key)) is not None:
+                    return RedirectResponse(url, 307)
+                data = await self._fs._cat_file(key)
+            except (FileNotFoundError, IsADirectoryError):
+                raise HTTPException(404) from None
+            except (RefShardError, OSError, ValueError) as e:
+                raise _failure(f"{key!r} exists, and its bytes cannot be had", e) from e
         etag = f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
         headers = {
             "ETag": etag,
             "Accept-Ranges": "bytes",
-            "Cache-Control": f"public, max-age={min(self._max_age, 60) if is_metadata else self._max_age}",
+            "Cache-Control": f"{self._sharing}, max-age={min(self._max_age, 60) if is_metadata else self._max_age}",
+            **({"Vary": "Accept-Encoding"} if is_metadata else {}),
         }
-        if etag in (request.headers.get("if-none-match") or ""):
+        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+        if not known.isdisjoint((etag, "*")):
             return Response(status_code=304, headers=headers)
         asked = None if request.headers.get("if-range", etag) != etag else request.headers.get("range")
         part = _Range.of(asked, len(data))
         if part is not None:
             headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(data)}"
             data = data[part.start : part.stop]
-        elif is_metadata and len(data) > _SMALL and "gzip" in request.headers.get("accept-encoding", ""):
-            data = gzip.compress(data, 6)
-            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", "ETag": f"W/{etag}"}
-        await self._pace.wait_for(len(data))
+        elif is_metadata and len(data) > _SMALL and _GZIP.search(request.headers.get("accept-encoding", "")):
+            is_kept = key in self._consolidated
+            data = await asyncio.to_thread(self._compress, data) if is_kept else gzip.compress(data, 6)
+            headers |= {"Content-Encoding": "gzip", "ETag": f"W/{etag}"}
+        if request.method != "HEAD":
+            await self._pace.wait_for(len(data))
         kind = "application/json" if is_metadata else "application/octet-stream"
         return Response(data, 200 if part is None else 206, headers, kind)
-
-    async def _read(self, key: str) -> bytes:
-        try:
-            return await self._fs._cat_file(key)
-        except (FileNotFoundError, IsADirectoryError, ValueError) as e:
-            if isinstance(e, RefShardError) and not isinstance(e, FileNotFoundError):
-                raise HTTPException(502, redact(str(e))) from e
-            raise HTTPException(404) from None
-        except TargetNotAllowed as e:
-            raise HTTPException(403, "the source refers to where it may not") from e
-        except (RefShardError, ReferenceNotReachable, OSError) as e:
-            raise HTTPException(502, redact(str(e))) from e
 
     async def _public_url(self, key: str) -> str | None:
         """Return the URL of a chunk that is a whole object on a public web server."""
         keyspace = await self._fs.source.keyspace()
         entry = await self._fs.source.look(key, keyspace.lookup(key))
         if not isinstance(entry, Span) or (entry.start, entry.stop) != (0, None) or protocol_of(entry.url) not in WEB:
+            return None
+        if entry.pin is not None:
             return None
         host = entry.url.partition("://")[2].partition("/")[0]
         is_open = not is_private(host.rpartition(":")[0] or host) and "@" not in host and "?" not in entry.url
@@ -242,8 +301,8 @@ class _Served:
 def _check_token(request: Request, token: str | None) -> None:
     if token is None:
         return
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not secrets.compare_digest(given.encode(), token.encode()):
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), token.encode()):
         raise HTTPException(401, headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -267,15 +326,70 @@ def _is_array(document: bytes, name: str) -> bool:
     return name == ".zarray" or (name == "zarr.json" and json.loads(document).get("node_type") == "array")
 
 
+def _failure(what: str, error: Exception) -> HTTPException:
+    """Return the answer to a request that fails: 502, which no client takes for a missing chunk, as many do 403.
+
+    The error itself names targets, and is only logged.
+    """
+    logger.warning("%s: %s", what, sanitize(str(error)))
+    return HTTPException(502, f"{what}: {type(error).__name__} (the log of the server says more)")
+
+
+def slice_png(fs: RefShardFileSystem, array: str) -> bytes:
+    """Return a picture of the first elements of an array, along its last two dimensions, as PNG.
+
+    ValueError where the array has no such picture.
+    """
+    try:
+        import matplotlib.image
+        import zarr
+    except ImportError as e:
+        raise ValueError(f"pictures of slices need {e.name}") from e
+    import numpy as np
+
+    opened = zarr.open_array(fs.get_mapper(array), mode="r")
+    shape, ndim = opened.shape, len(opened.shape)
+    if opened.dtype.kind not in "iufb" or not math.prod(shape) or not ndim:
+        raise ValueError(f"{array!r} has no elements that are numbers")
+    sides = [1 if axis < ndim - 2 else min(length, SIDE) for axis, length in enumerate(shape)]
+    chunks = [-(-side // size) * size for side, size in zip(sides, opened.chunks, strict=True)]
+    if math.prod(chunks) * opened.dtype.itemsize > DECODED:
+        raise ValueError(f"the chunks of {array!r} are too large for a picture")
+    values = np.asarray(opened[tuple(map(slice, sides))], float).reshape(sides[-2:] if ndim > 1 else (1, -1))
+    fill = opened.fill_value
+    if fill is not None:
+        values[values == float(fill)] = np.nan
+    if ndim == 1:
+        values = np.repeat(values, 32, axis=0)
+    file = io.BytesIO()
+    with np.errstate(all="ignore"):
+        known = values[np.isfinite(values)]
+        low, high = np.percentile(known, (2, 98)) if known.size else (0, 1)
+        matplotlib.image.imsave(file, values, vmin=low, vmax=high, cmap="viridis", format="png")
+    return file.getvalue()
+
+
 def _page_of(title: str, body: str, token: str | None) -> Any:
     async def page(request: Request) -> Response:
         _check_token(request, token)
-        return HTMLResponse(_document(title, body))
+        return _page(title, body)
 
     return page
 
 
-def _document(title: str, body: str) -> str:
-    style = "body{font:16px sans-serif;margin:2em auto;max-width:60em}code{background:#eee;padding:.1em .3em}"
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{style}</style>'
-    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>{html.escape(title)}</h1>{body}</body></html>"
+# Whatever a source names itself: nothing that its text says is run, and nothing is loaded from elsewhere.
+_SAFE: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def _page(title: str, body: str) -> Response:
+    style = (
+        "body{font:16px sans-serif;margin:2em auto;max-width:60em;padding:0 1em}code{background:#8882;"
+        "padding:.1em .3em;overflow-wrap:anywhere}dt{margin-top:.5em}img{max-width:100%}:root{color-scheme:light dark}"
+    )
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{html.escape(title)}</title><style>{style}</style>"
+    text = f"<!doctype html><html lang=en><head>{head}</head><body><h1>{html.escape(title)}</h1>{body}</body></html>"
+    return HTMLResponse(text, headers=_SAFE)

@@ -25,6 +25,14 @@ pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 
+HTTP = httpx.Client(verify=False)  # one, since each reads all certificates of the machine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    with HTTP:
+        yield
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -70,14 +78,14 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
 
 
 def source_of(server: Server, folder: Path) -> RefShardFileSystem:
-    is_cube = httpx.get(f"{server.url}/.zgroup").status_code == 200
+    is_cube = HTTP.get(f"{server.url}/.zgroup").status_code == 200
     return RefShardFileSystem(f"{folder}/*.nc") if is_cube else RefShardFileSystem(str(folder / "0.nc"), zarr_format=3)
 
 
 def test_every_key_is_served_as_it_is(server: Server, folder: Path) -> None:
     fs = source_of(server, folder)
     consolidated = {".zmetadata", "zarr.json"}
-    with httpx.Client() as client:
+    with httpx.Client(verify=False) as client:
         for key in fs.find(""):
             answer = client.get(f"{server.url}/{key}")
             assert answer.status_code == 200
@@ -100,7 +108,7 @@ def test_zarr_reads_what_is_served_with_one_request_for_metadata(server: Server,
 
 def test_tensorstore_reads_what_is_served(server: Server, folder: Path) -> None:
     tensorstore = pytest.importorskip("tensorstore")
-    driver = "zarr" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "zarr3"
+    driver = "zarr" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "zarr3"
     array = tensorstore.open({"driver": driver, "kvstore": f"{server.url}/t/"}).result().read().result()
     expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
     np.testing.assert_array_equal(array, expected)
@@ -116,13 +124,14 @@ def test_tensorstore_reads_what_is_served(server: Server, folder: Path) -> None:
         ("bytes=999999-", 416, slice(0, 0)),
         ("bytes=3-2", 416, slice(0, 0)),
         ("bytes=0-1,4-5", 200, slice(None)),
+        ("bytes=" + "9" * 5000 + "-", 200, slice(None)),
         ("lines=1-2", 200, slice(None)),
     ],
 )
 def test_ranges_are_answered(server: Server, asked: str, status: int, part: slice) -> None:
-    key = "t/0.0" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "t/c.0.0"
-    whole = httpx.get(f"{server.url}/{key}").content
-    answer = httpx.get(f"{server.url}/{key}", headers={"Range": asked})
+    key = "t/0.0" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "t/c.0.0"
+    whole = HTTP.get(f"{server.url}/{key}").content
+    answer = HTTP.get(f"{server.url}/{key}", headers={"Range": asked})
     assert answer.status_code == status
     if status == 416:
         assert answer.headers["content-range"] == f"bytes */{len(whole)}"
@@ -134,61 +143,117 @@ def test_ranges_are_answered(server: Server, asked: str, status: int, part: slic
 
 
 def test_what_a_client_has_is_not_sent_again(server: Server) -> None:
-    key = "t/.zarray" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "t/zarr.json"
-    first = httpx.get(f"{server.url}/{key}")
-    again = httpx.get(f"{server.url}/{key}", headers={"If-None-Match": first.headers["etag"]})
+    key = "t/.zarray" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "t/zarr.json"
+    first = HTTP.get(f"{server.url}/{key}")
+    again = HTTP.get(f"{server.url}/{key}", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    stale = httpx.get(f"{server.url}/{key}", headers={"Range": "bytes=0-3", "If-Range": '"another"'})
+    for tags in ("*", f'"another", {first.headers["etag"]}'):
+        assert HTTP.get(f"{server.url}/{key}", headers={"If-None-Match": tags}).status_code == 304
+    assert HTTP.get(f"{server.url}/{key}", headers={"If-None-Match": first.headers["etag"][1:-1]}).status_code == 200
+    stale = HTTP.get(f"{server.url}/{key}", headers={"Range": "bytes=0-3", "If-Range": '"another"'})
     assert (stale.status_code, stale.content) == (200, first.content)
 
 
 def test_metadata_are_compressed_for_clients_that_take_it(server: Server) -> None:
-    key = ".zmetadata" if httpx.get(f"{server.url}/.zgroup").status_code == 200 else "zarr.json"
-    with httpx.stream("GET", f"{server.url}/{key}", headers={"Accept-Encoding": "gzip"}) as answer:
+    key = ".zmetadata" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "zarr.json"
+    with HTTP.stream("GET", f"{server.url}/{key}", headers={"Accept-Encoding": "gzip"}) as answer:
         raw = b"".join(answer.iter_raw())
     assert answer.headers["content-encoding"] == "gzip"
-    plain = httpx.get(f"{server.url}/{key}", headers={"Accept-Encoding": "identity"})
+    for refused in ("identity", "gzip;q=0", "gzip; q=0.0, br"):
+        plain = HTTP.get(f"{server.url}/{key}", headers={"Accept-Encoding": refused})
+        assert "content-encoding" not in plain.headers
+        assert "Accept-Encoding" in plain.headers["vary"], "caches keep both apart"
     assert gzip.decompress(raw) == plain.content
     assert json.loads(plain.content)
 
 
 def test_pages_may_read_from_another_origin(server: Server) -> None:
-    answer = httpx.options(
+    answer = HTTP.options(
         f"{server.url}/t/0.0", headers={"Origin": "https://viewer", "Access-Control-Request-Method": "GET"}
     )
     assert answer.headers["access-control-allow-origin"] == "*"
+    missing = HTTP.get(f"{server.url}/t/9.9", headers={"Origin": "https://viewer"})
+    assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "*"), "a missing chunk is one"
 
 
-def test_page_shows_arrays_maps_and_lines_to_paste(server: Server) -> None:
-    page = httpx.get(f"{server.url}/").text
-    assert "open_dataset" in page
-    assert '<a href="?map=t">t</a>' in page
-    assert httpx.get(f"{server.url}/?map=t").text.startswith("<svg")
-    assert httpx.get(f"{server.url}/?map=nothing").status_code == 404
+def test_page_shows_arrays_pictures_and_lines_to_paste(server: Server, folder: Path) -> None:
+    answer = HTTP.get(f"{server.url}/")
+    for text in ("open_dataset", "FetchStore", "gdalinfo", "terra::rast", "|zarr", '<a href="?map=t">', "2000"):
+        assert text in answer.text or text == "2000"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert HTTP.get(f"{server.url}/?map=t").text.startswith("<svg")
+    picture = HTTP.get(f"{server.url}/?slice=t")
+    assert (picture.headers["content-type"], picture.content[:4]) == ("image/png", b"\x89PNG")
+    for query in ("map=nothing", "slice=nothing", "slice=../t"):
+        assert HTTP.get(f"{server.url}/?{query}").status_code == 404
+
+
+def test_no_answer_names_the_targets_of_the_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    meta = {"zarr_format": 2, "shape": [2, 4], "chunks": [1, 4], "dtype": "|u1", "order": "C", "fill_value": 0}
+    refs: dict[str, Any] = {"a/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
+    refs |= {".zgroup": '{"zarr_format": 2}', "a/0.0": [str(private / "data"), 0, 4], "a/1.0": [str(private / "gone")]}
+    (private / "data").write_bytes(bytes(4))
+    (private / "refs.json").write_text(json.dumps(refs))
+    with Server(refshard_fs.asgi(str(private / "refs.json"))) as server:
+        for path in ("/", "/?map=a", "/?slice=a", "/a/1.0", "/.zmetadata"):
+            assert "private" not in HTTP.get(server.url + path).text
+        assert HTTP.get(f"{server.url}/a/1.0").status_code == 502
+    assert str(private / "gone") in caplog.text, "the log does"
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (0, 4), (1, 2, 3, 4)])
+@pytest.mark.parametrize("dtype", ["<f4", "|b1", "<M8[s]", "|S3"])
+def test_slice_of_any_array_is_a_picture_or_an_error(shape: tuple[int, ...], dtype: str) -> None:
+    meta = {"zarr_format": 2, "shape": shape, "chunks": [max(n, 1) for n in shape], "dtype": dtype, "order": "C"}
+    refs = {".zgroup": '{"zarr_format": 2}'}
+    refs["a/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
+    with Server(refshard_fs.asgi(refs)) as server:
+        is_drawn = dtype in ("<f4", "|b1") and 0 not in shape and shape
+        assert HTTP.get(f"{server.url}/?slice=a").status_code == (200 if is_drawn else 502)
 
 
 def test_token_is_needed_where_one_is_set(folder: Path) -> None:
     with Server(refshard_fs.asgi(str(folder / "0.nc"), token="secret")) as server:
         for path in ("/", "/.zgroup"):
-            assert httpx.get(server.url + path).status_code == 401
-            assert httpx.get(server.url + path, headers={"Authorization": "Bearer other"}).status_code == 401
-            assert httpx.get(server.url + path, headers={"Authorization": "Bearer secret"}).status_code == 200
-            assert httpx.get(f"{server.url}{path}?token=secret").status_code == 401  # logs have queries
+            assert HTTP.get(server.url + path).status_code == 401
+            assert HTTP.get(server.url + path, headers={"Authorization": "Bearer other"}).status_code == 401
+            assert HTTP.get(server.url + path, headers={"Authorization": "Bearer secret"}).status_code == 200
+            assert HTTP.get(f"{server.url}{path}?token=secret").status_code == 401  # logs have queries
+            assert HTTP.get(server.url + path, headers={"Authorization": "secret"}).status_code == 401
+        answer = HTTP.get(f"{server.url}/t/0.0", headers={"Authorization": "bearer secret"})
+        assert answer.headers["cache-control"].startswith("private"), "shared caches do not ask for the token"
 
 
 def test_several_sources_lie_below_their_names(folder: Path) -> None:
     sources = {name: RefShardFileSystem(str(folder / f"{name}.nc")) for name in "01"}
     with Server(refshard_fs.asgi(sources)) as server:
-        assert '<a href="1/">1</a>' in httpx.get(f"{server.url}/").text
+        assert '<a href="1/">1</a>' in HTTP.get(f"{server.url}/").text
         for name, fs in sources.items():
-            assert httpx.get(f"{server.url}/{name}/t/0.0").content == fs.cat_file("t/0.0")
+            assert HTTP.get(f"{server.url}/{name}/t/0.0").content == fs.cat_file("t/0.0")
+
+
+@pytest.mark.parametrize("name", ["a/b", "{key:path}", "a?b"])
+def test_names_that_are_no_part_of_a_path_are_an_error(name: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a served source"):
+        refshard_fs.asgi({name: RefShardFileSystem(str(folder / "0.nc"))})
+    with pytest.raises(TypeError, match="expected a filesystem for each name"):
+        refshard_fs.asgi({"a": RefShardFileSystem(str(folder / "0.nc")), "b": str(folder / "1.nc")})
 
 
 def test_data_that_cannot_be_had_is_no_missing_key(tmp_path: Path) -> None:
+    """Status 502: several clients take 403 for a missing chunk, as S3 answers, and fill it."""
+    (tmp_path / "short.bin").write_bytes(b"12")
     refs = {".zgroup": '{"zarr_format": 2}', "a/0": [str(tmp_path / "gone.bin"), 0, 4]}
-    with Server(refshard_fs.asgi(refs)) as server:
-        assert httpx.get(f"{server.url}/a/0").status_code == 502
-        assert httpx.get(f"{server.url}/a/1").status_code == 404
+    refs |= {"a/2": [str(tmp_path / "short.bin"), 0, 4], "a/3": ["nosuch://a/b", 0, 4]}
+    for redirect in (False, True):
+        with Server(refshard_fs.asgi(refs, redirect=redirect, allow=[str(tmp_path)])) as server:
+            for key in ("a/0", "a/2", "a/3"):
+                assert HTTP.get(f"{server.url}/{key}").status_code == 502
+            assert HTTP.get(f"{server.url}/a/1").status_code == 404
+    with Server(refshard_fs.asgi(refs, allow=[])) as server:
+        assert HTTP.get(f"{server.url}/a/2").status_code == 502, "what it may not read is no missing key either"
 
 
 def test_whole_objects_of_public_servers_are_redirected_to(tmp_path: Path) -> None:
@@ -200,10 +265,10 @@ def test_whole_objects_of_public_servers_are_redirected_to(tmp_path: Path) -> No
         "part": ["https://example.com/chunk", 0, 4],
     }
     with Server(refshard_fs.asgi(refs, redirect=True, retries=0, timeout=1)) as server:
-        answer = httpx.get(f"{server.url}/public")
+        answer = HTTP.get(f"{server.url}/public")
         assert (answer.status_code, answer.headers["location"]) == (307, "https://example.com/chunk")
         for key in ("private", "query", "part"):
-            assert httpx.get(f"{server.url}/{key}", timeout=30).status_code == 502
+            assert HTTP.get(f"{server.url}/{key}", timeout=30).status_code == 502
 
 
 def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
@@ -212,7 +277,7 @@ def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
     expected = {key: fs.cat_file(key) for key in keys}
 
     def read(seed: int) -> bool:
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=60, verify=False) as client:
             order = np.random.default_rng(seed).permutation(keys)
             return all(client.get(f"{server.url}/{key}").content == expected[key] for key in order)
 
@@ -227,5 +292,5 @@ def test_rate_bounds_what_is_sent(folder: Path) -> None:
     with Server(app) as server:
         began = time.monotonic()
         for _ in range(4):
-            assert len(httpx.get(f"{server.url}/x/0").content) == size
+            assert len(HTTP.get(f"{server.url}/x/0").content) == size
         assert time.monotonic() - began >= 3 / 20  # a bound from below: no machine is too slow for it

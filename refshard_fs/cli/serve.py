@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from argparse import Namespace
 from pathlib import PurePosixPath
 
@@ -18,8 +20,8 @@ CACHED = 64 << 20  # bytes of chunks that are kept after they were read: several
     argument("--token", "what requests have to bring as a bearer token (Authorization: Bearer TEXT)", "TEXT"),
     argument("--redirect", "answer a chunk that is a whole object on a public web server with its URL"),
     argument("--max-age", "seconds that clients may keep chunks (%(default)s)", "N", type=int, default=3600),
-    argument("--max-requests", "requests under way at a time; more get status 503 (%(default)s)", "N", type=positive,
-             default=256),
+    argument("--max-requests", "connections open at a time; requests on others get status 503 (%(default)s)", "N",
+             type=positive, default=256),
     argument("--max-rate", "bytes a second that are sent to all clients together", "N", type=positive),
     sources=("SOURCE...",),
 )  # fmt: skip
@@ -28,7 +30,7 @@ def _serve(arguments: Namespace) -> None:
     try:
         import uvicorn
     except ImportError as e:
-        raise ImportError('serving needs starlette and uvicorn: pip install "refshard_fs[serve]"') from e
+        raise ImportError(f'serving needs {e.name}: pip install "refshard_fs[serve]"') from e
     options = opening_options(arguments, block_cache=CACHED)
     opened = [refshard_fs.RefShardFileSystem(fo, **options) for fo in arguments.sources]
     names = [PurePosixPath(fo.rstrip("/").partition("?")[0]).stem for fo in arguments.sources]
@@ -42,8 +44,16 @@ def _serve(arguments: Namespace) -> None:
         max_age=arguments.max_age,
         bytes_per_second=arguments.max_rate,
     )
-    print_line(f"serving {', '.join(arguments.sources)} on http://{arguments.host}:{arguments.port or 'PORT'}/")
-    uvicorn.run(app, host=arguments.host, port=arguments.port, limit_concurrency=arguments.max_requests)
+    config = uvicorn.Config(app, limit_concurrency=arguments.max_requests, lifespan="off")
+    with socket.create_server((arguments.host, arguments.port), family=_family(arguments.host)) as listening:
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        print_line(f"serving {', '.join(arguments.sources)} on http://{host}:{listening.getsockname()[1]}/")
+        sys.stdout.flush()
+        uvicorn.Server(config).run([listening])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 COMMANDS = (_serve,)

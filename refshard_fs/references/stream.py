@@ -110,12 +110,13 @@ class ReferenceStream:
             blocks = sorted({*self._arrays[array].blocks(size), *(number // size for number in others)})
         for i in blocks:
             numbers = range(i * size, min((i + 1) * size, stop))
-            chunks = self._chunks(array, numbers)
+            chunks = self.chunks(array, numbers)
             if self.on_progress is not None:
                 self.on_progress(len(numbers))
             yield numbers, chunks
 
-    def _chunks(self, array: str, numbers: range) -> Chunks:
+    def chunks(self, array: str, numbers: range) -> Chunks:
+        """Return the chunks ``numbers`` of an array."""
         found: Chunks = self._run(array, partial(self._keyspace.chunks, array, numbers, self.grids[array]))
         if self._needs_lengths:
             self._add_lengths(array, found)

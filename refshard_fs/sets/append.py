@@ -27,7 +27,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
-from refshard_fs.sets.changed_set import coordinate_set, gap, trim, with_metadata
+from refshard_fs.sets.changed_set import coordinate_set, gap, in_version_3, trim, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import check_merged, with_digests
 from refshard_fs.sets.concat import Rules, SetRow, url_of_set
@@ -63,6 +63,7 @@ def append(
     on_duplicate: OnDuplicate = "error",
     any_order: bool = False,
     create: bool = False,
+    message: str | None = None,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> int:
@@ -74,9 +75,10 @@ def append(
     ``create``, a document is made by `open` if there is none at ``target``. A document tells ``dim``; other sets need
     it.
 
-    ``target`` is the URL of a JSON or parquet set, of a hierarchy with chunk manifests, or of a document that `concat`
+    ``target`` is the URL of a JSON or parquet set, of an Icechunk repository, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
-    ``options`` are further arguments of `RefShardFileSystem` for both.
+    ``options`` are further arguments of `RefShardFileSystem` for both. To a repository it is one commit with
+    ``message``, to the branch ``branch=``.
     The set does not change until it has all of the new one, whatever happens.
 
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
@@ -101,7 +103,7 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
     """
-    rules = _Rules(dim or "", frozenset(same), on_duplicate, any_order)
+    rules = _Rules(dim or "", frozenset(same), on_duplicate, any_order, message)
     if create:
         made = _create(target, fo, dim, same, options)
         if made is not None:
@@ -123,12 +125,15 @@ def _append(
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
+    options = {name: value for name, value in options.items() if name != "branch"}  # which is the target's
     base = fs._writing("append").base()
     joined = joined_by(base.keyspace)
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
     try:
         if joined is not None:
+            if rules.message is not None:
+                raise ValueError(f"message=: {sanitize(str(url))} keeps no messages, as Icechunk repositories do")
             rules = rules if rules.dim else rules._replace(dim=joined.document.dim)
             added = _append_lines(fs, base, joined, sets, rules, options)
             with progress("append", callback) as shown:
@@ -146,7 +151,7 @@ def _append(
             for key, edit in edits.items():
                 fs._writing("append").overlay.put(key, edit)
                 shown.relative_update(1)
-            fs.commit()
+            fs.commit(rules.message)
         if whole.remark:
             warnings.warn(whole.remark, UserWarning, stacklevel=3)
         return whole.added
@@ -198,6 +203,7 @@ class _Rules(NamedTuple):
     same: frozenset[str]
     on_duplicate: OnDuplicate
     any_order: bool
+    message: str | None
 
 
 class _Kept(NamedTuple):
@@ -274,7 +280,7 @@ class _Grown(NamedTuple):
         old = fs.source.run("", lambda: with_coordinates(stored))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
-        new = stacked_as(new, dim, old)
+        new = stacked_as(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
         old, new = with_common_units([old, new], dim).parts

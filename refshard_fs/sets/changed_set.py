@@ -21,6 +21,7 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.cubes.moving import Move, move_numbers, shift_by
 from refshard_fs.cubes.recutting import contiguous, is_plain
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.chunk_manifest.manifest import convert_documents
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
@@ -137,6 +138,19 @@ def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) ->
     changed = ChangedSet(part)
     changed.put_documents(documents)
     return changed.result(keeps_digests=True)
+
+
+def in_version_3(part: NamedSet) -> NamedSet:
+    """Return a set with metadata of zarr version 3, whichever it has; ManifestError where that cannot say the same."""
+    refs = part.refs
+    if not any(key.rpartition("/")[2] in (".zarray", ".zgroup") for key in refs.side):
+        return part
+    documents = {key: value for key, value in refs.side.items() if zarrmeta.is_metadata(key)}
+    nodes = convert_documents(documents.items(), {path: table.grid for path, table in refs.tables.items()})
+    members = {key: value for key, value in refs.side.items() if key not in documents}
+    members |= {join(path, "zarr.json"): node for path, node in nodes.items()}
+    made = ReferenceSet(refs.urls, dict(refs.tables), members, pins=refs.pins, origins=refs.origins)
+    return msgspec.structs.replace(part, refs=made, variables=VariableReader().read(made, part.name))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -7,9 +7,12 @@ read by zarr-python, GDAL and others without this package. Specification: https:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import accumulate, groupby
@@ -25,9 +28,11 @@ from refshard_fs.core.columns import ABSENT, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.formats.chunk_manifest.manifest import convert_documents
+from refshard_fs.formats.icechunk.objects import ORIGINS
 from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.sinks.sink import Destination, Sink
 
@@ -37,6 +42,12 @@ TOGETHER: Final = 64  # native chunks that are put at a time
 S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
+MAIN_BRANCH: Final = "main"
+_WHY: Final = "they are not ranges of objects that Icechunk can read"
+
+Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
+
+logger = logging.getLogger("refshard_fs")
 
 
 class IcechunkSink(Sink):
@@ -57,29 +68,27 @@ class IcechunkSink(Sink):
         return 2  # the first finds the targets: a repository has to list their prefixes
 
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
-        icechunk = _require_icechunk()
         settings = destination.settings
         nodes = convert_documents(references.documents(), references.grids)
-        stores = _stores(icechunk, references, settings.get("virtual_stores") or {})
-        storage = _storage(icechunk, destination.url, destination.options)
-        branch = settings.get("branch") or "main"
-        repository, is_new = _open_repository(icechunk, storage, stores, destination)
-        if branch not in repository.list_branches():
-            repository.create_branch(branch, repository.lookup_branch("main"))
-        session = repository.writable_session(branch)
-        count, size = sync(get_loop(), _write, session.store, nodes, references, is_new=is_new)
-        session.commit(settings.get("message") or "Written by refshard_fs", allow_empty=True)
+        stores = stores_of(references.targets(ROWS), settings.get("virtual_stores") or {})
+        branch = settings.get("branch") or MAIN_BRANCH
+        repository, is_new = _open_repository(storage_at(destination.url, destination.options), stores, destination)
+        with writing_to(repository, branch) as session:
+            count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
+            commit(session, settings.get("message"), destination.origins())
         if not count:
             return None
         what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
-        return f"{what}, were copied into the repository: they are not ranges of objects that Icechunk can read"
+        return f"{what}, were copied into the repository: {_WHY}"
 
 
 def _require_icechunk() -> Any:
     try:
         import icechunk
     except ImportError as e:
-        raise ImportError("Icechunk repositories need the package icechunk: pip install 'refshard_fs[icechunk]'") from e
+        raise ImportError(
+            "writing Icechunk repositories needs the package icechunk: pip install 'refshard_fs[icechunk]'"
+        ) from e
     return icechunk
 
 
@@ -87,30 +96,64 @@ def _require_icechunk() -> Any:
 # The repository, and the stores that its virtual chunks lie in.
 
 
-def _open_repository(
-    icechunk: Any, storage: Any, stores: Mapping[str, Any], destination: Destination
-) -> tuple[Any, bool]:
+def _open_repository(storage: Any, stores: Mapping[str, Any], destination: Destination) -> tuple[Any, bool]:
     """Return the repository, whose configuration lists ``stores``, and whether it is new."""
-    is_there = icechunk.Repository.exists(storage)
-    config = icechunk.Repository.fetch_config(storage) if is_there else None
-    config = config or icechunk.RepositoryConfig.default()
-    for prefix, store in stores.items():
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
-    if not is_there:
-        return icechunk.Repository.create(storage, config), True
-    repository = icechunk.Repository.open(storage, config)
+    icechunk = _require_icechunk()
+    if not icechunk.Repository.exists(storage):
+        return icechunk.Repository.create(storage, _with_stores(icechunk.RepositoryConfig.default(), stores)), True
+    repository = open_repository(storage, stores)
     # A save that failed leaves a repository without any commit.
     is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
     if not is_new and not destination.overwrite:
         raise FileExistsError(
             f"{destination.url} holds an Icechunk repository; overwrite=True commits the set in place of its content"
         )
-    repository.save_config()
     return repository, is_new
 
 
-def _storage(icechunk: Any, url: str, options: Mapping[str, Any]) -> Any:
+def open_repository(storage: Any, stores: Mapping[str, Any]) -> Any:
+    """Open a repository, and add ``stores`` to its configuration: those of each prefix of URLs."""
+    icechunk = _require_icechunk()
+    config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
+    known = config.virtual_chunk_containers or {}
+    repository = icechunk.Repository.open(storage, _with_stores(config, stores))
+    if stores.keys() - known.keys():
+        repository.save_config()
+    return repository
+
+
+def _with_stores(config: Any, stores: Mapping[str, Any]) -> Any:
+    for prefix, store in stores.items():
+        config.set_virtual_chunk_container(_require_icechunk().VirtualChunkContainer(prefix, store))
+    return config
+
+
+@contextlib.contextmanager
+def writing_to(repository: Any, branch: str) -> Iterator[Any]:
+    """Yield a session that writes to ``branch``. A branch that is not there is made, unless an error ends this."""
+    is_there = branch in repository.list_branches()
+    if not is_there:
+        repository.create_branch(branch, repository.lookup_branch(MAIN_BRANCH))
+    try:
+        yield repository.writable_session(branch)
+    except BaseException:
+        if not is_there:
+            repository.delete_branch(branch)
+        raise
+
+
+def commit(session: Any, message: str | None, origins: Origins) -> None:
+    """Commit what a session wrote. ConflictError if somebody else committed to its branch meanwhile."""
+    metadata = {ORIGINS: json.dumps(origins.to_json())} if origins else None
+    try:
+        session.commit(message or "Written by refshard_fs", metadata=metadata, allow_empty=True)
+    except _require_icechunk().ConflictError as e:
+        raise ConflictError(f"somebody else committed to the branch {session.branch!r}: nothing was written") from e
+
+
+def storage_at(url: str, options: Mapping[str, Any]) -> Any:
     """Return Icechunk's storage at ``url``, with fsspec's ``options``."""
+    icechunk = _require_icechunk()
     protocol = protocol_of(url)
     if protocol in (None, "file", "local"):
         path = os.path.abspath(os.path.expanduser(url.removeprefix("file://").removeprefix("local://")))
@@ -147,10 +190,11 @@ def _storage(icechunk: Any, url: str, options: Mapping[str, Any]) -> Any:
     )
 
 
-def _stores(icechunk: Any, references: ReferenceStream, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the store of each prefix that the targets of ``references`` have."""
+def stores_of(targets: Iterable[str | None], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the store of each prefix that the URLs ``targets`` have; those that are ``given`` come first."""
+    icechunk = _require_icechunk()
     found = dict(given)
-    for url in references.targets(ROWS):
+    for url in targets:
         location = _location(url)
         if location is None or any(location.startswith(prefix) for prefix in found):
             continue
@@ -200,29 +244,44 @@ def _location(url: str | None) -> str | None:
 
 
 async def _write(
-    store: Any, nodes: Mapping[str, Mapping[str, Any]], references: ReferenceStream, *, is_new: bool
+    store: Any, nodes: Mapping[str, Mapping[str, Any]], references: ReferenceStream, url: str, *, is_new: bool
 ) -> tuple[int, int]:
     """Write all of ``references`` to a session's store; return how many chunks were copied, and their bytes."""
     if not is_new:
         await store.clear()
     for path in sorted(nodes):
-        document = nodes[path]
-        if path in references.grids:
-            document = {**document, "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}}
-        await _put(store, {join(path, "zarr.json"): zarrmeta.dumps(document)})
+        key = join(path, "zarr.json")
+        await put(store, {key: document_of(nodes[path], key)})
     count = size = 0
+    left: dict[str, list[range]] = {}
     for array, grid in references.grids.items():
-        partitions = references.partitions(array, _rows(grid))
+        partitions = references.partitions(array, rows_of(grid))
         while (part := await asyncio.to_thread(next, partitions, None)) is not None:
-            numbers, chunks = part
-            _refuse_empty(array, grid, numbers, chunks)
-            locations = [_location(url) for url in chunks.urls]
-            await _put_virtual(store, array, grid, numbers, chunks, locations)
-            for some in _native(array, grid, numbers, chunks, locations):
-                read = await asyncio.to_thread(references.read, some)
-                await _put(store, dict(zip(some, read, strict=True)))
-                count, size = count + len(read), size + sum(map(len, read))
+            some, bytes_ = await put_virtual(store, array, grid, *part)
+            count, size = count + some, size + bytes_
+            if some:
+                left.setdefault(array, []).append(part[0])
+    logger.log(
+        logging.WARNING if size > COPIED else logging.INFO,
+        "%s, about %s, are copied into %s: %s",
+        *(count_text(count, "chunk"), bytes_text(size), sanitize(url), _WHY),
+    )
+    size = 0
+    for array, blocks in left.items():
+        for numbers in blocks:
+            chunks = await asyncio.to_thread(references.chunks, array, numbers)
+            size += await put_native(store, array, references.grids[array], numbers, chunks, references.read)
     return count, size
+
+
+def document_of(document: Mapping[str, Any], key: str) -> bytes:
+    """Return the metadata of a node. Icechunk knows chunks by their indexes: it takes one encoding of keys alone."""
+    if document.get("node_type") not in ("array", "group"):
+        raise ManifestError(f"{key!r} describes neither an array nor a group")
+    if document.get("node_type") == "array":
+        encoding = {"name": "default", "configuration": {"separator": "/"}}
+        document = {**document, "chunk_key_encoding": encoding}
+    return zarrmeta.dumps(document)
 
 
 def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> None:
@@ -233,21 +292,22 @@ def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -
         raise ManifestError(f"{key!r} has no bytes: an Icechunk repository cannot hold a chunk of length 0")
 
 
-async def _put_virtual(
-    store: Any,
-    array: str,
-    grid: ChunkGrid,
-    numbers: range,
-    chunks: Chunks,
-    locations: Sequence[str | None],
-) -> None:
-    """Set the chunks that are ranges of objects that Icechunk can read."""
+async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> tuple[int, int]:
+    """Set the chunks that are ranges of objects that Icechunk can read.
+
+    Return how many others there are, which `put_native` copies, and about how many bytes these are.
+    """
+    _refuse_empty(array, grid, numbers, chunks)
+    locations = [_location(url) for url in chunks.urls]
+    others = _native(array, grid, numbers, chunks, locations)
+    size = sum(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in others.values())
+    left = len(others), size
     is_readable = np.array([location is not None for location in locations], bool)
     targets, offsets, lengths = chunks.ranges
     rows = np.flatnonzero(targets != ABSENT)
     rows = rows[is_readable[targets[rows]] & (lengths[rows] != WHOLE)]
     if not len(rows):
-        return
+        return left
     texts = [location or "" for location in locations]
     versions = {row: _version(checks, texts[targets[row]]) for row, checks in chunks.checks.items() if row in rows}
     versions = {row: version for row, version in versions.items() if version is not None}
@@ -281,9 +341,23 @@ async def _put_virtual(
         failed = await store.set_virtual_refs_async(array, specs)
     if failed:
         raise ManifestError(f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}")
+    return left
 
 
-def _rows(grid: ChunkGrid) -> int:
+async def put_native(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, read: Read) -> int:
+    """Copy the chunks that `put_virtual` leaves, about `COPIED` bytes at a time; return their bytes."""
+    found = _native(array, grid, numbers, chunks, [_location(url) for url in chunks.urls])
+    size = 0
+    ends = accumulate(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in found.values())
+    for _, some in groupby(zip(found, ends, strict=True), lambda pair: pair[1] // COPIED):
+        keys = [key for key, _ in some]
+        data = await asyncio.to_thread(read, {key: found[key] for key in keys})
+        await put(store, dict(zip(keys, data, strict=True)))
+        size += sum(map(len, data))
+    return size
+
+
+def rows_of(grid: ChunkGrid) -> int:
     """Return how many chunks are handed over at a time: whole rows of the grid, which Icechunk takes as a block."""
     inner = max(1, math.prod(grid.counts[1:]))
     return max(1, ROWS // inner) * inner
@@ -308,24 +382,26 @@ def _version(checks: Mapping[str, str], location: str) -> str | datetime | None:
 
 def _native(
     array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, locations: Sequence[str | None]
-) -> Iterator[dict[str, Entry | bytes]]:
-    """Yield the chunks that have to be copied, by key, about `COPIED` bytes at a time."""
+) -> dict[str, Entry | bytes]:
+    """Return the chunks that have to be copied, by their keys in the repository."""
     found: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
     targets, offsets, lengths = chunks.ranges
-    for row in np.flatnonzero(targets != ABSENT).tolist():
+    is_left = np.array([location is None for location in (*locations, "")], bool)[np.minimum(targets, len(locations))]
+    for row in np.flatnonzero((targets != ABSENT) & (is_left | (lengths == WHOLE))).tolist():
         url = chunks.urls[targets[row]]
-        is_whole = lengths[row] == WHOLE
-        if url is not None and (is_whole or locations[targets[row]] is None):
-            found[row] = Span(url, int(offsets[row]), None if is_whole else int(offsets[row] + lengths[row]))
-
-    rows = sorted(found)
-    ends = accumulate(len(entry) if isinstance(entry := found[row], bytes) else entry.size or 0 for row in rows)
-    for _, some in groupby(zip(rows, ends, strict=True), lambda pair: pair[1] // COPIED):
-        numbered = ((numbers.start + row, found[row]) for row, _ in some)
-        yield {join(array, "/".join(["c", *map(str, grid.coords(number))])): entry for number, entry in numbered}
+        stop = None if lengths[row] == WHOLE else int(offsets[row] + lengths[row])
+        if url is not None:
+            found[row] = Span(url, int(offsets[row]), stop)
+    return {key_of(array, grid, numbers.start + row): found[row] for row in sorted(found)}
 
 
-async def _put(store: Any, objects: Mapping[str, bytes]) -> None:
+def key_of(array: str, grid: ChunkGrid, number: int) -> str:
+    """Return the key that a chunk has in a repository."""
+    return join(array, "/".join(["c", *map(str, grid.coords(number))]))
+
+
+async def put(store: Any, objects: Mapping[str, bytes]) -> None:
+    """Put ``objects``, by key."""
     from zarr.core.buffer import default_buffer_prototype
 
     make = default_buffer_prototype().buffer.from_bytes

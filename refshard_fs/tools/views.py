@@ -235,7 +235,7 @@ def html_of(session: Source) -> str:
         return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
     counts = session.stats.snapshot()
     read = fold("What was read", Counters(counts).table()) if any(counts.values()) else ""
-    return view(title, f"refshard, {keyspace.format}", _arrays(keyspace), _targets(keyspace.urls), read)
+    return view(title, f"refshard, {keyspace.format}", arrays_table(keyspace), _targets(keyspace.urls), read)
 
 
 def _targets(urls: Sequence[str | None]) -> str:
@@ -243,7 +243,8 @@ def _targets(urls: Sequence[str | None]) -> str:
     return fold(count_text(len(urls), "target"), table(("target",), shown, total=len(urls))) if urls else ""
 
 
-def _arrays(keyspace: KeySpace) -> str:
+def arrays_table(keyspace: KeySpace) -> str:
+    """Return the table of the arrays of a source, as HTML."""
     grids = keyspace.grids
     try:
         if not grids:

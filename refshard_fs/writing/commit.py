@@ -13,6 +13,7 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, sanitize
 from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.sharding.writing import sharded_by
+from refshard_fs.sinks.icechunk_commit import IcechunkCommit
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.parquet_commit import Finish, ParquetCommit
 from refshard_fs.sinks.sink import Destination
@@ -23,17 +24,17 @@ from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
 from refshard_fs.writing.shards import shard_edits
 from refshard_fs.writing.staging import IMPLICIT, merge
-from refshard_fs.writing.writer import HIERARCHY, Writer
+from refshard_fs.writing.writer import HIERARCHY, HOLD_VALUES, ICECHUNK, Writer
 
 
-def commit(writer: Writer) -> None:
-    """Make all that was written durable in the source."""
+def commit(writer: Writer, message: str | None = None) -> None:
+    """Make all that was written durable in the source, with a ``message`` where the source keeps messages."""
     writer.refuse_elsewhere()
-    _commit_all(writer)
+    _commit_all(writer, message)
     writer.overlay.costs.tell()
 
 
-def _commit_all(writer: Writer) -> None:
+def _commit_all(writer: Writer, message: str | None) -> None:
     overlay, store = writer.overlay, writer.store
     with overlay.lock:
         merge_forks(writer)
@@ -44,7 +45,7 @@ def _commit_all(writer: Writer) -> None:
         if store is not None:
             store.make_durable(overlay.objects())
         try:
-            stored, finish = commit_edits(writer, base, edits)
+            stored, finish = commit_edits(writer, base, edits, message)
         except BaseException as e:
             is_refused = e.is_certain if isinstance(e, ConflictError) else isinstance(e, RefShardError)
             if not is_refused:  # the store may have done it all the same: `discard` removes no object that it names
@@ -64,11 +65,11 @@ def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
     overlay, store = writer.overlay, writer.store
     with overlay.lock:
         if overlay.is_shared and store is not None:
-            reads_all = writer.format_of(writer.base()) == HIERARCHY
+            reads_all = writer.format_of(writer.base()) in HOLD_VALUES
             merge(overlay, store, writer.options.inline_threshold, reads_all=reads_all, forks=forks)
 
 
-def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finish | None]:
+def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) -> tuple[Edits, Finish | None]:
     """Make the edits part of the source; return them as the source has them, and what is left to do, if anything is.
 
     Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and
@@ -88,17 +89,25 @@ def commit_edits(writer: Writer, base: Base, edits: Edits) -> tuple[Edits, Finis
     format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
-            f"{source} takes no commits: expected a JSON or parquet set of references, or a zarr hierarchy without "
-            "chunk manifests. fs.save(url) writes it, and what you have written, as a set to another place"
+            f"{source} takes no commits: expected a JSON or parquet set of references, a branch of an Icechunk "
+            "repository, or a zarr hierarchy without chunk manifests. fs.save(url) writes it, and what you have "
+            "written, as a set to another place"
         )
+    if message is not None and format != ICECHUNK:
+        raise ValueError(f"message=: {source} keeps no messages of commits, as Icechunk repositories do")
     stored, made = base, edits
     if format != HIERARCHY:
         if (whole := base.keyspace.whole_shards) is not base.keyspace:
             made = shard_edits(writer, base.keyspace, edits)
             stored = base._replace(keyspace=whole)
-        made = made.loaded()
+        if format != ICECHUNK:
+            made = made.loaded()
     try:
-        finish = _COMMITTERS[format](writer, stored, made)
+        if format == ICECHUNK:
+            finish = None
+            IcechunkCommit(source, writer.session, stored, made, message).run()
+        else:
+            finish = _COMMITTERS[format](writer, stored, made)
     except TargetChanged as e:
         if not e.target.startswith(sanitize(source).rstrip("/")):
             raise

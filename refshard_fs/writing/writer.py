@@ -29,6 +29,8 @@ from refshard_fs.targets.generic import in_thread
 from refshard_fs.writing.staging import clear, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
+ICECHUNK: Final = "icechunk"
+HOLD_VALUES: Final = (HIERARCHY, ICECHUNK)  # formats that have a place for every value
 _NEW: Final = READ_AS | {name: name for name in READ_AS.values()}
 
 _ELSEWHERE = (
@@ -142,7 +144,7 @@ class Writer:
         """Whether the value of ``key`` waits for the commit, which has a place for it."""
         if self.overlay.worker is not None or is_metadata(key):
             return False
-        return self.format_of(base) == HIERARCHY or base.keyspace.is_inner(key)
+        return self.format_of(base) in HOLD_VALUES or base.keyspace.is_inner(key)
 
     def _write_over(self, base: Base, key: str, data: bytes) -> bool:
         """Let ``key`` hold ``data``, and return True, where that needs no network."""

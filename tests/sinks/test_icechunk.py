@@ -16,6 +16,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardFileSystem
 from tests.servers.http import RangeServer
+from tests.support.icechunk_repositories import opened, read
 
 icechunk = pytest.importorskip("icechunk", minversion="2.3")
 xr = pytest.importorskip("xarray")
@@ -87,19 +88,6 @@ ONE_ARRAY = {
     ".zgroup": '{"zarr_format": 2}',
     "a/.zarray": json.dumps({**DOCUMENT, "filters": None, "compressor": None}),
 }
-
-
-def opened(url: str, **version: Any) -> Any:
-    storage = icechunk.local_filesystem_storage(url)
-    config = icechunk.Repository.fetch_config(storage)
-    containers = {} if config is None else config.virtual_chunk_containers or {}
-    access = icechunk.containers_credentials(dict.fromkeys(containers))
-    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
-    return repository.readonly_session(**(version or {"branch": "main"}))
-
-
-def read(url: str, **version: Any) -> Any:
-    return xr.open_zarr(opened(url, **version).store, consolidated=False, decode_times=False).load()
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -21,9 +21,11 @@ from refshard_fs.core.format import check_size
 from refshard_fs.core.model import Pin, Quota
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.icechunk.flatbuffers import Buffer, Flex, Int64s, Table, Tables, gather
+from refshard_fs.security.origins import MEMBER
 
 MAGIC: Final = "ICE🧊CHUNK".encode()
 SNAPSHOT, MANIFEST, REPOSITORY = 1, 2, 6  # types of objects
+ORIGINS: Final = f"refshard:{MEMBER}"  # among the metadata of a snapshot
 _HEADER: Final = 39
 _VERSIONS: Final = (1, 2)
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"  # first bytes of a zstd frame
@@ -159,11 +161,17 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The content of a snapshot. ``parent`` is the name of the previous snapshot (only in version 1)."""
+    """The content of a snapshot. ``parent`` is the name of the previous snapshot (only in version 1).
 
+
+    ``origins`` is the JSON record of the servers whose sets named targets, which this package adds to its commits.
+    """
+
+    name: str
     nodes: Sequence[Node]
     time: int
     parent: str | None
+    origins: str | None
 
 
 class SnapshotIndex(msgspec.Struct, frozen=True):
@@ -180,7 +188,8 @@ class SnapshotIndex(msgspec.Struct, frozen=True):
         sizes = {table.struct(0, 12): table.number(1, 8) for table in root.tables(7)}
         sizes |= {data[:12]: int.from_bytes(data[16:24], "little") for data in root.structs(6, 32)}  # version 1
         nodes = [_convert_node(table, sizes) for table in root.tables(2)]
-        return Snapshot(nodes, root.number(3, 8), format_id(parent) if parent else None)
+        origins = next((Flex.of(item.bytes(1)).text or "" for item in root.tables(5) if item.text(0) == ORIGINS), None)
+        return Snapshot(name, nodes, root.number(3, 8), format_id(parent) if parent else None, origins)
 
 
 def _convert_node(table: Table, sizes: Mapping[bytes, int]) -> Node:

@@ -31,6 +31,7 @@ from refshard_fs.formats.icechunk import REPO
 from refshard_fs.formats.icechunk.objects import ManifestIndex, Node, Refs, Repository, Snapshot, SnapshotIndex
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.security.origins import NOTHING, Origins
 from refshard_fs.security.policy import LOCAL, locator, protocol_of
 
 TOGETHER: Final = 8  # manifests in memory at a time, for operations on whole arrays
@@ -43,22 +44,27 @@ _LOCAL_ETAG: Final = re.compile(r"[0-9a-f]{1,16}-([0-9a-f]{1,14})-([0-9a-f]{1,14
 
 
 class IcechunkKeySpace(KeySpace):
-    """The keys of a snapshot with ``nodes`` in the repository at ``root``.
+    """The keys of a snapshot in the repository at ``root``.
 
     ``containers`` are the URLs of virtual chunk containers by name.
     """
 
     holds_all_metadata = True
 
-    def __init__(self, root: str, nodes: Sequence[Node], containers: Mapping[str, str], options: OpenOptions) -> None:
+    def __init__(self, root: str, snapshot: Snapshot, containers: Mapping[str, str], options: OpenOptions) -> None:
         self.root_url = root
+        self.snapshot_name, self.branch = snapshot.name, options.version.branch or "main"
+        is_at_branch = options.version in (Version(), Version(branch=options.version.branch))
+        self.committed_as = "icechunk" if is_at_branch else None
+        recorded = snapshot.origins
+        self._origins = NOTHING if recorded is None else Origins.read(zarrmeta.loads(recorded), root)
         self._below = locator(root)
         self._parse_containers = containers
         self._absolute = lru_cache(_MEMO)(self._resolve)
         self._members: dict[str, bytes] = {}
         self._arrays: dict[str, _Array] = {}
         self.reports = reports = dict[str, str]()  # reasons why arrays are left out
-        for node in nodes:
+        for node in snapshot.nodes:
             if node.path and not is_key(node.path):
                 raise ManifestError(f"{root}: {node.path!r} is not the path of a node")
             key = join(node.path, "zarr.json")
@@ -182,7 +188,8 @@ class IcechunkKeySpace(KeySpace):
             array = self._arrays[path]
             check_length(join(path, array.grid.tail(number)), length, array.meta)
         url = self._absolute(chunks.urls[target] or "")
-        return Span(url, start, start + length, pin=_convert_pin(url, chunks.pins[target]) if chunks.pins else None)
+        pin = _convert_pin(url, chunks.pins[target]) if chunks.pins else None
+        return Span(url, start, start + length, pin=pin, origin=self._origins.of(url))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         stem = prefix + "/" if prefix else ""
@@ -206,6 +213,14 @@ class IcechunkKeySpace(KeySpace):
         return found if found or not prefix else None
 
     # ------------------------------------------------------------------ whole arrays
+
+    @property
+    def origins(self) -> Origins:
+        return self._origins
+
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self._origins.servers
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
         return self._documents.metadata_lacks(marks)
@@ -246,7 +261,8 @@ class IcechunkKeySpace(KeySpace):
         found = builder.finish()
         urls = [self._absolute(url or "") for url in found.urls]
         pins = [_convert_pin(url, pin) for url, pin in zip(urls, found.pins, strict=True)] if found.pins else ()
-        return msgspec.structs.replace(found, urls=urls, pins=pins)
+        origins = [self._origins.of(url) for url in urls] if self._origins else ()
+        return msgspec.structs.replace(found, urls=urls, pins=pins, origins=origins)
 
 
 class _Array:
@@ -339,7 +355,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         child, snapshot = snapshot, (yield _load_snapshot(below, snapshot.parent, most))
         if snapshot.time >= child.time:  # otherwise a loop in a damaged repository would never end
             raise ManifestError(f"{probe.url}: the snapshot {child.parent} is not older than its child: it is damaged")
-    keyspace = IcechunkKeySpace(probe.url, snapshot.nodes, containers, options)
+    keyspace = IcechunkKeySpace(probe.url, snapshot, containers, options)
     if ahead := keyspace.coordinates():
         with contextlib.suppress(OSError, RefShardError):  # a read of the coordinate raises the error again
             yield tuple(ahead)

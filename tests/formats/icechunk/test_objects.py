@@ -13,7 +13,7 @@ import pytest
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.compression import zstd
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.formats.icechunk.objects import MAGIC, Repository, SnapshotIndex, extract_buffer
+from refshard_fs.formats.icechunk.objects import MAGIC, Repository, Snapshot, SnapshotIndex, extract_buffer
 from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
 SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # by icechunk 2.3
@@ -82,7 +82,7 @@ def test_array_whose_chunks_are_not_known_is_left_out(damaged: bytes) -> None:
         known = known.replace(b'"regular"', b'"hexagonal"') if damaged == b"hexagonal" else _flat(known)
         damaged = known
     nodes = [msgspec.structs.replace(node, document=damaged) if node.path == "a" else node for node in nodes]
-    keys = IcechunkKeySpace("s3://bucket/r", nodes, {}, OpenOptions())
+    keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", nodes, 0, None, None), {}, OpenOptions())
     assert set(keys.grids) == {"b", "n"}
     for key in ("a/zarr.json", "a/c/0/0"):
         with pytest.raises(ManifestError, match="'a' is left out"):
@@ -98,13 +98,13 @@ def _flat(document: bytes) -> bytes:
 
 @pytest.mark.parametrize("location", ["vcc://none/a", "s3://b/a%3A%3Ab", "file:///%00", "s3://b/%ff"])
 def test_location_that_addresses_nothing_is_an_error(location: str) -> None:
-    keys = IcechunkKeySpace("s3://bucket/r", (), {"data": "s3://b/"}, OpenOptions())
+    keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "s3://b/"}, OpenOptions())
     with pytest.raises(ManifestError, match=re.escape(location)):
         keys._resolve(location)
 
 
 def test_locations_become_urls() -> None:
-    keys = IcechunkKeySpace("s3://bucket/r", (), {"data": "gcs://b/x/"}, OpenOptions())
+    keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "gcs://b/x/"}, OpenOptions())
     assert keys._resolve("vcc://data/a%20b") == "gs://b/x/a b"
     assert keys._resolve("azure://c/a%23#f") == "az://c/a#"
     assert keys._resolve("https://h/a%20b?c") == "https://h/a%20b?c"

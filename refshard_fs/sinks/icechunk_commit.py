@@ -1,0 +1,124 @@
+"""Commits to a branch of an Icechunk repository: the edits of a source become one snapshot, or nothing does.
+
+References become virtual chunks, values native ones. The branch must still be at the snapshot that was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fsspec.asyn import get_loop, sync
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import Chunks, ChunksBuilder
+from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, entry_of
+from refshard_fs.core.keys import ChunkGrid, parent
+from refshard_fs.core.keyspace import place
+from refshard_fs.core.model import Entry, Inline
+from refshard_fs.errors import ConflictError, ManifestError, sanitize
+from refshard_fs.security.origins import Origins
+from refshard_fs.sinks.icechunk import (
+    commit,
+    document_of,
+    key_of,
+    open_repository,
+    put,
+    put_native,
+    put_virtual,
+    rows_of,
+    storage_at,
+    stores_of,
+    writing_to,
+)
+from refshard_fs.source.source import Source
+from refshard_fs.source.transaction import Base
+
+DOCUMENT = "zarr.json"
+
+
+class IcechunkCommit:
+    """One commit to the branch that the source at ``url`` shows."""
+
+    def __init__(self, url: str, source: Source, base: Base, edits: Edits, message: str | None) -> None:
+        """Take the ``edits`` of ``base``, the repository as it was opened."""
+        self._url, self._source, self._edits, self._message = url, source, edits, message
+        self._keyspace: Any = base.keyspace.source
+        self._base = base
+        self._grids = EditedKeySpace(base.keyspace, edits).grids
+        self._removed: list[str] = []
+        self._documents: dict[str, bytes] = {}
+        self._blocks: dict[tuple[str, range], ChunksBuilder] = {}
+        for key, edit in edits.changes().items():
+            self._add(key, None if edit is REMOVED else entry_of(edit))
+
+    def run(self) -> None:
+        """Make the commit."""
+        given = self._source.options.pool.options_of(self._url)
+        storage = storage_at(self._url, given if isinstance(given, Mapping) else {})
+        resolve = self._base.keyspace.resolve
+        blocks = [(*at, self._resolved(builder.finish(), resolve)) for at, builder in self._blocks.items()]
+        repository = open_repository(storage, stores_of((url for *_, chunks in blocks for url in chunks.urls), {}))
+        with writing_to(repository, self._keyspace.branch) as opened:
+            if opened.snapshot_id != self._keyspace.snapshot_name:
+                raise ConflictError(
+                    f"the branch {self._keyspace.branch!r} of {sanitize(self._url)} is at another snapshot than when "
+                    "it was opened: somebody else committed to it. Nothing was committed, your writes are kept: "
+                    "discard() goes on with what is there now, save() writes what you have to another place"
+                )
+            sync(get_loop(), self._write, opened.store, blocks)
+            commit(opened, self._message, self._origins(blocks))
+
+    def _origins(self, blocks: Sequence[tuple[str, range, Chunks]]) -> Origins:
+        """Return which servers named the targets of the repository, those of the edits included."""
+        named = [pair for *_, chunks in blocks for pair in zip(chunks.urls, chunks.origins, strict=False)]
+        origins: Origins = self._keyspace.origins
+        return origins.with_urls(named)
+
+    def _add(self, key: str, entry: Entry | None) -> None:
+        """Put an edit where it belongs; ManifestError where a repository cannot hold it."""
+        grids = self._base.keyspace.grids
+        if entry is None:
+            at = place(grids, key)
+            self._removed.append(key if at is None else key_of(at.array, grids[at.array], at.number))
+        elif parent(key)[1] == DOCUMENT and isinstance(entry, Inline):
+            document = {n: v for n, v in zarrmeta.object_in(entry.data, key).items() if n != "consolidated_metadata"}
+            self._documents[key] = document_of(document, key)
+        elif (at := place(self._grids, key)) is not None:
+            size = rows_of(self._grids[at.array])
+            numbers = range(at.number // size * size, min((at.number // size + 1) * size, self._grids[at.array].size))
+            block = self._blocks.setdefault((at.array, numbers), ChunksBuilder(len(numbers)))
+            block.put_entry(at.number - numbers.start, entry)
+        else:
+            raise ManifestError(
+                f"{key!r} is neither metadata of zarr version 3 nor a chunk: an Icechunk repository holds nothing else"
+            )
+
+    def _resolved(self, chunks: Chunks, resolve: Any) -> Chunks:
+        """Return chunks with absolute URLs, and the versions of their targets as checks."""
+        checks = {
+            row: pin.version
+            for row, target in enumerate(chunks.ranges.targets.tolist())
+            if target < len(chunks.pins) and (pin := chunks.pins[target]) is not None and pin.version
+        }
+        urls = [resolve(url) for url in chunks.urls]
+        return msgspec.structs.replace(chunks, urls=urls, checks={**chunks.checks, **checks})
+
+    async def _write(self, store: Any, blocks: Sequence[tuple[str, range, Chunks]]) -> None:
+        """Write the edits to a session's store."""
+        for prefix in self._edits.prefixes():
+            await (store.delete_dir(prefix) if prefix else store.clear())
+        for key in self._removed:
+            await store.delete(key)
+        for key in sorted(self._documents):
+            await put(store, {key: self._documents[key]})
+        for array, numbers, chunks in blocks:
+            grid: ChunkGrid = self._grids[array]
+            await put_virtual(store, array, grid, numbers, chunks)
+            await put_native(store, array, grid, numbers, chunks, self._read)
+
+    def _read(self, entries: Mapping[str, Entry | bytes]) -> Sequence[bytes]:
+        left = {key: entry for key, entry in entries.items() if not isinstance(entry, bytes)}
+        read = dict(zip(left, self._source.wait(self._source.read_entries, left), strict=True)) if left else {}
+        return [entry if isinstance(entry, bytes) else read[key] for key, entry in entries.items()]

@@ -1,0 +1,26 @@
+"""Icechunk repositories as zarr-python alone reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["opened", "read"]
+
+
+def opened(url: str, **version: Any) -> Any:
+    """Return the session of a local repository that shows a version, by default the branch ``main``."""
+    import icechunk
+
+    storage = icechunk.local_filesystem_storage(url)
+    config = icechunk.Repository.fetch_config(storage)
+    containers = {} if config is None else config.virtual_chunk_containers or {}
+    access = icechunk.containers_credentials(dict.fromkeys(containers))
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+    return repository.readonly_session(**(version or {"branch": "main"}))
+
+
+def read(url: str, **version: Any) -> Any:
+    """Return what xarray reads of it."""
+    import xarray as xr
+
+    return xr.open_zarr(opened(url, **version).store, consolidated=False, decode_times=False).load()
