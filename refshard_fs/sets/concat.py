@@ -325,7 +325,8 @@ def concat(
     With ``keep``, ``drop``, ``rename`` and ``attrs``, as `RefShardFileSystem.select` takes them, that part of each set
     is joined. The rest need not fit.
 
-    With ``sort`` sets are joined in the order of their first values along ``dim``. A value that two sets have is an
+    With ``sort`` sets are joined in the order of their values along ``dim``; one that has values between those of
+    another divides it. A value that two sets have is an
     error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
     With ``join="outer"`` a set need not have all variables along the dimension, nor all values of the coordinates of
     other dimensions: chunks that it lacks are missing. ``freq`` (``"1D"``, ``"6h"``, ``"MS"``, or a number where the

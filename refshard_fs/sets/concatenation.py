@@ -365,8 +365,8 @@ def arrange(
 ) -> list[Kept] | None:
     """Return which elements of which sets are joined along ``dim``, in order; None for all as they are given.
 
-    With ``sort`` the sets are ordered by their first value. ManifestError where sets have values of the coordinate in
-    common and ``overlap`` does not say whose are taken.
+    With ``sort`` the sets are ordered by their first value, and divided where others have values between theirs.
+    ManifestError where sets have values of the coordinate in common and ``overlap`` does not say whose are taken.
     """
     values = coordinate_values(parts, dim)
     if values is None:
@@ -381,7 +381,8 @@ def arrange(
     if sort:
         order.sort(key=lambda number: values[number][0], reverse=is_descending)
     taken = np.concatenate([values[number] for number in order])
-    owners = np.repeat(np.arange(len(order)), [len(values[number]) for number in order])
+    lengths = [len(values[number]) for number in order]
+    owners, starts = np.repeat(np.arange(len(order)), lengths), np.cumsum([0, *lengths])
     distinct = np.unique(taken, return_inverse=True, equal_nan=False)[1].reshape(-1)
     owner = np.full(len(taken), -1 if overlap == "last" else len(order))  # of each distinct value
     (np.maximum if overlap == "last" else np.minimum).at(owner, distinct, owners)
@@ -393,17 +394,19 @@ def arrange(
             f"{one} has {dim} = {shown_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
             "overlap='last' says whose is taken"
         )
-    if keep.all() and order == list(range(len(parts))):
+    rows = np.flatnonzero(keep)
+    if sort and all(is_ordered(own) and (len(own) < 2 or (own[0] > own[-1]) == is_descending) for own in values):
+        rows = rows[np.argsort(taken[rows], kind="stable")[:: -1 if is_descending else 1]]
+    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(owners[rows]) != 0)) + 1
+    kept = [
+        Kept(order[owners[run[0]]], int(run[0] - starts[owners[run[0]]]), int(run[-1] - starts[owners[run[0]]]) + 1)
+        for run in np.split(rows, cuts)
+    ]
+    if kept == [Kept(number, 0, len(own)) for number, own in enumerate(values)]:
         return None
-    if not keep.all():
+    if not keep.all() or len(kept) > len(order):
         check_one_coordinate(parts, dim)
-    kept = []
-    ends = np.cumsum([len(values[number]) for number in order])
-    for number, of_set in zip(order, np.split(keep, ends[:-1]), strict=True):
-        places = np.flatnonzero(of_set)
-        runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-        kept += [Kept(number, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
-    return sorted(kept, key=lambda piece: values[piece.number][piece.start], reverse=is_descending) if sort else kept
+    return kept
 
 
 def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:

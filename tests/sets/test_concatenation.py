@@ -115,6 +115,19 @@ def test_values_within_another_set_divide_it(tmp_path: Path, lazy: bool, sort: b
     assert [fs.resolve(f"t/{number}")[0] for number in range(6)] == expected
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sort_divides_sets_that_lie_between_each_other(tmp_path: Path, lazy: bool) -> None:
+    names = []
+    for number, own in enumerate(([0, 2, 4], [1, 3])):
+        refs = days(10 * number, len(own))
+        refs["time/0"] = "base64:" + _base64(np.array(own, "<i4").tobytes())
+        names.append(written(tmp_path, f"{number}.json", refs))
+    made: Any = refshard_fs.concat(names, "time", sort=True, lazy=lazy)
+    assert times(made) == [0, 1, 2, 3, 4]
+    fs = refshard_fs.RefShardFileSystem(made)
+    assert [fs.resolve(f"t/{i}")[0] for i in range(5)] == [f"memory://{day}" for day in (0, 10, 1, 11, 2)]
+
+
 def test_a_set_of_which_nothing_is_new_is_left_out(tmp_path: Path) -> None:
     names = [written(tmp_path, f"{i}.json", days(0, 2)) for i in range(2)]
     for lazy in (False, True):
