@@ -373,7 +373,7 @@ def test_cube_of_unions_does_not_grow_and_one_of_variables_does(tmp_path: Path) 
         ({"places": [[10**30, 4]]}, "expected places below 6 as runs"),
         ({"places": [[0, 4], [4, 0]]}, "expected places below 6 as runs"),
         ({"places": [[1, 4]]}, "lies at .*: expected places on the borders of chunks"),
-        ({"places": [[0, 2]]}, "has the shape .*, not "),
+        ({"places": [[0, 2]]}, "expected the shape .*, found "),
         ({"places": "everywhere"}, "Expected `array`"),
         ({"unions": {"x": {"v": 0}}}, "expected another axis than 0 for 'x'"),
         ({"unions": {"x": {"v": 7}}}, "expected another axis than 7 for 'x'"),
