@@ -16,6 +16,7 @@ OF = {
     "fits": "fits",
     "grib2": "grib",
     "grib-rule": "archives-of-forecasts-by-rule",
+    "hdf4": "hdf4-hdf-eos2",
     "hdf5": "netcdf-4-hdf5",
     "icechunk": "icechunk",
     "kerchunk-json": "json-sets-of-references",

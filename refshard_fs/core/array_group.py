@@ -524,11 +524,29 @@ class Contiguous(Chunks):
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
+        found = self._source.part(*self.place(number))
+        return found if found.size == self._size else made(found, Padded(self._size), self._size, "")
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return where chunk ``number`` begins, and the bytes of it that there are."""
         start, size = self._offset, self._size
         for axis, coord in enumerate(self._grid.coords(number)):
             first = coord * self._chunks[axis]
             start += first * self._strides[axis]
             there = min(self._chunks[axis], self._shape[axis] - first)
             size = size // self._chunks[axis] * there
-        found = self._source.part(start, size)
-        return found if size == self._size else made(found, Padded(self._size), self._size, "")
+        return start, size
+
+
+class EvenlySpaced(Chunks):
+    """A coordinate ``first + step * number`` of 64-bit floats, computed when it is read, in chunks of 512 KiB."""
+
+    def __init__(self, first: float, step: float, count: int) -> None:
+        self._first = first
+        self._step = step
+        self.chunk = min(count, 1 << 16)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
+        return Inline((self._first + self._step * numbers).astype("<f8").tobytes())

@@ -14,7 +14,6 @@ _DECOMPRESS: Final = "decompress it"
 _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("a JPEG 2000 image", 0, b"\0\0\0\x0cjP  \r\n\x87\n", _TO_COG),
     ("a JPEG 2000 codestream", 0, b"\xff\x4f\xff\x51", _TO_COG),
-    ("an HDF4 file", 0, b"\x0e\x03\x13\x01", "convert it to HDF5 (h4toh5, or ncks to NetCDF-4)"),
     ("a CDF file of NASA", 0, b"\xcd\xf3\x00\x01", "convert it to NetCDF (cdf2nc, or cdflib.cdf_to_xarray)"),
     ("a CDF file of NASA", 0, b"\xcd\xf2\x60\x02", "convert it to NetCDF (cdf2nc, or cdflib.cdf_to_xarray)"),
     ("a CDF file of NASA", 0, b"\0\0\xff\xff\0\0\xff\xff", "convert it to NetCDF (cdf2nc, or cdflib.cdf_to_xarray)"),

@@ -17,11 +17,11 @@ from xml.sax.saxutils import unescape
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, Given, fill_of
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, EvenlySpaced, Given, fill_of
 from refshard_fs.core.format import OpenOptions, Probe, xml
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Entry, Inline, Steps
+from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.images import (
@@ -264,20 +264,6 @@ class _Group(ArrayGroupBuilder):
 
 # ----------------------------------------------------------------------------------------------------
 # Georeferencing, and descriptions of bands, by GeoTIFF and GDAL.
-
-
-class EvenlySpaced(Chunks):
-    """A coordinate ``first + step * number`` of 64-bit floats, computed when it is read, in chunks of 512 KiB."""
-
-    def __init__(self, first: float, step: float, count: int) -> None:
-        self._first = first
-        self._step = step
-        self.chunk = min(count, 1 << 16)
-
-    def entry(self, number: int) -> Steps[Entry | None]:
-        yield from ()
-        numbers = np.arange(number * self.chunk, (number + 1) * self.chunk)
-        return Inline((self._first + self._step * numbers).astype("<f8").tobytes())
 
 
 class Georeference(NamedTuple):

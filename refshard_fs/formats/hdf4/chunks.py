@@ -1,0 +1,245 @@
+"""Where the values of an HDF4 data set lie: in one element, in linked blocks, in chunks, or nowhere. No I/O here."""
+
+from __future__ import annotations
+
+import math
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.core.array_group import (
+    ArrayDescription,
+    Chunks,
+    Contiguous,
+    FilledChunks,
+    Padded,
+    encoded,
+    made_of_parts,
+    pieces,
+)
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.model import Entry, Listed, Steps
+from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
+from refshard_fs.formats.hdf4.coding import Coding, parse_coding
+from refshard_fs.formats.hdf4.elements import CHUNK, COMPRESSED, VDATA, VDATA_VALUES, Elements, Key, Part
+from refshard_fs.formats.hdf4.objects import parse_vdata
+
+MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
+
+
+class Layout(NamedTuple):
+    """How the values of a data set are kept.
+
+    ``length`` is their number of bytes. A ``chunk`` is None where one element has the values as they are. Otherwise
+    ``written`` has the chunks that were written, by number, or the Vdata ``table`` has, and ``fill`` is an element of
+    the others.
+    """
+
+    length: int
+    chunk: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    coding: Coding | None = None
+    table: int = 0
+    written: dict[int, Key] | None = None
+    fill: bytes = b""
+
+
+def layout_of(elements: Elements, key: Key | None) -> Steps[Layout | None]:
+    """Return how the values in an element are kept; None if there are none. ManifestError if they are not read."""
+    if key is None or key not in elements.descriptors:
+        return None
+    kind = yield from elements.kind(key)
+    if kind == "plain":
+        return Layout(elements.descriptors[key].length)
+    header = yield from elements.stored(key)
+    match kind:
+        case "linked":
+            return Layout(int.from_bytes(header[2:6], "big", signed=True))
+        case "compressed":
+            length, ref, coding = parse_compressed(header)
+            written = {0: key} if (COMPRESSED, ref) in elements.descriptors else {}
+            return Layout(length, (), None, parse_coding(coding), written=written)
+        case "chunked":
+            return parse_chunked(header)
+        case "external":
+            name = header[14:].split(b"\0")[0].decode(errors="replace")
+            raise ManifestError(f"its values lie in another file, {name[:100]!r}, which is not read")
+    raise ManifestError(f"its values are in a {kind} element, which is not read")
+
+
+def parse_compressed(header: bytes) -> tuple[int, int, bytes]:
+    """Return the length, the reference number of the bytes, and the coding of a compressed element."""
+    if len(header) < 14:
+        raise ValueError(f"the header of its compressed values is cut short: it has {len(header)} bytes")
+    _, length, ref = struct.unpack_from(">HiH", header, 2)
+    return length, ref, header[10:]
+
+
+def parse_chunked(header: bytes) -> Layout:
+    """Return what the header of a chunked element says; ValueError where it is damaged."""
+    try:
+        _, version, _, total, count, width, _, table, _, _, ndim = struct.unpack_from(">iBiiiiHHHHi", header, 2)
+        if version != 0 or not 0 < ndim <= MOST_DIMENSIONS:
+            raise ValueError(f"its chunks have version {version} and {ndim} dimensions")
+        cells = struct.unpack_from(f">{3 * ndim}i", header, 35)
+        at = 39 + 12 * ndim
+        (length,) = struct.unpack_from(">i", header, at - 4)
+        fill, at = header[at : at + length], at + length
+        shape, chunk = cells[1::3], cells[2::3]
+        if min(shape) < 0 or min(chunk) < 1 or count != math.prod(chunk) or len(fill) != length or width < 1:
+            raise ValueError(f"its chunks of {chunk} elements of {shape} have {count} elements of {width} bytes")
+        coding = None
+        if at + 6 <= len(header):
+            (length,) = struct.unpack_from(">i", header, at + 2)
+            coding = parse_coding(header[at + 6 : at + 6 + max(length, 0)])
+    except struct.error as e:
+        raise ValueError(f"the header of its chunks is cut short: {e}") from e
+    return Layout(total * width, chunk, shape, coding, table, None, fill)
+
+
+def chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the chunks that a data set is shown in."""
+    if layout is None or layout.chunk is None:
+        return pieces(shape, itemsize)
+    return layout.chunk or tuple(max(extent, 1) for extent in shape)
+
+
+def chunks_of(
+    elements: Elements, key: Key | None, layout: Layout | None, array: ArrayDescription, grid: ChunkGrid, fill: bytes
+) -> Chunks:
+    """Return the chunks of a data set; ``fill`` is an element of what was never written.
+
+    Raises ManifestError if its element is too short.
+    """
+    needed = math.prod(array.shape) * array.dtype.itemsize
+    if layout is not None and layout.length < needed:
+        raise ManifestError(f"{array.where}: its values have {layout.length} bytes, its shape takes {needed}")
+    if layout is None or layout.chunk is not None or key is None:
+        return CodedChunks(elements, layout or Layout(0, written={}), array, grid, fill)
+    if elements.descriptors[key].is_special:
+        return LinkedPieces(elements, key, array)
+    offset = elements.descriptors[key].offset
+    return Contiguous(elements.file.source, offset, array.shape, array.chunks, array.dtype.itemsize, array.where)
+
+
+class LinkedPieces(Contiguous):
+    """The pieces of an array whose element is in linked blocks."""
+
+    def __init__(self, elements: Elements, key: Key, array: ArrayDescription) -> None:
+        itemsize = array.dtype.itemsize
+        super().__init__(elements.file.source, 0, array.shape, array.chunks, itemsize, array.where)
+        self._elements = elements
+        self._key = key
+        self._recipe = Padded(math.prod(array.chunks) * itemsize)
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        parts = yield from self._elements.parts(self._key)
+        start, size = self.place(number)
+        found = cut(parts, start, size)
+        if any(at + length > self._elements.file.size for at, length in found):
+            raise self._elements.damaged(f"it is cut short, or damaged: its linked element {self._key} ends behind it")
+        if len(found) == 1 and size == self._recipe.size:
+            return self._source.part(*found[0])
+        return made_of_parts(self._source, found, self._recipe, self._recipe.size, self._elements.file.url)
+
+
+def cut(parts: Sequence[Part], start: int, size: int) -> list[Part]:
+    """Return where ``size`` bytes from ``start`` on lie, of an element that is in ``parts``."""
+    begins = list(accumulate((length for _, length in parts), initial=0))
+    number = bisect_right(begins, start) - 1
+    found = []
+    while size > 0 and number < len(parts):
+        (at, length), skipped = parts[number], start - begins[number]
+        taken = min(length - skipped, size)
+        found.append((at + skipped, taken))
+        start, size, number = start + taken, size - taken, number + 1
+    return found
+
+
+class CodedChunks(FilledChunks):
+    """The chunks of a data set that is chunked, compressed as a whole, or was never written."""
+
+    def __init__(
+        self, elements: Elements, layout: Layout, array: ArrayDescription, grid: ChunkGrid, fill: bytes
+    ) -> None:
+        itemsize = array.dtype.itemsize
+        self._chunk_size = math.prod(array.chunks) * itemsize
+        self._fill = layout.fill if len(layout.fill) == itemsize else fill
+        # A fill value in the metadata is that of the attribute: readers fill with the same bytes.
+        fills_itself = array.fill_value is not None and self._fill == fill
+        super().__init__(array.where, grid, self._chunk_size, fills_itself=fills_itself)
+        self._elements = elements
+        self._layout = layout
+        self._codecs = array.codecs
+        self._recipe = None if layout.coding is None else layout.coding.recipe(self._chunk_size, itemsize)
+        self._written = layout.written
+
+    def filled(self) -> bytes:
+        return encoded(self._fill * (self._chunk_size // len(self._fill)), self._codecs)
+
+    def keys(self) -> Steps[dict[int, Key]]:
+        """Return the elements of the chunks that were written, by number."""
+        if self._written is None:
+            self._written = yield from self._table()
+        return self._written
+
+    def _table(self) -> Steps[dict[int, Key]]:
+        ref, counts = self._layout.table, self.grid.counts
+        header = parse_vdata((yield from self._elements.stored((VDATA, ref))))
+        row = np.dtype([("origin", ">i4", (len(counts),)), ("tag", ">u2"), ("ref", ">u2")])
+        if header.size != row.itemsize:
+            raise ValueError(f"the records of its table of chunks have {header.size} bytes, not {row.itemsize}")
+        if not header.records:
+            return {}
+        data = yield from self._elements.contents((VDATA_VALUES, ref))
+        if len(data) < header.records * row.itemsize:
+            raise ValueError(f"its table of {header.records} chunks has {len(data)} bytes")
+        rows = np.frombuffer(data, row, header.records)
+        rows = rows[((rows["origin"] >= 0) & (rows["origin"] < counts)).all(axis=1) & (rows["tag"] == CHUNK)]
+        numbers = np.ravel_multi_index(tuple(rows["origin"].T), counts) if len(rows) else np.empty(0, np.int64)
+        return {number: (CHUNK, ref) for number, ref in zip(numbers.tolist(), rows["ref"].tolist(), strict=True)}
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        try:
+            key = (yield from self.keys()).get(number)
+            if key is None:
+                return self.unwritten()
+            parts = yield from self._parts(key)
+            size = sum(length for _, length in parts)
+            if not size or any(at + length > self._elements.file.size for at, length in parts):
+                raise ValueError(f"the bytes of chunk {number} are cut short, or damaged")
+            if self._layout.coding is None and size != self._chunk_size:
+                raise ValueError(f"chunk {number} has {size} bytes, {self._chunk_size} were expected")
+        except RefShardError:
+            raise
+        except ValueError as e:
+            raise self._elements.damaged(f"{self.where}: {e}") from e
+        source, url = self._elements.file.source, self._elements.file.url
+        if self._recipe is not None:
+            return made_of_parts(source, parts, self._recipe, self._chunk_size, url)
+        return source.part(*parts[0]) if len(parts) == 1 else made_of_parts(source, parts, Padded(size), size, url)
+
+    def _parts(self, key: Key) -> Steps[list[Part]]:
+        """Return where the bytes of a chunk lie."""
+        elements = self._elements
+        found = elements.descriptors.get(key)
+        if found is None or not found.is_special:
+            return (yield from elements.parts(key))
+        compressed = elements.compressed_behind(key) if key[0] == CHUNK else None
+        if compressed is None:
+            _, ref, _ = parse_compressed((yield from elements.stored(key)))
+            compressed = COMPRESSED, ref
+        return (yield from elements.parts(compressed))
+
+    def listed(self) -> Steps[list[Listed] | None]:
+        try:
+            numbers = yield from self.keys()
+        except RefShardError:
+            raise
+        except ValueError as e:
+            raise DamagedIndex("", self._elements.file.url, f"{self.where}: {e}") from e
+        return self.listed_of(np.array(sorted(numbers), np.uint64))

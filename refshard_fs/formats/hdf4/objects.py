@@ -1,0 +1,117 @@
+"""What Vgroups, Vdatas and number types of an HDF4 file say. No I/O here."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from refshard_fs.formats.hdf4.elements import Key
+
+_TYPES: Final = {
+    3: "S1", 4: "S1", 5: "f4", 6: "f8", 20: "i1", 21: "u1", 22: "i2", 23: "u2", 24: "i4", 25: "u4", 26: "i8", 27: "u8",
+}  # fmt: skip
+_NATIVE, _LITTLE = 0x1000, 0x4000  # flags of a number type: machines of today are little-endian, too
+_PC: Final = 4  # how numbers are kept: 0 and 1 are big-endian
+
+
+class Vgroup(NamedTuple):
+    """A group: its members are elements by tag and reference number."""
+
+    name: str
+    kind: str  # which the specification calls its class
+    members: tuple[Key, ...]
+
+
+class Field(NamedTuple):
+    """A field of a Vdata: ``order`` numbers in each record."""
+
+    name: str
+    dtype: np.dtype[Any]
+    order: int
+
+
+class Vdata(NamedTuple):
+    """A table of ``records``; ``fields`` is empty if one of them has an unknown type."""
+
+    name: str
+    kind: str
+    records: int
+    size: int  # of a record, in bytes
+    fields: tuple[Field, ...]
+
+
+class _Cursor:
+    def __init__(self, data: bytes, what: str) -> None:
+        self.data = data
+        self.what = what
+        self.at = 0
+
+    def take(self, count: int) -> bytes:
+        found = self.data[self.at : self.at + count]
+        if len(found) < count:
+            raise ValueError(f"its {self.what} is cut short: it has {len(self.data)} bytes")
+        self.at += count
+        return found
+
+    def numbers(self, layout: str) -> tuple[int, ...]:
+        return struct.unpack(f">{layout}", self.take(struct.calcsize(f">{layout}")))
+
+    def text(self) -> str:
+        (size,) = self.numbers("H")
+        return decoded(self.take(size).split(b"\0")[0])
+
+
+def parse_vgroup(data: bytes) -> Vgroup:
+    """Return a Vgroup; ValueError where it is damaged."""
+    cursor = _Cursor(data, "Vgroup")
+    (count,) = cursor.numbers("H")
+    tags, refs = cursor.numbers(f"{count}H"), cursor.numbers(f"{count}H")
+    return Vgroup(cursor.text(), cursor.text(), tuple(zip(tags, refs, strict=True)))
+
+
+def parse_vdata(data: bytes) -> Vdata:
+    """Return the header of a Vdata; ValueError where it is damaged."""
+    cursor = _Cursor(data, "Vdata")
+    _, count, size, fields = cursor.numbers("HiHH")
+    codes, _, _, orders = (cursor.numbers(f"{fields}H") for _ in range(4))
+    names = [cursor.text() for _ in range(fields)]
+    name, kind = cursor.text(), cursor.text()
+    if count < 0:
+        raise ValueError(f"its Vdata {name!r} has {count} records")
+    found = zip(names, map(type_of, codes), orders, strict=True)
+    known = [Field(field, dtype, order) for field, dtype, order in found if dtype is not None]
+    return Vdata(name, kind, count, size, tuple(known) if len(known) == fields else ())
+
+
+def type_of(code: int) -> np.dtype[Any] | None:
+    """Return the data type of a number type's code; None if it is not known."""
+    kind = _TYPES.get(code & 0xFFF)
+    return None if kind is None else np.dtype(("<" if code & (_NATIVE | _LITTLE) else ">") + kind)
+
+
+def parse_number_type(data: bytes) -> np.dtype[Any]:
+    """Return the data type of the numbers of a data set; ValueError if it is not known."""
+    if len(data) < 4:
+        raise ValueError(f"its number type has {len(data)} bytes, 4 were expected")
+    found = type_of(data[1] | (_LITTLE if data[3] == _PC else 0))
+    if found is None or data[3] not in (0, 1, _PC):
+        raise ValueError(f"its number type {data[1]}, kept as {data[3]}, is not known")
+    return found
+
+
+def decoded(text: bytes) -> str:
+    """Return a text: UTF-8, or what older writers took, Latin-1."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
+
+
+def value_of(field: Field, data: bytes) -> Any:
+    """Return an attribute as JSON has it: a text, a number, or a list of numbers."""
+    if field.dtype.kind == "S":
+        return decoded(data).replace("\0", "")
+    values = np.frombuffer(data, field.dtype, len(data) // field.dtype.itemsize).tolist()
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,60 @@
+"""HDF4 files: data sets whose values lie in the file and are of bounded size, or an error of ours."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+
+from refshard_fs.core.model import Packed
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.hdf4.coding import MOST_DECODED
+from refshard_fs.formats.hdf4.source import open_
+from tests.fuzz.array_files import opened, some_chunks
+from tests.support.hdf4_files import hdf4_file, spread
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (
+    b"\x07\xad",
+    b"\x07\xaa",
+    b"\x07\xab",
+    b"\x42\xbe",
+    b"\x40\x3d",
+    b"\0\x01",
+    b"\0\x02",
+    b"\0\x03",
+    b"\0\x05",
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"Var0.0",
+    b"DimVal0.1",
+    b"XDim=2000000000\n",
+    b"OBJECT=",
+)
+_LARGEST = 1 << 20  # bytes of a chunk that is read
+
+
+def seeds() -> list[bytes]:
+    return [spread(hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")]
+
+
+def one_input(data: bytes) -> None:
+    found = opened(open_, data)
+    if found is None:
+        return
+    files, keys = found
+    for key in some_chunks(keys):
+        try:
+            entry = files.run(keys.lookup(key))
+        except (RefShardError, ValueError):
+            continue
+        if entry is None:
+            continue
+        assert (entry.size or 0) <= MOST_DECODED
+        if isinstance(entry, Packed):
+            assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
+        if (entry.size or 0) <= _LARGEST:
+            try:
+                files.bytes(entry)
+            except ValueError:
+                continue
