@@ -20,6 +20,7 @@ from refshard_fs.formats.grib2.messages import (
     BY_COLUMNS,
     MISSING,
     PACKINGS,
+    SPECTRAL,
     TEMPLATES,
     TO_AND_FRO,
     Parameter,
@@ -125,6 +126,8 @@ class Values1(msgspec.Struct, frozen=True):
         stored = int(np.count_nonzero(places))
         if integer(data, 4) & 0xC0 == _SECOND_ORDER:
             return self._second_order(data, places, stored)
+        if integer(data, 4) & SPECTRAL:
+            return self._spectral(data).astype("<f4").tobytes()
         bits, unused, reference = integer(data, 11), integer(data, 4) & 0xF, ibm(data, 7)
         if integer(data, 4) & 0xD0:
             raise ValueError(f"its values are packed in another way than simply: flags {integer(data, 4):#x}")
@@ -139,6 +142,18 @@ class Values1(msgspec.Struct, frozen=True):
             else:
                 out[places] = reference  # the value, which nothing scales
         return _in_rows(out, self.across, self.flags).tobytes()
+
+    def _spectral(self, data: bytes) -> npt.NDArray[np.float64]:
+        """Return spectral coefficients: packed simply but for the first, or with a subset that is not packed."""
+        bits, reference, factor = integer(data, 11), ibm(data, 7), 2.0 ** signed(data, 5, 2)
+        decimal = _power_of_ten(-self.decimal)
+        if integer(data, 4) & _SECOND_ORDER:  # in spectral fields this flag means complex packing
+            if len({integer(data, octet) for octet in (16, 17, 18)}) > 1:
+                raise ValueError("its spectral coefficients have a subset of another form than a triangle")
+            spectrum = _Spectrum(integer(data, 16), signed(data, 14, 2) / 1000, ">u4", True)
+            return spectrum.decode(data[18:], bits, self.count, reference, factor, decimal)
+        numbers = _simple(data[15:], b"", bits, self.count - 1).astype("f8").ravel()
+        return np.concatenate([[ibm(data, 12)], (numbers * factor + reference) * decimal])
 
     def _second_order(self, data: bytes, places: npt.NDArray[np.bool_], stored: int) -> bytes:
         """Return values that are packed in groups, maybe as differences, with rows to and fro."""
@@ -174,6 +189,65 @@ class Values1(msgspec.Struct, frozen=True):
         if flags & _ROWS_TURN:
             out = _in_rows(out, self.across, TO_AND_FRO).ravel()
         return _in_rows(out, self.across, self.flags).tobytes()
+
+
+class _Spectrum(NamedTuple):
+    """How coefficients are packed: as they are up to order ``subset``; others are scaled by a power of n (n + 1)."""
+
+    subset: int
+    power: float
+    kind: str  # of the numbers that are not packed
+    scales_last: bool  # GRIBEX scaled those of the last order of the subset, too
+
+    def decode(
+        self, data: bytes, bits: int, count: int, reference: float, factor: float, decimal: float
+    ) -> npt.NDArray[np.float64]:
+        """Return ``count`` numbers: real and imaginary parts by zonal wave number m, and from n = m on for each."""
+        truncation = truncation_of(count)
+        m, n = np.triu_indices(truncation + 1)
+        is_plain = n <= self.subset
+        plain = 2 * int(np.count_nonzero(is_plain))
+        if self.subset > truncation or len(data) < 4 * plain or bits > 32:
+            raise ValueError(f"its subset {self.subset} of {truncation} orders takes more bytes than it has")
+        if self.subset == truncation:  # eccodes writes and reads these in IEEE's form in edition 1, too
+            return np.frombuffer(data, ">f4", plain) * decimal
+        scales = np.zeros(truncation + 1)
+        orders = np.arange(1, truncation + 1)
+        scales[1:] = [1 / order**self.power for order in (orders * (orders + 1)).tolist()]
+        values = np.zeros((len(m), 2))
+        given = np.frombuffer(data, self.kind, plain)
+        values[is_plain] = (_from_ibm(given) if self.kind == ">u4" else given).reshape(-1, 2)
+        if self.scales_last:
+            is_last = n == self.subset
+            values[is_last] *= scales[n[is_last], None]
+        numbers = _simple(data[4 * plain :], b"", bits, count - plain).astype("f8").reshape(-1, 2)
+        values[~is_plain] = decimal * (numbers * factor + reference) * scales[n[~is_plain], None]
+        values[m == 0, 1] = np.where(is_plain[m == 0], values[m == 0, 1], 0)  # they are, but for rounding
+        return values.ravel()
+
+
+def truncation_of(count: int) -> int:
+    """Return the triangular truncation that ``count`` real and imaginary parts are of; ValueError if it is none."""
+    truncation = (math.isqrt(4 * count + 1) - 3) // 2
+    if truncation < 0 or (truncation + 1) * (truncation + 2) != count:
+        raise ValueError(f"its {count} coefficients are of no triangular truncation")
+    return truncation
+
+
+def _from_ibm(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return floating-point numbers of IBM's, given their bits."""
+    bits = numbers.astype("i8")
+    values: npt.NDArray[np.float64] = np.ldexp((bits & 0xFFFFFF).astype("f8"), 4 * ((bits >> 24 & 127) - 64) - 24)
+    values[bits >> 31 == 1] *= -1
+    return values
+
+
+def _spectral_complex(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
+    if integer(packing, 35) != 1 or len({integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
+        raise ValueError("its spectral coefficients have a subset of another form than a triangle of 32-bit numbers")
+    spectrum = _Spectrum(integer(packing, 25, 2), signed(packing, 21, 4) / 1e6, ">f4", False)
+    factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
+    return spectrum.decode(data, integer(packing, 20), stored, _reference(packing), factor, decimal)
 
 
 def _places(bitmap: bytes, count: int) -> npt.NDArray[np.bool_]:
@@ -364,7 +438,7 @@ _LOGARITHM: Final = 61
 _PACKINGS: Final = {
     0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
 }  # fmt: skip
-_UNSCALED: Final = {4: _ieee, 200: _run_length}  # or into values
+_UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # or into values
 
 
 class Points(msgspec.Struct, frozen=True):

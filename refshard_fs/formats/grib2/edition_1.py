@@ -12,8 +12,10 @@ from typing import Final
 from refshard_fs.core.model import Load, Raw, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2.messages import (
+    HARMONICS,
     NO_SURFACE,
     SECTION,
+    SPECTRAL,
     UNITS,
     Field,
     Grib,
@@ -48,10 +50,10 @@ _TEMPLATES: Final = {
     5: 20,
     10: 1,
     14: 41,
+    50: 50,
     90: 90,
 }  # of edition 2, by kind of grid (code table 6)
-_REFUSED_GRIDS: Final = {50: "spherical harmonics", 60: "rotated spherical harmonics", 70: "spherical harmonics",
-                         80: "spherical harmonics"}  # fmt: skip
+_REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rotated"}
 
 
 def ibm(data: bytes, octet: int) -> float:
@@ -122,8 +124,10 @@ def _parse(
             f"its grid has number {integer(product, 7)} of its centre, and no description: it is not shown"
         )
     kind = integer(grid, 6)
-    if kind in _REFUSED_GRIDS or packing & 0x80:
-        raise ValueError(f"its values are coefficients of {_REFUSED_GRIDS.get(kind, 'harmonics')}: they are not shown")
+    if kind in _REFUSED_GRIDS:
+        raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}): they are not shown")
+    if (kind == HARMONICS) != bool(packing & SPECTRAL):
+        raise ValueError(f"its grid is of kind {kind}, and its values have flags {packing:#x}: they contradict it")
     if kind not in _TEMPLATES:
         raise ValueError(f"its grid is of kind {kind}: it is not shown")
     if packing & 0x50 == 0x10:
@@ -177,6 +181,10 @@ def _without_levels(grid: bytes) -> bytes:
 def _count(grid: bytes) -> int:
     """Return the number of points."""
     across, down = integer(grid, 7, 2), integer(grid, 9, 2)
+    if integer(grid, 6) == HARMONICS:
+        if len({across, down, integer(grid, 11, 2)}) > 1:
+            raise ValueError("its spectral truncation is not triangular")
+        return (across + 1) * (across + 2)
     if across != 0xFFFF:
         return across * down
     at = integer(grid, 5) + 4 * integer(grid, 4)  # of the points of each row
@@ -188,6 +196,8 @@ def _count(grid: bytes) -> int:
 def describe_grid(grid: bytes) -> Grid:
     """Return what section 2 says of a grid."""
     kind = integer(grid, 6)
+    if kind == HARMONICS:
+        return Grid(HARMONICS, 0, 0, 0, 0, 0, ())
     has_corners = kind in (0, 4, 10, 14)
     return Grid(
         template=_TEMPLATES[kind],

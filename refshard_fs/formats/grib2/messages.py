@@ -103,7 +103,8 @@ TEMPLATES: Final = {  # of products (section 4) that are shown
     107: Product(end=35, kind=(_DERIVED, 59)),
 }
 MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
-PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 61, 200)  # templates of data (section 5) that are decoded
+PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 51, 61, 200)  # templates of data (section 5) that are decoded
+SPECTRAL: Final = 0x80  # a flag of section 4 in edition 1: its values are coefficients of spherical harmonics
 BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # flags of how a grid is scanned
 UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
 
@@ -190,11 +191,18 @@ class Grid(NamedTuple):
 _SCANNED: Final = {0: 72, 1: 72, 10: 60, 12: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 90: 64, 140: 64}
 
 
+HARMONICS: Final = 50  # of spherical harmonics, with triangular truncation: real and imaginary parts of coefficients
+
+
 def describe_grid(grid: bytes) -> Grid:
     """Return what section 3 says of a grid."""
     template = integer(grid, 13, 2)
     scanned = _SCANNED.get(template, 0)
     corners: tuple[float, ...] = ()
+    if template == HARMONICS and len({integer(grid, octet, 4) for octet in (15, 19, 23)}) > 1:
+        raise ValueError("its spectral truncation is not triangular")
+    if template == HARMONICS and (integer(grid, 15, 4) + 1) * (integer(grid, 15, 4) + 2) != integer(grid, 7, 4):
+        raise ValueError(f"its truncation {integer(grid, 15, 4)} does not have {integer(grid, 7, 4)} coefficients")
     if template == 0:
         basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
         unit = basic / parts if basic and parts not in (0, 0xFFFFFFFF) else 1e-6

@@ -19,8 +19,9 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
-from refshard_fs.formats.grib2.decoding import Named, Points, Values, Values1, eccodes, named
+from refshard_fs.formats.grib2.decoding import Named, Points, Values, Values1, eccodes, named, truncation_of
 from refshard_fs.formats.grib2.messages import (
+    HARMONICS,
     MISSING,
     PACKINGS,
     TEMPLATES,
@@ -42,7 +43,7 @@ SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's n
 # take one: as many take two rounds of 20 ms at 60 MB/s. Its messages are
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes long, as the first one says: of few long ones, a window each is far less
-VERSION: Final = 3  # of scans in the index cache: counts up whenever a file would have other fields
+VERSION: Final = 4  # of scans in the index cache: counts up whenever a file would have other fields
 FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
@@ -51,6 +52,9 @@ COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many a
 _SPARSE: Final = 16  # times and steps to a field: with more, their sums might take gigabytes
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
 _UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as ICON's
+# Templates of grids whose points eccodes locates. Those of others are in another file (`_UNSTRUCTURED`), there are none
+# (spectra), or eccodes does not know the projection, and cfgrib, too, shows dimensions without coordinates.
+_LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 90, 140, 150])
 _REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 
@@ -417,8 +421,9 @@ class FieldGroup(ArrayGroupBuilder):
         if grid.parallels > _FINEST:
             raise ValueError(f"its Gaussian grid has N={grid.parallels}, and {_FINEST} is the limit")
         number = self._number("grid", field.grid)
-        if template == _UNSTRUCTURED:  # its coordinates are in another file
-            return [_numbered("values", number)], [], (field.count,)
+        if template not in _LOCATED:
+            names = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
+            return names, [], (field.count,) if is_flat else (down, across)
         is_regular = template in _REGULAR and not is_flat
         names = [_numbered("latitude", number), _numbered("longitude", number)]
         plain = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
@@ -457,6 +462,9 @@ def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
 def _named_grid(field: Field) -> dict[str, Any]:
     """Return what names an unstructured grid, as attributes; nothing of other grids, which are there in full."""
     grid = field.grid
+    if _described(field).template == HARMONICS:
+        truncation = truncation_of(field.count)
+        return {"GRIB_gridType": "sh", "GRIB_J": truncation, "GRIB_K": truncation, "GRIB_M": truncation}
     if _described(field).template != _UNSTRUCTURED:
         return {}
     numbers = {"GRIB_numberOfGridUsed": integer(grid, 16, 3), "GRIB_numberOfGridInReference": integer(grid, 19)}

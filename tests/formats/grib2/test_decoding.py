@@ -42,6 +42,37 @@ def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
     np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("truncation", [20, 63])
+@pytest.mark.parametrize(
+    ("sample", "packing"),
+    [("sh_ml_grib1", "spectral_complex"), ("sh_ml_grib1", "spectral_simple"), ("sh_ml_grib2", "spectral_complex")],
+)
+def test_spectral_coefficients_are_those_of_eccodes(sample: str, packing: str, truncation: int) -> None:
+    m, n = np.triu_indices(truncation + 1)
+    values = RNG.normal(size=(len(m), 2)) / (1 + n[:, None]) ** 1.5
+    values[m == 0, 1] = 0
+    keys = dict.fromkeys("JKM", truncation)
+    data = message(values.ravel(), sample=sample, **keys, packingType=packing)
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle).astype("f4")
+    name = eccodes.codes_get(handle, "cfVarName")
+    eccodes.codes_release(handle)
+    found = array(data, name)
+    np.testing.assert_array_equal(found[...].ravel(), want)
+    assert {key: found.attrs[key] for key in ("GRIB_gridType", "GRIB_J")} == {
+        "GRIB_gridType": "sh",
+        "GRIB_J": truncation,
+    }
+
+
+def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
+    """A transverse Mercator projection; cfgrib shows it without latitudes and longitudes, too."""
+    keys = {"gridDefinitionTemplateNumber": 12, "Nx": 4, "Ny": 3, "numberOfDataPoints": 12}
+    data = message(np.arange(12.0), **keys)
+    assert array(data, "t")[...].tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    assert not {"latitude", "longitude"} & Files({ROOT: data}).open().grids.keys()
+
+
 @pytest.mark.parametrize("precision", [1, 2])
 def test_ieee_numbers_are_as_they_are_stored(precision: int) -> None:
     data = message(packingType="grid_ieee", precision=precision)

@@ -254,14 +254,15 @@ def test_large_messages_are_read(side: int, has_holes: bool) -> None:
 
 
 def test_kinds_of_fields_that_are_not_shown_are_named() -> None:
-    coefficients = message_1(np.zeros(4160), sample="sh_pl_grib1")
+    rotated = bytearray(message_1(np.zeros(4160), sample="sh_pl_grib1"))
+    rotated[8 + int.from_bytes(rotated[8:11]) + 5] = 60
     second = bytearray(repacked(message_1(bitsPerValue=16), "grid_second_order"))
     section_4 = 8 + sum(int.from_bytes(second[at : at + 3]) for at in (8, 8 + int.from_bytes(second[8:11])))
     second[section_4 + 13] = 0  # row by row
     shown = message_1(level=850)
-    reports = Files({ROOT: coefficients + shown}).open().reports
+    reports = Files({ROOT: bytes(rotated) + shown}).open().reports
     assert reports == {
-        "the message at byte 0": "its values are coefficients of spherical harmonics: they are not shown",
+        "the message at byte 0": "its harmonics are rotated (grid 60): they are not shown",
     }
     with pytest.raises(RefShardError, match="second-order packing has flags 0x0: only the general extended one"):
         array(bytes(second), "t")[...]
