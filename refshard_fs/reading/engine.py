@@ -20,6 +20,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
+from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.loading import Answers, Found
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import ReadPlan, Request, Unmade, plan_read
@@ -95,12 +96,12 @@ class Engine(Lookups):
         answers: Answers,
         stats: Stats,
         readahead: int,
-        near: Callable[[Span], bool],
+        immediate: Immediate,
     ) -> None:
-        """``readahead`` bounds what is guessed, in bytes; what is ``near`` is never fetched ahead."""
+        """``readahead`` bounds guesses, in bytes; ranges that ``immediate`` reads are never fetched ahead."""
         super().__init__(fetcher, answers, stats)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
-        self.ahead = Ahead(self, most, near)
+        self.ahead = Ahead(self, most, immediate)
         self._batch: list[_Read] = []
         self._closing = self._close_with_loop()
         with contextlib.suppress(StopIteration):
@@ -283,15 +284,18 @@ class Engine(Lookups):
         """Return the readers of the ranges of ``plan``, which set the future of ``read`` when all have come."""
         loop, paid = asyncio.get_running_loop(), read.is_paid
         readers = [Reader(None, s, loop.create_future(), plan.most, is_paid=paid) for s in plan.window.spans]
-        parts = asyncio.gather(*[reader.future for reader in readers], return_exceptions=True)
+        left = len(readers)
 
-        def come(parts: asyncio.Future[list[bytes | BaseException]]) -> None:
+        def came(_: asyncio.Future[bytes]) -> None:
+            nonlocal left
+            left -= 1
             future = read.future
-            if parts.cancelled():
-                future.cancel()
-            if future.done():
+            if left or future.done():
                 return
-            unmade = Unmade(plan, parts.result())
+            if any(reader.future.cancelled() for reader in readers):
+                future.cancel()
+                return
+            unmade = Unmade(plan, [reader.future.exception() or reader.future.result() for reader in readers])
             self.stats.add(keys=1)
             if not read.make:
                 future.set_result(unmade)
@@ -301,8 +305,13 @@ class Engine(Lookups):
                 made = self.start(asyncio.to_thread(unmade.make))
                 _pass_on(made, future)
 
-        parts.add_done_callback(come)
-        read.future.add_done_callback(lambda future: parts.cancel() if future.cancelled() else None)
+        def ended(future: asyncio.Future[Any]) -> None:
+            if future.cancelled():
+                _give_up(readers)
+
+        for reader in readers:
+            reader.future.add_done_callback(came)
+        read.future.add_done_callback(ended)
         return readers
 
     async def _read_sized(self, span: Entry, read: _Read) -> None:

@@ -26,6 +26,7 @@ TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
 SLOW: Final = 0.001  # seconds of one read; a thread costs 0.1 ms, and what the system has cached takes 0.02 ms
 PACE: Final = 1e9  # bytes a second that come beside it: slower than any cache
 LARGE: Final = 4 * MIB  # bytes that take so long wherever they are
+FORESEEN: Final = 1 << 14  # chunks that are fetched ahead, whose places are remembered
 
 
 Job = tuple[Request, Entry]
@@ -34,8 +35,13 @@ Job = tuple[Request, Entry]
 class Immediate:
     """Reads without an event loop; each method returns None where one is needed."""
 
-    def __init__(self, pool: Pool, answers: Answers, stats: Stats, on_disk: ChunkCache | None = None) -> None:
+    def __init__(
+        self, pool: Pool, answers: Answers, stats: Stats, on_disk: ChunkCache | None = None, *, is_written: bool = False
+    ) -> None:
+        """``is_written``: keys may move between two look-ups, because the source has uncommitted writes."""
         self._pool = pool
+        self._is_written = is_written
+        self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # where chunks lie that are fetched ahead
         self._on_disk = on_disk
         self._stats = stats
         self._answers = answers
@@ -161,12 +167,26 @@ class Immediate:
             with contextlib.suppress(Exception):
                 return [Found(keyspace.find(key)) for key in keys]
         out: list[Found | None] = [None] * len(keys)
-        for look_up in keyspace.lookups(keys):
+        if self._foreseen:
+            out = [self._take_foreseen(keyspace, key) for key in keys]
+        unknown = [place for place, found in enumerate(out) if found is None]
+        for look_up in keyspace.lookups([keys[place] for place in unknown]) if unknown else ():
             with contextlib.suppress(Exception):
                 found = self.run(look_up.steps, may_load=False)
                 for place, entry in zip(look_up.places, () if found is None else found.value, strict=False):
-                    out[place] = Found(entry)
+                    out[unknown[place]] = Found(entry)
         return out
+
+    def foresee(self, keyspace: KeySpace, key: str, entry: Entry) -> None:
+        """Remember where a chunk lies that is fetched ahead, until it is looked up."""
+        if not self._is_written:
+            if len(self._foreseen) >= FORESEEN:  # chunks that were expected, and never read
+                self._foreseen.clear()
+            self._foreseen[key] = keyspace, entry
+
+    def _take_foreseen(self, keyspace: KeySpace, key: str) -> Found | None:
+        known = self._foreseen.pop(key, None)
+        return Found(known[1]) if known is not None and known[0] is keyspace else None
 
     def reaches(self, span: Span) -> bool:
         """Whether the bytes of ``span`` need no event loop. Of what may not be read, or opened, its reader is told."""

@@ -18,6 +18,7 @@ from refshard_fs.core.keyspace import KeySpace, place
 from refshard_fs.core.model import Entry, Packed, Span
 from refshard_fs.reading.boxes import Boxes
 from refshard_fs.reading.dispatch import Block
+from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
@@ -61,14 +62,14 @@ class _Array:
 class Ahead:
     """What is fetched before it is asked for, on one event loop.
 
-    ``most`` bounds guesses, in bytes (0: none); what is ``near`` is read at once, and never fetched ahead.
+    ``most`` bounds guesses, in bytes (0: none); ranges that ``immediate`` reads are never fetched ahead.
     """
 
-    def __init__(self, lookups: Lookups, most: int, near: Callable[[Span], bool]) -> None:
+    def __init__(self, lookups: Lookups, most: int, immediate: Immediate) -> None:
         self._lookups = lookups
         self._fetcher = lookups.fetcher
         self._most = most
-        self._near = near
+        self._immediate = immediate
         self._arrays: dict[tuple[int, str], _Array] = {}
         self._expected: Counter[str] = Counter()  # keys that the reader said would be read, and how often
         self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
@@ -81,9 +82,13 @@ class Ahead:
 
         Whoever reads a key meets its error.
         """
-        entries = await self._lookups.find_all(keyspace, keys)
-        found = [() if entry is None or isinstance(entry, Exception) else entry.spans for entry in entries]
-        return [spans if all(span.size and not self._near(span) for span in spans) else () for spans in found]
+        found: list[Sequence[Span]] = []
+        for key, entry in zip(keys, await self._lookups.find_all(keyspace, keys), strict=True):
+            spans = () if entry is None or isinstance(entry, Exception) else entry.spans
+            found.append(spans if all(span.size and not self._immediate.reaches(span) for span in spans) else ())
+            if found[-1] and not isinstance(entry, Exception | None):
+                self._immediate.foresee(keyspace, key, entry)
+        return found
 
     @contextlib.asynccontextmanager
     async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
@@ -97,7 +102,9 @@ class Ahead:
             (shards,) = await self._lookups.run_all([keyspace.full_shards(keys)])
             if not isinstance(shards, Exception):  # whoever reads the key meets the error again
                 shared = Counter(span.url for span in shards)
-                begun = self._fetcher.begin(span for span in shards if shared[span.url] == 1 and not self._near(span))
+                begun = self._fetcher.begin(
+                    span for span in shards if shared[span.url] == 1 and not self._immediate.reaches(span)
+                )
         try:
             yield
         finally:
@@ -112,7 +119,7 @@ class Ahead:
         reads most parts soon, and waits for few.
         """
         spans = (span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans)
-        if all(self._near(span) and not self._fetcher.is_on_disk(span) for span in spans):
+        if all(self._immediate.reaches(span) and not self._fetcher.is_on_disk(span) for span in spans):
             return
         token = id(keyspace)
         self._lookups_done[token] += 1
@@ -124,7 +131,7 @@ class Ahead:
     def note_selection(self, keyspace: KeySpace, keys: Sequence[str], spans: Sequence[Span]) -> None:
         """Take note of a selection of several chunks, such as a task of dask reads."""
         is_large = len(keys) > BOX or sum(span.size or 0 for span in spans) > self._most // 4
-        if not is_large and self._expected.keys().isdisjoint(keys) and not all(map(self._near, spans)):
+        if not is_large and self._expected.keys().isdisjoint(keys) and not all(map(self._immediate.reaches, spans)):
             self.note([Asked(keyspace, keys, spans)])
 
     def note(self, asked: Iterable[Asked]) -> None:

@@ -84,6 +84,7 @@ class Engines:
         self._stores = Stores(options.pool)
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
+        self._is_written = is_written
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which a part was read: a loop over steps comes back to them.
@@ -119,7 +120,7 @@ class Engines:
     def _made(self, loop: Loop) -> Engine:
         options = self.options
         fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
-        return Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader().reaches)
+        return Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader())
 
     # ------------------------------------------------------------------ look-ups
 
@@ -148,7 +149,9 @@ class Engines:
     def _at_once_reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
-            immediate = self._immediate = Immediate(self._pool(None), self._answers, self.stats, self._on_disk)
+            immediate = self._immediate = Immediate(
+                self._pool(None), self._answers, self.stats, self._on_disk, is_written=self._is_written
+            )
         return immediate
 
     # ------------------------------------------------------------------ other event loops

@@ -7,12 +7,17 @@ import contextlib
 import json
 import random
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+from fsspec.asyn import get_loop, sync
 
 from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from refshard_fs.formats.hdf5.source import HDF5KeySpace
 from refshard_fs.reading import prefetch
 from tests.servers.http import RangeServer
 from tests.support.chunked import CHUNK, Chunked
@@ -272,3 +277,28 @@ def test_refused_chunk_ends_no_prefetch_of_others(http_server: RangeServer) -> N
     assert len(http_server.requests()) == before
     with pytest.raises(TargetNotAllowed):
         fs.cat_file("bad")
+
+
+def test_chunks_fetched_ahead_are_looked_up_once(
+    http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(1).random((128, 64, 64), "f4")
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.create_dataset("v", data=values, chunks=(1, 64, 64))
+    looked_up: list[str] = []
+    lookups = HDF5KeySpace.lookups
+
+    def counting(self: HDF5KeySpace, keys: Sequence[str]) -> Any:
+        looked_up.extend(keys)
+        return lookups(self, keys)
+
+    monkeypatch.setattr(HDF5KeySpace, "lookups", counting)
+    url = http_server.put("/x.nc", (tmp_path / "x.nc").read_bytes())
+    fs = RefShardFileSystem(url, skip_instance_cache=True)
+    keys = [f"v/{step}.0.0" for step in range(128)]
+    for first in range(0, 128, 8):
+        some = keys[first : first + 8]
+        read = fs.source.read_chunks(some, lambda coroutine: sync(get_loop(), lambda: coroutine))
+        assert list(read) == [step.tobytes() for step in values[first : first + 8]]
+    assert fs.stats()["ahead_hits"] > 64
+    assert len(looked_up) < 160
