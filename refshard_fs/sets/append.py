@@ -485,7 +485,7 @@ def _add_line(
     if values is not None and extent is not None and coming is not None:
         known = comparable(shown.variables[str(document.coordinate)], values)
         if rules.on_duplicate == "replace":
-            document, replaced_part = _without_part(document, known, coming[0], name)
+            document, replaced_part = _without_part(document, known, coming[0])
         place = _gap_for(document, known, coming[0])
         if place is not None:
             _check_chunks(document, new, place[1], name)
@@ -544,20 +544,16 @@ def _add_line(
 
 
 def _without_part(
-    document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any], where: str
+    document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any]
 ) -> tuple[ConcatDocument, int]:
     """Return a document with a gap in place of the part that has the values ``coming``, and its length, or 0."""
     first = np.flatnonzero(np.isin(values, coming[:1]))
     number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
     start, stop = document.starts[number : number + 2]
     part = document.parts[number]
-    if len(first) != 1 or part.is_gap or not np.array_equal(values[start:stop], coming):
+    is_first = number == document.first  # whose metadata stand for all
+    if len(first) != 1 or is_first or part.is_gap or not np.array_equal(values[start:stop], coming):
         return document, 0
-    if number == document.first:
-        raise ManifestError(
-            f"{part.name!r} is the first set of {where}, whose metadata stand for all: it is replaced by making the "
-            "document anew (resume= remembers what was found of each file)"
-        )
     gap_there = Part("", part.length, part.values)
     parts = [*document.parts[:number], gap_there, *document.parts[number + 1 :]]
     return msgspec.structs.replace(document, parts=tuple(parts)), part.length

@@ -50,6 +50,16 @@ TOGETHER: Final = 16  # sets that are read at a time, each by itself,
 AT_ONCE: Final = 32  # and those that are by one filesystem: their small arrays take 32 MiB and more of memory
 
 
+def check_shapes(path: str, one: NamedSet, other: NamedSet, axis: int) -> None:
+    """Raise ManifestError if two sets' arrays ``path`` have other dimensions, or lengths along any but ``axis``."""
+    a, b = one.variables[path], other.variables[path]
+    if a.dims != b.dims:
+        raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+    for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
+        if k != axis and length != theirs:
+            raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
+
+
 def check_joinable(
     path: str, one: NamedSet, other: NamedSet, axis: int, how: Joining, recut: Recut | None = None
 ) -> None:
@@ -61,11 +71,6 @@ def check_joinable(
     a, b = one.variables[path], other.variables[path]
     if a is b and recut is None:
         return
-    if a.dims != b.dims:
-        raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
-    for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
-        if k != axis and length != theirs:
-            raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
     if how == "made when they are read":
         fit(path, array_facts(path, one), array_facts(path, other), recut)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import reprlib
 import warnings
@@ -34,7 +35,15 @@ from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import cut_chunks, gap, trim, with_metadata
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
 from refshard_fs.sets.compatibility import array_facts, check_merged, roomier_encodings, with_digests
-from refshard_fs.sets.concatenation import Kept, Overlap, arrange, concatenate, coordinate_values, recut_shapes
+from refshard_fs.sets.concatenation import (
+    Kept,
+    Overlap,
+    arrange,
+    concatenate,
+    coordinate_values,
+    is_ordered,
+    recut_shapes,
+)
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.lazy_set import LazySet, describe
 from refshard_fs.sets.outer import Aligned, Piece, complete, fills_of, with_fills, with_gaps, with_gaps_of
@@ -514,14 +523,35 @@ def _find_and_join(rules: Rules, sources: Sequence[Any], read: Sequence[NamedSet
 
     `_join` says what ``others`` are.
     """
-    found = find_dimensions(read)
+    found = find_dimensions(read, is_outer=rules.is_outer)
     logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
     in_order = sorted(zip(found.places, sources, read, strict=True), key=itemgetter(0))
     places, sources, read = zip(*in_order, strict=True)
     dim = found.dims[0]
     has_values = all(dim in part.variables and part.values(dim) is not None for part in read)
     rules = msgspec.structs.replace(rules, sort=len(found.dims) == 1 and has_values)
-    return _join(rules, found.dims, places, sources, read, None, others)
+    if rules.sort and rules.overlap == "error":
+        _check_order(read, dim)
+    counts = [1 + max(along) for along in zip(*places, strict=True)]
+    grid = None
+    if len(read) < math.prod(counts):  # some are missing
+        numbers: dict[str, list[Any]] = {d: list(range(n)) for d, n in zip(found.dims, counts, strict=True)}
+        grid = FileGrid(found.dims, numbers, {at: part.name for at, part in zip(places, read, strict=True)})
+    return _join(rules, found.dims, places, sources, read, grid, others)
+
+
+def _check_order(read: Sequence[NamedSet], dim: str) -> None:
+    """Raise ManifestError where the values of each set are in order, and those of all sets are not."""
+    values = coordinate_values(with_common_units(read, dim, lazy=True).parts, dim)
+    if values is None or not all(len(own) < 2 or is_ordered(own) for own in values):
+        return
+    filled = sorted((own for own in values if len(own)), key=lambda own: own[0])
+    whole = [np.concatenate(some) for some in (filled, filled[::-1]) if some]
+    if whole and len(np.unique(whole[0])) == len(whole[0]) > 1 and not any(map(is_ordered, whole)):
+        raise ManifestError(
+            f"the values of {dim!r} in {read[0].name} and others are in no common order: dim={dim!r} joins sets in the "
+            "order in which they are given"
+        )
 
 
 def _join(

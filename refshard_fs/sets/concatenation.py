@@ -30,7 +30,7 @@ from refshard_fs.references.values import object_in
 from refshard_fs.security.origins import NOTHING, Origins
 from refshard_fs.sets.changed_set import grid_of, placed_chunks
 from refshard_fs.sets.common_units import comparable, times_along
-from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, same_values
+from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, check_shapes, same_values
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
 
 
@@ -84,7 +84,7 @@ class _Concatenation:
                 f"no variable is along {self.dim!r} in {self.sets[0].name}, nor in the others: of dimensions there are "
                 f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'none'}. "
                 "It is made where each set has one value of it, a scalar of that name, or where names of files say it, "
-                "by a pattern with fields: '{time:%Y%m%d}.nc'"
+                "by a pattern with fields: '{time:%Y%m%d}.nc', or by coords= with nested lists"
             )
         for path in dict.fromkeys(path for part in self.sets for path in part.variables):
             self._add_variable(path)
@@ -131,6 +131,9 @@ class _Concatenation:
                 "join='outer' takes it for missing there"
             )
         axis = variable.dims.index(self.dim)
+        distinct = _distinct_sets(self.sets, path)
+        for part in distinct:
+            check_shapes(path, first, part, axis)
         values = self._values(path, axis) if variable.is_coordinate or path in self.joined_as_values else None
         how: Joining = "as they are" if self.recut is None else "made when they are read"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
@@ -138,7 +141,7 @@ class _Concatenation:
         recut = self._recut(variable, axis) if values is None else None
         if values is not None:
             how = "stored anew"
-        for part in _distinct_sets(self.sets, path) if values is None else self.sets:
+        for part in distinct if values is None else self.sets:
             check_joinable(path, first, part, axis, how, recut)
         if recut is not None:
             self._add_metadata(variable, recut.meta.raw)

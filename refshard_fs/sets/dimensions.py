@@ -36,8 +36,11 @@ class Arrangement(NamedTuple):
     reason: str
 
 
-def find_dimensions(parts: Sequence[NamedSet]) -> Arrangement:
-    """Return along which dimensions ``parts`` differ; ManifestError, with the choices, where nothing tells."""
+def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arrangement:
+    """Return along which dimensions ``parts`` differ; ManifestError, with the choices, where nothing tells.
+
+    If ``is_outer``, a grid of sets may lack some.
+    """
     in_a_row = [(number,) for number in range(len(parts))]
     coordinates = _identities(parts, _coordinates(parts))
     scalars = _identities(parts, _scalars(parts))
@@ -47,7 +50,7 @@ def find_dimensions(parts: Sequence[NamedSet]) -> Arrangement:
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
             differing = {dim: of for dim, of in differing.items() if dim not in FOLLOW} or differing
-        found = _by_values(parts, differing, kind)
+        found = _by_values(parts, differing, kind, is_outer=is_outer)
         if found is not None:
             return found
     dim = _dimension_of_records(parts)
@@ -121,7 +124,9 @@ def _identity(part: NamedSet, variable: Variable | None) -> Hashable:
     return values.tobytes(), values.dtype.str, str(variable.attributes.get("units"))
 
 
-def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str) -> Arrangement | None:
+def _by_values(
+    parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str, *, is_outer: bool
+) -> Arrangement | None:
     """Return the dimensions whose values place each set; None where none differ."""
     if not differing:
         return None
@@ -131,12 +136,13 @@ def _by_values(parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]
         return Arrangement((dim,), [(number,) for number in numbers], f"the {kind} {dim!r} differs")
     dims = sorted(differing, key=lambda dim: not _is_of_times(parts[0], dim))
     tuples = list(zip(*(differing[dim] for dim in dims), strict=True))
-    if len(set(tuples)) == len(parts) == math.prod(len(set(differing[dim])) for dim in dims):
+    telling = [dim for dim in dims if _is_of_times(parts[0], dim) and len(set(differing[dim])) == len(parts)]
+    is_whole = len(parts) == math.prod(len(set(differing[dim])) for dim in dims)
+    if len(set(tuples)) == len(parts) and (is_whole or (is_outer and not telling)):
         along = [_places(parts, dim, differing[dim]) for dim in dims]
         return Arrangement(
             tuple(dims), list(zip(*along, strict=True)), f"the {kind}s {', '.join(map(repr, dims))} differ"
         )
-    telling = [dim for dim in dims if _is_of_times(parts[0], dim) and len(set(differing[dim])) == len(parts)]
     telling = [dim for dim in telling if dim == "time"] or telling
     if not telling:
         raise ManifestError(

@@ -344,7 +344,7 @@ def test_part_that_was_damaged_is_replaced_where_it_lies(tmp_path: Path) -> None
     assert refshard_fs.append(target, write_day(tmp_path / "mended", 1, 7.0), on_duplicate="replace") == 0
     assert refshard_fs.append(target, write_day(tmp_path, 3, 9.0), on_duplicate="replace") == 0
     assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [0, 7, 2, 9]
-    with pytest.raises(ManifestError, match="is the first set of"):
+    with pytest.raises(ManifestError, match="replaces the beginning of"):
         refshard_fs.append(target, paths[0], on_duplicate="replace")
 
 
