@@ -108,7 +108,7 @@ class KeySpace(ABC):
     references: Any = None
     # The documents of the root that recognising the source has read; None where one is absent.
     root_documents: Mapping[str, bytes | None] = {}
-    # The document of the cube that it is, if it is one: a set is appended as a line of it.
+    # The cube that it is or shows, if any: a key space with a ``document``, of which each set is a line.
     cube: Any = None
     # Uncommitted writes over ``base``.
     edits: Any = None
@@ -477,6 +477,10 @@ class View(KeySpace):
     @property
     def source(self) -> KeySpace:
         return self.base.source
+
+    @property
+    def cube(self) -> Any:  # of several sources together, the first one's
+        return self.base.cube
 
     @property
     def committed_as(self) -> str | None:  # type: ignore[override]  # a view that maps chunks takes no commits

@@ -208,7 +208,7 @@ class ConcatKeySpace(KeySpace):
         self.first = Overlaid(first, document.metadata, document.held, where) if is_shown_otherwise else first
         self.attribute_dtypes = first.attribute_dtypes
         self.unlimited_dimensions = first.unlimited_dimensions
-        self.document = self.cube = document
+        self.document = document
         self.document_url = where
         self.where = where
         self._resolve = resolve
@@ -226,6 +226,10 @@ class ConcatKeySpace(KeySpace):
         # By array: length, metadata and units of the last part that needed no recoding, and its fit. Parts with equal
         # values have the same fit.
         self._plain: dict[str, tuple[tuple[Any, ...], Fit]] = {}
+
+    @property
+    def cube(self) -> ConcatKeySpace:
+        return self
 
     @property
     def strangers(self) -> frozenset[str]:

@@ -24,9 +24,7 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
         nodes = {parent(key)[0] for key in documents} - owners.keys()
         owners |= dict.fromkeys(nodes, space)
         shown |= {key: document for key, document in documents.items() if parent(key)[0] in nodes}
-    merged = Selection(base, nodes_of(shown), owners)
-    merged.cube = base.cube
-    return merged
+    return Selection(base, nodes_of(shown), owners)
 
 
 def selected(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:

@@ -41,7 +41,7 @@ from refshard_fs.sets.concatenation import (
     shown_value,
 )
 from refshard_fs.sets.cube import open
-from refshard_fs.sets.lazy_set import joined_by, relative_urls
+from refshard_fs.sets.lazy_set import relative_urls
 from refshard_fs.sets.patterns import stack_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import expand, read_sets
@@ -127,7 +127,7 @@ def _append(
     )
     options = {name: value for name, value in options.items() if name != "branch"}  # which is the target's
     base = fs._writing("append").base()
-    joined = joined_by(base.keyspace)
+    joined = base.keyspace.cube
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
     try:
@@ -187,7 +187,7 @@ def _find_new(
     """
     urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
     found = expand(fo, for_sources(options, urls, append))
-    joined = joined_by(RefShardFileSystem(os.fspath(target), **options).source.open())
+    joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
     known = set() if joined is None or not knows_names else {joined.resolve(url) for url in joined.document.urls}
     new = [each for each in found if not isinstance(each, str) or source_of(each, None, None, True) not in known]
     return new, joined is not None

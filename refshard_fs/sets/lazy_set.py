@@ -10,11 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from refshard_fs.core.keyspace import KeySpace, View
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.security.policy import directory_of, protocol_of
@@ -131,7 +129,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
         """Return the document that joins sets which ``fs`` shows, its URLs absolute; None where it shows another."""
-        joined = joined_by(fs.source.open())
+        joined = fs.source.open().cube
         if joined is None:
             return None
         view = tuple(map(Choice.read, fs.storage_options.get("select") or ()))
@@ -160,13 +158,6 @@ def describe(document: ConcatDocument) -> str:
     return f"{count_text(document.count, 'set')} joined along {' and '.join(dims)}"
 
 
-def joined_by(space: KeySpace) -> ConcatKeySpace | None:
-    """Return the document that a key space shows, without what is put over it; None if it shows another source."""
-    while isinstance(space, View):
-        space = space.base
-    return space if isinstance(space, ConcatKeySpace) else None
-
-
 def _dims(document: ConcatDocument) -> Iterator[str]:
     yield document.dim
     for part in document.parts:
@@ -186,7 +177,7 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
         return document, choice
     metadata = document.metadata
     if document.first not in range(first, last):
-        joined = joined_by(fs.source.open())
+        joined = fs.source.open().cube
         assert joined is not None, "it shows a document"
         metadata = fs.source.run("", joined.documents_of_first)
     isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}

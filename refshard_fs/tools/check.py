@@ -22,7 +22,6 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import is_bounded
 from refshard_fs.core.keys import ChunkGrid, join, parent, relative
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Head, Stat, batches
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
 from refshard_fs.core.zarrmeta import undecodable
@@ -312,7 +311,8 @@ def check(
     except (RefShardError, OSError, ValueError) as e:
         found.add("error", "source", text=str(e) or type(e).__name__)
     else:
-        for url, reason in lost_sets(fs.source.open()).items():
+        cube = fs.source.open().cube
+        for url, reason in ({} if cube is None else cube.document.lost).items():
             found.add("warning", "lost-set", url=url, text=f"it was not read when sets were joined: {reason}")
         for path, reason in fs.left_whole.items():
             if path in source.arrays:
@@ -322,16 +322,6 @@ def check(
         with progress("check", callback) as shown:
             return _Check(fs, source, found, shown).report(faults, mode, sample)
     return found.report(mode)
-
-
-def lost_sets(space: KeySpace | None) -> dict[str, str]:
-    """Return by URL why sets could not be read when a cube was made."""
-    while space is not None:
-        if space.cube is not None:
-            lost: dict[str, str] = space.cube.lost
-            return lost
-        space = space.base
-    return {}
 
 
 class _Check:
