@@ -133,7 +133,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a login page": ("login.json", {}, ("login.json", "<html>", "login")),
     "something else": ("notes.txt", {}, ("notes.txt", "kerchunk-json", "hdf5", "format=")),
     "an empty file": ("empty.json", {}, ("empty.json", "empty", "written to the end?")),
-    "a file that is cut": ("cut.json", {}, ("cut.json", "not JSON", "ends too early, after", "written to its end?")),
+    "a file that is cut": ("cut.json", {}, ("cut.json", "not JSON", "ends too early, after", "written to the end?")),
     "a compressed file that is damaged": ("damaged.json.gz", {}, ("damaged.json.gz", "compressed and damaged")),
     "a format that nobody knows": (
         "refs.json",

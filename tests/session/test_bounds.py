@@ -255,7 +255,7 @@ def test_set_with_endless_partitions_is_not_asked_for_them(http_server: RangeSer
 
 def test_gen_makes_no_more_than_there_may_be() -> None:
     entry = {"key": "{{i}}/{{j}}", "url": "u", "dimensions": {"i": {"stop": 10**9}, "j": {"stop": 10**9}}}
-    with taking(MIB), pytest.raises(ManifestError, match="it stands for 1000000000000000000 keys"):
+    with taking(MIB), pytest.raises(ManifestError, match="it expands to 1000000000000000000 keys"):
         opened({"version": 1, "gen": [entry], "refs": {}})
 
 
