@@ -61,8 +61,9 @@ def layout_of(elements: Elements, key: Key | None) -> Steps[Layout | None]:
             return Layout(int.from_bytes(header[2:6], "big", signed=True))
         case "compressed":
             length, ref, coding = parse_compressed(header)
-            written = {0: key} if (COMPRESSED, ref) in elements.descriptors else {}
-            return Layout(length, (), None, parse_coding(coding), written=written)
+            if not length or (COMPRESSED, ref) not in elements.descriptors:
+                return None
+            return Layout(length, (), None, parse_coding(coding), written={0: key})
         case "chunked":
             return parse_chunked(header)
         case "external":

@@ -94,7 +94,7 @@ class Tree:
         self.tables: dict[int, Vdata] = {}
         self.reports: dict[str, str] = {}
         self._dimensions: dict[int, Dimension | None] = {}
-        self._left = 8 * elements.file.size + (1 << 20)  # bytes of names and attributes that are shown
+        self._left = 2 * elements.file.size + (1 << 20)  # bytes of names and attributes that are shown
 
     def read(self) -> Steps[None]:
         """Read what may be metadata, in one round."""
@@ -211,10 +211,11 @@ class Tree:
         shape = tuple(length for length in lengths if length is not None)
         if len(shape) < len(lengths) or min(shape, default=0) < 0 or math.prod(shape) * itemsize >= 1 << 40:
             raise ValueError(f"its dimensions have the lengths {lengths}")
-        if layout is not None and layout.shape is not None and (layout.shape[1:] != shape[1:]):
-            raise ValueError(f"its shape is {shape}, its chunks are of {layout.shape}")
-        if layout is not None and layout.chunk and len(layout.chunk) != len(shape):
-            raise ValueError(f"its shape is {shape}, its chunks are {layout.chunk}")
+        if layout is not None and layout.shape is not None:
+            size = math.prod(shape) * itemsize
+            if (layout.shape, layout.length) != (shape, size):
+                found = f"{layout.length} bytes of the shape {layout.shape}"
+                raise ValueError(f"its shape {shape} takes {size} bytes, its chunks are of {found}")
         return shape
 
     def _dimension(self, ref: int) -> Steps[Dimension | None]:

@@ -9,8 +9,10 @@ from typing import Any, Final, NamedTuple
 
 KINDS: Final = {"GRID": "grid", "SWATH": "swath"}  # the classes of the Vgroups that hold them
 
-_LINE: Final = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*(\([^)]*\)|"[^"\n]*"|[^\n]*?)[ \t\r]*$', re.MULTILINE)
+# Lists in parentheses may go on in the next lines.
+_LINE: Final = re.compile(r"^[ \t]*(\w{1,100})[ \t]*=[ \t]*(\([^)]{0,1000}\)|[^\n]*)", re.MULTILINE)
 _MOST_BLOCKS: Final = 1 << 16
+_LONGEST: Final = 4 << 20  # characters
 _WGS84: Final = 12  # among the spheres of GCTP
 _UPPER_LEFT: Final = ("HDFE_GD_UL", None)
 _ROLES: Final = {  # of the coordinates: name, unit, axis
@@ -60,18 +62,20 @@ def parse_odl(text: str) -> Block:
             count += 1
             if count > _MOST_BLOCKS:
                 raise ValueError(f"its StructMetadata have more than {_MOST_BLOCKS} blocks")
-            block = Block(value, {}, [])
+            block = Block(value.strip(), {}, [])
             path[-1].blocks.append(block)
             path.append(block)
         elif name in ("END_GROUP", "END_OBJECT"):
             path = path[:-1] or [root]
         else:
-            path[-1].values[name] = value.strip('"')
+            path[-1].values[name] = value.strip(' \t\r"')
     return root
 
 
 def structures_of(text: str) -> dict[str, Structure]:
     """Return the grids and swaths that a text describes, by name."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"its StructMetadata have {len(text)} characters: at most {_LONGEST} are read")
     root = parse_odl(text)
     found = {}
     for block in root.below("SwathStructure"):

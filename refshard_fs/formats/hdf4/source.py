@@ -79,6 +79,7 @@ class _Group(ArrayGroupBuilder):
         self._structures: dict[str, Structure] = {}
         self._owners: dict[Key, str] = {}  # the grids and swaths of data sets and Vdatas
         self._extents: dict[str, int] = {}  # of a group's dimensions, by path
+        self._taken: dict[str, int] = {}  # how many data sets have a path
         self._lost: dict[str, dict[str, Any]] = {}  # attributes of dimensions without values
 
     # ------------------------------------------------------------------ grids and swaths
@@ -163,11 +164,12 @@ class _Group(ArrayGroupBuilder):
             unlimited += [names[0]] if names[0] not in unlimited else []
 
     def _free(self, path: str) -> str:
-        """Return ``path``, with a number if another array has it."""
-        number, free = 2, path
-        while free in self.arrays or free in self.reports:
-            free, number = f"{path}_{number}", number + 1
-        return free
+        """Return ``path``, with a number if other data sets have it."""
+        while path in self.arrays or path in self.reports:
+            self._taken[path] = number = self._taken.get(path, 1) + 1
+            if f"{path}_{number}" not in self.arrays:
+                return f"{path}_{number}"
+        return path
 
     def _names(self, group: str, data_set: DataSet) -> list[str]:
         """Return the names of dimensions in a group; one of another length than the first of its name has its own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from refshard_fs.errors import DamagedIndex
@@ -24,3 +26,29 @@ def test_names_that_are_repeated_are_bounded() -> None:
     data[at + 4 : at + 8] = (2**31 - 1).to_bytes(4, "big")
     with pytest.raises(DamagedIndex, match="cut short"):
         Files({ROOT: bytes(data)}).open()
+
+
+def test_compressed_values_never_written_are_fill() -> None:
+    header = struct.pack(">HHi", 3, 0, 480)  # of 120 numbers of four bytes
+    data = hdf4_file("layouts")
+    assert data.count(header) == 1
+    files = Files({ROOT: data.replace(header, struct.pack(">HHi", 3, 0, 0))})
+    assert files.read(files.open(), "deflated/0.0") == struct.pack(">i", -2147483647) * 120
+
+
+def test_a_range_of_texts_is_left_out() -> None:
+    keyspace = Files({ROOT: hdf4_file("old").replace(bytes([1, 22, 16, 1]), bytes([1, 4, 8, 1]))}).open()
+    assert "Data-Set-2" in keyspace.grids
+
+
+def test_scales_that_are_cut_short_are_left_out() -> None:
+    data = hdf4_file("old")
+    at = data.index((703).to_bytes(2, "big"), 10)  # their descriptor
+    keyspace = Files({ROOT: data[: at + 8] + (1).to_bytes(4, "big") + data[at + 12 :]}).open()
+    assert list(keyspace.grids) == ["Data-Set-2"]
+
+
+def test_data_sets_of_one_name_are_told_apart() -> None:
+    data = hdf4_file("layouts")
+    keyspace = Files({ROOT: data.replace(b"\0\4runs", b"\0\4last")}).open()
+    assert {"last", "last_2"} <= set(keyspace.grids)
