@@ -14,7 +14,7 @@ import zarr
 
 from benchmarks.jobs.job import Site
 
-__all__ = ["Days", "Grib", "Image", "Months", "Scenes", "Steps", "Store", "VirtualSteps"]
+__all__ = ["Days", "Era5", "Grib", "Image", "Months", "Scenes", "Steps", "Store", "VirtualSteps"]
 
 
 class _Files:
@@ -263,3 +263,39 @@ class Grib:
         same = ["latitude", "longitude", "isobaricInhPa", "time"]
         joined = MultiZarrToZarr(sets, concat_dims=["step"], identical_dims=same)
         (site.folder / "refs.json").write_text(json.dumps(joined.translate()))
+
+
+@dataclass(frozen=True)
+class Era5:
+    """A month of ERA5 as the Climate Data Store has it: one file of edition 1, hours of two variables in turn."""
+
+    days: int
+    rows: int = 91
+    columns: int = 180
+
+    def write(self, folder: Path) -> None:
+        import eccodes
+
+        spacing = 360 / self.columns
+        rng = np.random.default_rng(0)
+        handles = []
+        for name in ("2t", "msl"):
+            handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib1")
+            for key, value in {
+                "shortName": name, "Ni": self.columns, "Nj": self.rows, "bitsPerValue": 16,
+                "latitudeOfFirstGridPointInDegrees": 90, "latitudeOfLastGridPointInDegrees": -90,
+                "longitudeOfFirstGridPointInDegrees": 0, "longitudeOfLastGridPointInDegrees": 360 - spacing,
+                "iDirectionIncrementInDegrees": spacing, "jDirectionIncrementInDegrees": 180 / (self.rows - 1),
+            }.items():  # fmt: skip
+                eccodes.codes_set(handle, key, value)
+            handles.append(handle)
+        with (folder / "era5.grib").open("wb") as file:
+            for hour in range(24 * self.days):
+                for handle in handles:
+                    eccodes.codes_set(handle, "dataDate", 20240101 + hour // 24)
+                    eccodes.codes_set(handle, "dataTime", hour % 24 * 100)
+                    eccodes.codes_set_values(handle, rng.normal(280, 9, self.rows * self.columns))
+                    file.write(eccodes.codes_get_message(handle))
+
+    def prepare(self, site: Site) -> None:
+        """Leave it as it is."""

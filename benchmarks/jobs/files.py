@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import xarray as xr
 
-from benchmarks.jobs.data import Months, Scenes
+from benchmarks.jobs.data import Era5, Months, Scenes
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.xarray_backend import RefShardBackend
 
@@ -78,6 +78,23 @@ class Window(Job):
     def theirs(self, site: Site) -> Any:
         (url,) = site.urls("*.tif")
         return read_window(f"/vsicurl/{url}", {})
+
+
+class Era5Point(Job):
+    """Open a month of ERA5 in GRIB that nobody has indexed, over HTTP, and take a point; the peer has a local copy."""
+
+    title = "a month of ERA5 (GRIB1): opened, a point"
+    sizes = Sizes(Era5(2), Era5(31))
+    peer = "cfgrib, local copy"
+    needs = ("cfgrib", "eccodes")
+
+    def ours(self, site: Site) -> Any:
+        with xr.open_dataset(f"{site.url}/era5.grib", engine=RefShardBackend) as ds:
+            return ds["t2m"][:, 40, 20].values
+
+    def theirs(self, site: Site) -> Any:
+        with xr.open_dataset(site.folder / "era5.grib", engine="cfgrib", backend_kwargs={"indexpath": ""}) as ds:
+            return ds["t2m"][:, 40, 20].values
 
 
 def read_window(name: str, options: dict[str, Any]) -> Any:
