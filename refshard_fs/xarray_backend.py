@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -168,6 +168,26 @@ class RefShardBackend(BackendEntrypoint):
                 )
 
 
+_FILTERS: Final = {"shuffle": "shuffle", "fletcher32": "fletcher32", "zlib": "zlib", "gzip": "zlib"}
+
+
+def _netcdf_encoding(variable: xr.Variable) -> dict[str, Any]:
+    """Return what `xarray.Dataset.to_netcdf` needs to compress a variable as its source does; nothing if it cannot."""
+    known = variable.encoding
+    codecs = [*(known.get("filters") or ()), *(known.get("compressors") or ()), known.get("compressor")]
+    found: dict[str, Any] = {}
+    for codec in filter(None, codecs):
+        name = str(getattr(codec, "codec_id", None) or getattr(codec, "codec_name", type(codec).__name__))
+        option = _FILTERS.get(name.removeprefix("numcodecs.").removesuffix("Codec").lower())
+        if option is None:
+            return {}
+        found[option] = True
+        if option == "zlib":
+            found["complevel"] = getattr(codec, "level", None) or getattr(codec, "codec_config", {}).get("level", 4)
+    chunks = known.get("chunks")
+    return {**found, "chunksizes": tuple(chunks), "original_shape": variable.shape} if found and chunks else {}
+
+
 class _TypedStore(ZarrStore):
     """xarray's store, with facts of the file that zarr's metadata cannot hold.
 
@@ -223,6 +243,7 @@ class _TypedStore(ZarrStore):
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, name)
         if self._filesystem is not None:
+            variable.encoding |= _netcdf_encoding(variable)
             metadata = getattr(self.zarr_group, "metadata", None)  # None in zarr 2, which writes these codecs itself
             if getattr(metadata, "zarr_format", None) == 2:
                 for name in ("compressors", "filters"):

@@ -6,6 +6,7 @@ Memory does not grow with the number of references of a reference set; those of 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import uuid
 import warnings
@@ -28,10 +29,12 @@ from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from refshard_fs.sinks import sink_named
 from refshard_fs.sinks.sink import Destination, Sink
-from refshard_fs.source.collect import Checks, collect, collected_from, gather
+from refshard_fs.source.collect import Checks, Collection, collect, collected_from, gather
 from refshard_fs.source.settings import data_url_of
 from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects
+
+logger = logging.getLogger("refshard_fs")
 
 
 def save(
@@ -132,6 +135,7 @@ def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -
     collection = session.run("", partial(collected_from, keyspace))
     is_much = collection.first_beyond_limit() is not None
     if is_much:
+        _warn_of_copies(collection, keyspace, copies.url)
         copies.begin(len(collection.packed))
         target = collection.urls.setdefault(copies.url, len(collection.urls))
     for batch in collection.batches():
@@ -140,6 +144,19 @@ def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -
             collection.keep(packed, Row(target, copies.add(data), len(data)) if is_much else data)
     copies.finish()
     return collection.finish()
+
+
+def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> None:
+    """Say how much is copied, before it is, and what copies nothing."""
+    what = bytes_text(sum(packed.size for packed in collection.packed))
+    space: KeySpace | None = keyspace
+    while space is not None and space.cube is None:
+        space = space.base
+    advice = (
+        "" if space is None else ". A name that ends in .refshard saves the document of the cube, and copies nothing"
+    )
+    count = count_text(len(collection.packed), "chunk")
+    logger.warning("%s, %s, are made when they are read, and are now copied to %s%s", count, what, url, advice)
 
 
 class CopiesBeside:

@@ -225,6 +225,38 @@ def test_unreadable_file_is_an_error_left_out_or_a_hole(tmp_path: Path) -> None:
     assert repr(refshard_fs.open(f"{tmp_path}/cube.refshard")).startswith("<4 sets joined along time, time 4: ")
 
 
+def test_save_tells_before_it_copies_and_what_copies_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("refshard_fs.source.collect.INLINED", 10)
+    for part, days in enumerate((slice(0, 2), slice(2, 5))):
+        ds = xr.Dataset({"t": (("time", "x"), values(5, seed=1)[days])}, {"time": DAYS[:5][days], "x": X})
+        ds.to_netcdf(tmp_path / f"{part}.nc", engine="h5netcdf", encoding={"t": {"chunksizes": ds["t"].shape}})
+    cube = refshard_fs.RefShardFileSystem(refshard_fs.open(f"{tmp_path}/*.nc"))
+    cube.save(f"{tmp_path}/cube.json")
+    assert "2 chunks, 96 B, are made when they are read" in caplog.text
+    assert "ends in .refshard" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
+def test_cube_is_written_as_small_as_its_files(tmp_path: Path, engine: Any) -> None:
+    pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
+    packing = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -9, "zlib": True, "complevel": 6, "shuffle": True}
+    for month in range(2):
+        t = np.arange(10)[:, None, None] + np.sin(np.arange(64) / 9)[:, None] + np.zeros(64)
+        ds = xr.Dataset({"t": (("time", "y", "x"), t)}, {"time": pd.date_range(f"2024-0{month + 1}-01", periods=10)})
+        ds.to_netcdf(tmp_path / f"{month}.nc", encoding={"t": {**packing, "chunksizes": (5, 64, 64)}})
+    whole = xr.open_dataset(f"{tmp_path}/*.nc", engine="refshard")
+    for part in (whole, whole.isel(x=slice(1, 60))):
+        part.to_netcdf(tmp_path / "copy", engine=engine)
+        sizes = [(tmp_path / name).stat().st_size for name in ("0.nc", "1.nc", "copy")]
+        assert sizes[2] <= sum(sizes[:2])
+        xr.testing.assert_equal(xr.open_dataset(tmp_path / "copy").load(), part.load())
+    assert whole["t"].encoding["complevel"] == 6
+    whole.to_zarr(tmp_path / "copy.zarr", consolidated=False)
+    xr.testing.assert_equal(xr.open_zarr(tmp_path / "copy.zarr", consolidated=False).load(), whole)
+
+
 # ----------------------------------------------------------------------------------------------------
 # As the source of a filesystem.
 
