@@ -49,6 +49,7 @@ _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _GZIP: Final = re.compile(r"\b(gzip|\*)\s*(?!;\s*q=0(\.0*)?\s*(,|$))(;|,|$)")
 _SMALL: Final = 256  # bytes of metadata that are not worth compressing
 _NAME: Final = re.compile(r"[^/{}?#]+")  # of a source among several
+KEPT: Final = 64 << 20  # bytes of chunks that are kept: several clients often want the same
 PICTURES: Final = 32  # pictures that are kept
 SIDE: Final = 1024  # elements of an array that a picture shows along each side
 DECODED: Final = 64 << 20  # most bytes of chunks that a picture is made of
@@ -184,11 +185,13 @@ class _Served:
         keyspace = self._keyspace = fs.source.open()
         documents = fs.source.run("", partial(keyspace.documents, ""))
         self._consolidated = consolidate(documents)
+        self._version = 3 if any(parent(key)[1] == "zarr.json" for key in documents) else 2
         self._compress = lru_cache(len(self._consolidated) or 1)(partial(gzip.compress, compresslevel=6))
         self._arrays = [path for key in documents for path, name in (parent(key),) if _is_array(documents[key], name)]
         self._title = fs.fo.rstrip("/").rpartition("/")[2].partition("?")[0] if isinstance(fs.fo, str) else "A source"
         self._pictures: LRU[tuple[str, str], Response] = LRU(PICTURES)
         self._drawing = asyncio.Lock()
+        self._kept: LRU[str, tuple[bytes, str]] = LRU(KEPT)
 
     async def page(self, request: Request) -> Response:
         """Answer with a page about the source, or with a picture.
@@ -208,7 +211,7 @@ class _Served:
             "JavaScript (zarrita)": f'await zarr.open(new zarr.FetchStore("{url}"))',
             "GDAL": f"gdalinfo 'ZARR:\"/vsicurl/{url}\":/{html.escape(path)}'",
             "R (terra)": f"terra::rast('ZARR:\"/vsicurl/{url}\":/{html.escape(path)}')",
-            "Neuroglancer": f"{url}{html.escape(path)}/|zarr:",
+            "Neuroglancer, tensorstore": f"{url}{html.escape(path)}/|zarr{self._version}:",
         }
         code = "".join(f"<dt>{name}</dt><dd><code>{text}</code></dd>" for name, text in lines.items())
         pictures = "".join(
@@ -216,7 +219,7 @@ class _Served:
             for path, name in ((path, quote(path)) for path in self._arrays)
         )
         shown = f'<p><img alt="{html.escape(path)}" src="?slice={quote(path)}"></p>' if path else ""
-        arrays = view(self._title, self._keyspace.format or "", arrays_table(self._keyspace))
+        arrays = view("Arrays", self._keyspace.format or "", arrays_table(self._keyspace))
         body = f"{arrays}{shown}<h2>Read it</h2><dl>{code}</dl><h2>Pictures</h2><ul>{pictures}</ul>"
         return _page(self._title, body)
 
@@ -251,17 +254,14 @@ class _Served:
         _check_token(request, self._token)
         key = request.path_params["key"]
         is_metadata = zarrmeta.is_metadata(key)
-        data = self._consolidated.get(key)
-        if data is None:
-            try:
-                if self._redirects and not is_metadata and (url := await self._public_url(key)) is not None:
-                    return RedirectResponse(url, 307)
-                data = await self._fs._cat_file(key)
-            except (FileNotFoundError, IsADirectoryError):
-                raise HTTPException(404) from None
-            except (RefShardError, OSError, ValueError) as e:
-                raise _failure(f"{key!r} exists, and its bytes cannot be had", e) from e
-        etag = f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
+        try:
+            if self._redirects and not is_metadata and (url := await self._public_url(key)) is not None:
+                return RedirectResponse(url, 307)
+            data, etag = await self._read(key)
+        except (FileNotFoundError, IsADirectoryError):
+            raise HTTPException(404) from None
+        except (RefShardError, OSError, ValueError) as e:
+            raise _failure(f"{key!r} exists, and its bytes cannot be had", e) from e
         headers = {
             "ETag": etag,
             "Accept-Ranges": "bytes",
@@ -284,6 +284,18 @@ class _Served:
             await self._pace.wait_for(len(data))
         kind = "application/json" if is_metadata else "application/octet-stream"
         return Response(data, 200 if part is None else 206, headers, kind)
+
+    async def _read(self, key: str) -> tuple[bytes, str]:
+        """Return the bytes of a key, and their ETag. Those of a source that takes writes are not kept."""
+        known = self._kept.get(key)
+        if known is not None and self._fs.source.transaction is None:
+            return known
+        data = self._consolidated.get(key)
+        if data is None:
+            data = await self._fs._cat_file(key)
+        found = data, f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
+        self._kept.put(key, found, len(data))
+        return found
 
     async def _public_url(self, key: str) -> str | None:
         """Return the URL of a chunk that is a whole object on a public web server."""

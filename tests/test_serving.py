@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
+import os
+import random
+import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +24,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
+from tests.servers.ports import free_ports
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("zarr", minversion="3")
@@ -112,6 +120,34 @@ def test_tensorstore_reads_what_is_served(server: Server, folder: Path) -> None:
     array = tensorstore.open({"driver": driver, "kvstore": f"{server.url}/t/"}).result().read().result()
     expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
     np.testing.assert_array_equal(array, expected)
+
+
+GDAL = """
+import json, sys, warnings, rasterio
+warnings.simplefilter("ignore")  # that it has no geotransform
+for form in sys.argv[1:]:
+    print(json.dumps(rasterio.open(form).read(1).tolist()))
+"""
+
+
+def test_gdal_reads_what_is_served(folder: Path) -> None:
+    pytest.importorskip("rasterio")
+    fs = RefShardFileSystem(f"{folder}/*.nc")
+    with Server(refshard_fs.asgi(fs)) as server:
+        forms = [f'ZARR:"/vsicurl/{server.url}/":/t', f'ZARR:"/vsicurl/{server.url}/t"']
+        # A process of its own: GDAL holds Python's lock while it waits for the server.
+        done = subprocess.run([sys.executable, "-c", GDAL, *forms], capture_output=True, text=True, timeout=120)
+    for line in done.stdout.splitlines():
+        np.testing.assert_array_equal(json.loads(line), xr.open_dataset(fs, engine="refshard")["t"])
+    assert done.stdout.count("\n") == len(forms), done.stderr
+
+
+def test_urls_of_neuroglancer_are_read(folder: Path) -> None:
+    """The form is tensorstore's, too: ``|zarr2:`` behind the URL of an array."""
+    tensorstore = pytest.importorskip("tensorstore")
+    with Server(refshard_fs.asgi(f"{folder}/*.nc")) as server:
+        (url,) = re.findall(r"<code>(http[^<]*zarr2:)</code>", HTTP.get(server.url).text)
+        assert tensorstore.open(url).result().shape == (6, 1000)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +321,31 @@ def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
         assert all(pool.map(read, range(40)))
 
 
+def test_what_is_written_meanwhile_is_served() -> None:
+    fs = RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "a/0": "abc"})
+    with Server(refshard_fs.asgi(fs)) as server:
+        first = HTTP.get(f"{server.url}/a/0")
+        fs.pipe_file("a/0", b"other")
+        again = HTTP.get(f"{server.url}/a/0", headers={"If-None-Match": first.headers["etag"]})
+    assert (first.content, again.status_code, again.content) == (b"abc", 200, b"other")
+
+
+def test_chunk_that_is_made_is_made_once(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    read = RefShardFileSystem._cat_file
+
+    async def counted(fs: RefShardFileSystem, path: str, *bounds: Any, **options: Any) -> Any:
+        made.append(path)
+        return await read(fs, path, *bounds, **options)
+
+    monkeypatch.setattr(RefShardFileSystem, "_cat_file", counted)
+    with Server(refshard_fs.asgi(f"{folder}/*.nc")) as own:
+        for _ in range(3):
+            HTTP.get(f"{own.url}/t/1.0")
+            HTTP.head(f"{own.url}/t/1.0")
+    assert made == ["t/1.0"]
+
+
 def test_rate_bounds_what_is_sent(folder: Path) -> None:
     fs = RefShardFileSystem(str(folder / "0.nc"))
     size = len(fs.cat_file("x/0"))
@@ -294,3 +355,144 @@ def test_rate_bounds_what_is_sent(folder: Path) -> None:
         for _ in range(4):
             assert len(HTTP.get(f"{server.url}/x/0").content) == size
         assert time.monotonic() - began >= 3 / 20  # a bound from below: no machine is too slow for it
+
+
+# ------------------------------------------------------------------ readers in JavaScript
+
+
+ZARRITA = """
+import * as zarr from "zarrita";
+
+const root = await zarr.open(new zarr.FetchStore(process.argv[2]), { kind: "group" });
+const t = await zarr.open(root.resolve("t"), { kind: "array" });
+const { shape, data } = await zarr.get(t);
+console.log(JSON.stringify({ shape, data: Array.from(data), attrs: t.attrs }));
+"""
+
+
+def test_zarrita_reads_what_is_served(server: Server, folder: Path, tmp_path: Path) -> None:
+    """REFSHARD_ZARRITA names a folder in which ``npm install zarrita`` was run."""
+    answer = _by_node(server.url, tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    np.testing.assert_array_equal(np.reshape(found["data"], found["shape"]), expected)
+    assert found["attrs"].get("scale_factor") == expected.attrs.get("scale_factor")
+
+
+def test_zarrita_fills_no_chunk_that_cannot_be_had(tmp_path: Path) -> None:
+    meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 7}
+    refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
+    refs["t/0"] = [str(tmp_path / "forbidden"), 0, 2]
+    with Server(refshard_fs.asgi(refs, allow=[])) as server:
+        answer = _by_node(server.url, tmp_path)
+    assert answer.returncode != 0
+    assert "502" in answer.stderr
+
+
+def _by_node(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    node, modules = shutil.which("node"), Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()
+    if node is None or not (modules / "zarrita").exists():
+        pytest.skip("needs node, and REFSHARD_ZARRITA: a folder with zarrita of npm")
+    (folder / "read.mjs").write_text(ZARRITA)
+    (folder / "node_modules").symlink_to(modules)
+    return subprocess.run([node, "read.mjs", url], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+PAGE = """<!doctype html><meta charset="utf-8"><p>reading</p><script type="importmap">{"imports": {
+"zarrita": "/node_modules/zarrita/dist/src/index.js",
+"@zarrita/storage": "/node_modules/@zarrita/storage/dist/src/index.js",
+"@zarrita/storage/fetch": "/node_modules/@zarrita/storage/dist/src/fetch.js",
+"numcodecs/": "/node_modules/numcodecs/dist/", "fflate": "/node_modules/fflate/esm/browser.js"}}</script>
+<script type="module">
+import * as zarr from "zarrita";
+try {
+  const root = await zarr.open(new zarr.FetchStore(SERVED), { kind: "group" });
+  const { data } = await zarr.get(await zarr.open(root.resolve("t"), { kind: "array" }));
+  document.querySelector("p").textContent = "sum " + data.reduce((sum, value) => sum + Number(value), 0);
+} catch (error) { document.querySelector("p").textContent = "error " + error; }
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_browser_reads_from_a_page_of_another_origin(server: Server, folder: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    modules = Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()
+    if chromium is None or not (modules / "zarrita").exists():
+        pytest.skip("needs chromium, and REFSHARD_ZARRITA: a folder with zarrita of npm")
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from starlette.staticfiles import StaticFiles
+
+    (tmp_path / "index.html").write_text(PAGE.replace("SERVED", json.dumps(server.url)))
+    pages = [
+        Mount("/node_modules", StaticFiles(directory=modules)),
+        Mount("/", StaticFiles(directory=tmp_path, html=True)),
+    ]
+    options = "--headless --no-sandbox --disable-gpu --no-first-run --virtual-time-budget=20000 --dump-dom"
+    with Server(Starlette(routes=pages)) as site:
+        command = [chromium, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", f"{site.url}/index.html"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
+    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    assert f"<p>sum {int(expected.sum())}</p>" in shown, shown
+
+
+# ------------------------------------------------------------------ for minutes
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_fifty_clients_get_no_wrong_byte_for_minutes(folder: Path) -> None:
+    """The server is killed in the middle and started again; its memory stays flat. REFSHARD_SERVE_SECONDS: 600."""
+    seconds = float(os.environ.get("REFSHARD_SERVE_SECONDS", "600"))
+    fs = RefShardFileSystem(f"{folder}/*.nc")
+    expected = {key: fs.cat_file(key) for key in fs.find("") if key != ".zmetadata"}
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "refshard_fs", "serve", f"{folder}/*.nc", "--port", str(port)]
+    end = time.monotonic() + seconds
+    counts = {"right": 0, "refused": 0}
+
+    def read(seed: int) -> None:
+        choose = random.Random(seed)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        while time.monotonic() < end:
+            key = choose.choice(list(expected))
+            start, size = choose.randrange(len(expected[key])), choose.randrange(1, 5000)
+            headers = choose.choice([{}, {"Range": f"bytes={start}-{start + size - 1}"}])
+            try:
+                connection.request("GET", "/" + key, headers=headers)
+                answer = connection.getresponse()
+                data = answer.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                counts["refused"] += 1
+                time.sleep(0.2)
+                continue
+            wanted = expected[key][start : start + size] if headers else expected[key]
+            assert (answer.status, data) == (206 if headers else 200, wanted)
+            counts["right"] += 1
+        connection.close()
+
+    memory: list[list[int]] = []
+    with ThreadPoolExecutor(50) as pool:
+        clients = [pool.submit(read, seed) for seed in range(50)]
+        for half in (0.5, 0):
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                memory.append([])
+                while time.monotonic() < end - half * seconds:
+                    time.sleep(min(5, seconds / 40))
+                    memory[-1].append(_resident(process.pid))
+                process.kill()
+        for client in clients:
+            client.result()
+    print(f"{counts['right']:,} right answers, {counts['refused']:,} connections refused; MiB: {memory}")
+    assert counts["right"] > 10 * seconds
+    for sizes in memory:
+        after, last = sizes[len(sizes) // 4 :], sizes[-len(sizes) // 4 :]
+        assert max(last) <= 1.1 * min(after), "memory grows"
+
+
+def _resident(pid: int) -> int:
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) >> 10

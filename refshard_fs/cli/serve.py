@@ -45,15 +45,24 @@ def _serve(arguments: Namespace) -> None:
         bytes_per_second=arguments.max_rate,
     )
     config = uvicorn.Config(app, limit_concurrency=arguments.max_requests, lifespan="off")
-    with socket.create_server((arguments.host, arguments.port), family=_family(arguments.host)) as listening:
+    with _listen(arguments.host, arguments.port) as listening:
         host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
         print_line(f"serving {', '.join(arguments.sources)} on http://{host}:{listening.getsockname()[1]}/")
         sys.stdout.flush()
         uvicorn.Server(config).run([listening])
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. It names TCP as its protocol: asyncio sends small packets at once only then."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as e:
+        listening.close()
+        raise OSError(e.errno, f"cannot listen on port {port} of {host}: {e.strerror}") from e
+    return listening
 
 
 COMMANDS = (_serve,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import refshard_fs
 from refshard_fs.cli import main
+from refshard_fs.cli.serve import _listen
 from tests.servers.ports import free_ports
 
 pytest.importorskip("uvicorn")
@@ -41,3 +44,45 @@ def test_sources_of_one_name_are_an_error(tmp_path: Path, capsys: pytest.Capture
         (tmp_path / folder / "refs.json").write_text("{}")
     assert main(["serve", str(tmp_path / "a/refs.json"), str(tmp_path / "b/refs.json")]) == 2
     assert "two have one: refs, refs" in capsys.readouterr().err
+
+
+def test_port_that_is_taken_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(tmp_path / "refs.json"), "--port", str(port)]) == 2
+    assert f"cannot listen on port {port} of 127.0.0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_small_answers_are_sent_at_once(host: str) -> None:
+    """asyncio sets TCP_NODELAY on sockets of that protocol alone: each answer would wait 40 ms for the client."""
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with _listen(host, 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP
+
+
+class _Without:
+    """Finds a package, and says that it is not installed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == self._name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.mark.parametrize("absent", ["uvicorn", "starlette"])
+def test_what_is_not_installed_is_named(
+    absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')
+    for name in [name for name in sys.modules if name.partition(".")[0] == absent]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "refshard_fs.serving", raising=False)
+    monkeypatch.delattr(refshard_fs, "serving", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_Without(absent), *sys.meta_path])
+    assert main(["serve", str(tmp_path / "refs.json"), "--port", "0"]) == 2
+    assert f'{absent}: pip install "refshard_fs[serve]"' in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""The chunks of a zarr store over HTTP: ``refshard serve``, nginx on the same files, and xpublish.
+
+    python -m benchmarks.serve [--quick] [--clients 8]
+
+Each client asks for random chunks on a connection of its own, and compares each with the file. *store* is a store of
+small chunks, or of large ones; for refshard also *cube*: two NetCDF files that are packed otherwise, so that chunks are
+made on demand, and cached. Wall seconds have the clients in them, which run beside the server; seconds of CPU are the
+server's alone. nginx and xpublish (with its plug-in for zarr) are left out where they are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from benchmarks.record import Case, keep
+from refshard_fs import RefShardFileSystem
+from tests.servers.nginx import nginx_binary
+from tests.servers.ports import free_ports
+
+REQUESTS, QUICK_REQUESTS = 20_000, 2_000
+SMALL, LARGE = 32, 512  # elements along each side of a chunk of float32: 4 KiB and 1 MiB
+
+XPUBLISH = """
+import sys, xarray, xpublish
+ds = xarray.open_zarr(sys.argv[1], consolidated=False)
+xpublish.SingleDatasetRest(ds).serve(host="127.0.0.1", port=int(sys.argv[2]))
+"""
+NGINX = """
+daemon off; master_process off; pid {folder}.pid; error_log stderr; events {{}}
+http {{ access_log {folder}.log; server {{ listen 127.0.0.1:{port}; root "{folder}"; }}
+  client_body_temp_path {folder}.1; proxy_temp_path {folder}.2; fastcgi_temp_path {folder}.3;
+  uwsgi_temp_path {folder}.4; scgi_temp_path {folder}.5; }}
+"""
+
+
+def store(folder: Path, side: int) -> dict[str, bytes]:
+    """Write a store of uncompressed chunks; return their bytes by key."""
+    count = 16 if side == SMALL else 4
+    values = np.random.default_rng(0).random((count * side, count * side), np.float32)
+    ds = xr.Dataset({"t": (("y", "x"), values)})
+    ds.to_zarr(folder, zarr_format=3, consolidated=False, encoding={"t": {"chunks": (side, side), "compressors": None}})
+    chunks = (path for path in (folder / "t/c").rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in chunks}
+
+
+def cube(folder: Path) -> tuple[str, dict[str, bytes]]:
+    """Write two files that are packed otherwise; return their pattern, and the chunks of their cube by key."""
+    folder.mkdir()
+    for number in range(2):
+        values = np.random.default_rng(number).integers(0, 1000, (8, LARGE, LARGE)) * 0.5
+        t = (("time", "y", "x"), values)
+        ds = xr.Dataset({"t": t}, {"time": np.arange(8) + 8 * number})
+        packing = {
+            "dtype": "i2",
+            "scale_factor": 0.5 + number / 2,
+            "chunksizes": (1, LARGE, LARGE),
+            "zlib": True,
+            "_FillValue": -1,
+        }
+        ds.to_netcdf(folder / f"{number}.nc", engine="h5netcdf", encoding={"t": packing})
+    fs = RefShardFileSystem(f"{folder}/*.nc")
+    keys = [key for key in fs.find("t") if not key.rpartition("/")[2].startswith(".")]
+    return f"{folder}/*.nc", {key: fs.cat_file(key) for key in keys}
+
+
+@contextmanager
+def running(command: list[str], url: str) -> Iterator[int]:
+    """Run a server until the end of the block, from its first answer on; yield its process."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(url).read()  # noqa: S310  # loopback
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+def cpu_of(pid: int) -> float:
+    """Return the seconds of CPU that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(port: int, prefix: str, chunks: Mapping[str, bytes], requests: int, clients: int) -> float:
+    """Return the seconds that ``clients`` take to read so many chunks together."""
+
+    def read(seed: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        keys = random.Random(seed).choices(list(chunks), k=requests // clients)
+        for key in keys:
+            connection.request("GET", prefix + key)
+            answer = connection.getresponse()
+            assert answer.read() == chunks[key], f"{key}: {answer.status}"
+        connection.close()
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(read, range(clients)))
+    return time.perf_counter() - began
+
+
+def measure(case: str, servers: Mapping[str, Any], chunks: Mapping[str, bytes], requests: int, clients: int) -> None:
+    """Measure each of the servers in turn, and print what they send."""
+    mean = sum(map(len, chunks.values())) / len(chunks)
+    print(f"\n{case}: {len(chunks)} chunks of {mean / 1024:.0f} KiB, {requests:,} requests by {clients} clients")
+    rates, costs = {}, {}
+    for name, (opened, port, prefix) in servers.items():
+        with opened as pid:
+            load(port, prefix, chunks, min(requests, 500), clients)  # warm
+            before = cpu_of(pid)
+            seconds = load(port, prefix, chunks, requests, clients)
+            cpu = cpu_of(pid) - before
+        rates[name], costs[name] = requests / seconds, cpu / requests * 1e6
+        megabytes = requests * mean / seconds / 1e6
+        print(f"{name:16} {rates[name]:8.0f} requests/s {megabytes:8.0f} MB/s {costs[name]:8.0f} us of CPU a request")
+    baseline = "nginx" if "nginx" in costs else None
+    keep(Case("serve", f"{case}: CPU of the server a request", "us", costs, ("refshard serve",), baseline))
+
+
+def main() -> None:
+    """Write, serve and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests")
+    parser.add_argument("--clients", type=int, default=8)
+    given = parser.parse_args()
+    requests = QUICK_REQUESTS if given.quick else REQUESTS
+    with tempfile.TemporaryDirectory() as directory:
+        for side, divided in ((SMALL, 1), (LARGE, 10)):
+            folder = Path(directory, f"{side}.zarr")
+            chunks = store(folder, side)
+            measure(
+                f"store of {side} x {side}", servers(folder, str(folder)), chunks, requests // divided, given.clients
+            )
+        pattern, chunks = cube(Path(directory, "cube"))
+        measure("cube, recoded", servers(None, pattern), chunks, requests // 10, given.clients)
+
+
+def servers(folder: Path | None, source: str) -> dict[str, Any]:
+    """Return what serves ``source``, which is at ``folder`` if it is a store: context of a process, port, prefix."""
+    ours, theirs, static = free_ports(3)
+    command = [sys.executable, "-m", "refshard_fs", "serve", source, "--port", str(ours)]
+    found: dict[str, Any] = {"refshard serve": (running(command, f"http://127.0.0.1:{ours}/"), ours, "/")}
+    if folder is None:
+        return found
+    binary = nginx_binary()
+    if binary is not None:
+        config = folder.with_suffix(".conf")
+        config.write_text(NGINX.format(folder=folder, port=static))
+        command = [binary, "-p", str(folder.parent), "-c", str(config), "-e", "stderr"]
+        found["nginx"] = (running(command, f"http://127.0.0.1:{static}/zarr.json"), static, "/")
+    if find_spec("xpublish") is not None:
+        command = [sys.executable, "-c", XPUBLISH, str(folder), str(theirs)]
+        found["xpublish"] = (running(command, f"http://127.0.0.1:{theirs}/zarr/zarr.json"), theirs, "/zarr/")
+    return found
+
+
+if __name__ == "__main__":
+    main()
