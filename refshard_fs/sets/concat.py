@@ -747,12 +747,16 @@ class _Cube(msgspec.Struct, frozen=True):
     def _insert_gaps(
         self, sources: Sequence[Any], parts: Sequence[NamedSet], dim: str
     ) -> tuple[list[Any], list[NamedSet]]:
-        """Return sources and sets with gaps between them, where values of a regular coordinate are missing."""
+        """Return sources and sets with gaps between them, where values of the coordinate are missing."""
+        rules = self.rules
+        regular, union = rules.regular.get(dim), rules.union.get(dim)
         pieces = [Piece(number, part) for number, part in enumerate(parts)]
-        if dim in self.rules.regular:
-            pieces = with_gaps(parts, dim, self.rules.regular[dim], lazy=self.rules.lazy)
-        if dim in self.rules.union:
-            pieces = with_gaps_of(pieces, dim, self.rules.union[dim])
+        if regular is not None:
+            pieces = with_gaps(parts, dim, regular, lazy=rules.lazy)
+        if union is not None:
+            numbers = [piece.number for piece in pieces]
+            divided = with_gaps_of([piece.part for piece in pieces], dim, union, lazy=rules.lazy)
+            pieces = [Piece(None if p.number is None else numbers[p.number], p.part) for p in divided]
         return ["" if p.number is None else sources[p.number] for p in pieces], [piece.part for piece in pieces]
 
 

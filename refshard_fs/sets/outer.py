@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -327,73 +326,69 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
             f"there is no coordinate {dim!r} of numbers in {name_without(parts, dim)}, which freq= needs to find "
             "missing values"
         )
-    whole = [Piece(number, part) for number, part in enumerate(parts)]
-    first = parts[0].coordinate(dim)
-    assert first is not None, "its values are known"
-    every = np.concatenate(values)
-    if not len(every):
-        return whole
+    first, every = parts[0].coordinate(dim), np.concatenate(values)
+    if first is None or not len(every):
+        return [Piece(number, part) for number, part in enumerate(parts)]
     steps = _Steps.of(freq, first, every[0], parts[0].name)
-    places_of = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
-    if (np.diff(np.concatenate(places_of)) == 1).all():
-        return whole
-    check_one_coordinate(parts, dim)
-    pieces: list[Piece] = []
-    expected, total = 0, len(every)  # the next step, and all elements, gaps included
-    for number, (part, own, places) in enumerate(zip(parts, values, places_of, strict=True)):
-        starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
-        for start, stop in pairwise(starts):
-            place = int(places[start])
-            if place < expected:
-                raise ManifestError(
-                    f"{part.name} has {dim} = {shown_value(own[start], parts[0], dim)} behind a later one: sort=True "
-                    "puts sets in order"
-                )
-            total += place - expected
-            if total > MOST:
-                raise ManifestError(
-                    f"{dim!r} would have more than {MOST:,} values, one every {freq}, with {own[start]} of {part.name}"
-                )
-            if place > expected:
-                missing = steps.values(np.arange(expected, place))
-                pieces.append(Piece(None, coordinate_set(first, missing, parts[0], f"the gap before {part.name}")))
-            pieces.append(Piece(number, trim(part, dim, start, stop, lazy=lazy)))
-            expected = place + stop - start
-    return pieces
+    places = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
+    ends = [int(own.max(initial=0)) + 1 for own in places]
+    if max(ends) > MOST:
+        name = parts[ends.index(max(ends))].name
+        raise ManifestError(f"{dim!r} would have more than {MOST:,} values, one every {freq}, with those of {name}")
+    return _put_gaps(parts, dim, places, max(ends), steps.values, lazy=lazy)
 
 
-def with_gaps_of(pieces: Sequence[Piece], dim: str, union: npt.NDArray[Any]) -> list[Piece]:
-    """Return ``pieces``, in order, with gaps where they lack values of ``union``, the sorted values of a coordinate."""
-    parts = [piece.part for piece in pieces]
-    values, first = coordinate_values(parts, dim), parts[0].coordinate(dim)
-    if values is None or first is None:
-        return list(pieces)
-    every = np.concatenate(values)
-    if len(every) > 1 and every[0] > every[-1]:
+def with_gaps_of(parts: Sequence[NamedSet], dim: str, union: npt.NDArray[Any], *, lazy: bool = False) -> list[Piece]:
+    """Return ``parts`` with gaps where they lack values of ``union``, the sorted values of a coordinate."""
+    values = coordinate_values(parts, dim)
+    every = np.concatenate(values or [union[:0]])
+    if not len(every) or values is None:
+        return [Piece(number, part) for number, part in enumerate(parts)]
+    if every[0] > every[-1]:
         union = union[::-1]
     order = np.argsort(union)
-    places = order[np.searchsorted(union, every, sorter=order)]
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    if (np.diff(places) < 1).any() or not set(starts.tolist()) <= {
-        0,
-        *np.cumsum([len(own) for own in values]).tolist(),
-    }:
-        raise ManifestError(
-            f"sets of other variables have values of {dim!r} between those of one set ({parts[0].name} and others): "
-            "expected whole sets before, after and between these"
-        )
-    found: list[Piece] = []
-    expected = at = 0
-    for piece, own in zip(pieces, values, strict=True):
-        place = int(places[at]) if len(own) else expected
+    places = [order[np.searchsorted(union, own, sorter=order)] for own in values]
+    return _put_gaps(parts, dim, places, len(union), union.__getitem__, lazy=lazy)
+
+
+def _put_gaps(
+    parts: Sequence[NamedSet],
+    dim: str,
+    places: Sequence[npt.NDArray[Any]],
+    stop: int,
+    values_at: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    *,
+    lazy: bool,
+) -> list[Piece]:
+    """Return ``parts``, whose elements lie at ``places`` along ``dim``, with gaps at all other places before ``stop``.
+
+    ``values_at`` returns the values of the coordinate at some places. A part with gaps within it becomes several
+    pieces. ManifestError where places do not ascend.
+    """
+    if (np.diff(np.concatenate(places), prepend=-1, append=stop) == 1).all():
+        return [Piece(number, part) for number, part in enumerate(parts)]
+    check_one_coordinate(parts, dim)
+    first = parts[0].coordinate(dim)
+    assert first is not None, "its values are known"
+    pieces: list[Piece] = []
+    expected = 0
+
+    def put_gap(place: int, where: str) -> None:
         if place > expected:
-            name = f"the gap before {piece.part.name}"
-            found.append(Piece(None, coordinate_set(first, union[expected:place], parts[0], name)))
-        found.append(piece)
-        expected, at = place + len(own), at + len(own)
-    if expected < len(union):
-        found.append(Piece(None, coordinate_set(first, union[expected:], parts[0], "the gap at the end")))
-    return found
+            missing = values_at(np.arange(expected, place))
+            pieces.append(Piece(None, coordinate_set(first, missing, parts[0], f"the gap {where}")))
+
+    for number, (part, own) in enumerate(zip(parts, places, strict=True)):
+        start = 0
+        for run in np.split(own, np.flatnonzero(np.diff(own) != 1) + 1) if len(own) else ():
+            if run[0] < expected:
+                value = shown_value(values_at(run[:1])[0], parts[0], dim)
+                raise ManifestError(f"{part.name} has {dim} = {value} behind a later one: sort=True puts sets in order")
+            put_gap(int(run[0]), f"before {part.name}")
+            pieces.append(Piece(number, trim(part, dim, start, start + len(run), lazy=lazy)))
+            start, expected = start + len(run), int(run[-1]) + 1
+    put_gap(stop, "at the end")
+    return pieces
 
 
 class _Steps(msgspec.Struct, frozen=True):

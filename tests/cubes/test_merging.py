@@ -83,3 +83,16 @@ def test_files_of_variables_share_bounds_and_auxiliaries(tmp_path: Path, years: 
         f"{tmp_path}/*.nc", engine="h5netcdf", compat="override", data_vars="minimal", coords="minimal"
     ).load()
     xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
+
+
+def test_times_between_those_of_a_file_are_gaps_in_it(tmp_path: Path) -> None:
+    parts = []
+    for name, days in (("a", [0, 1, 4, 5]), ("a", [8]), ("b", [2, 3, 4]), ("b", [9])):
+        ds = xr.Dataset({name: ("time", [10.0 + day for day in days])}, {"time": days})
+        ds[name].encoding["chunksizes"] = (min(len(days), 3),)
+        parts.append(ds)
+        ds.to_netcdf(tmp_path / f"{name}_{days[0]}.nc", engine="h5netcdf")
+    cube = refshard_fs.cube(f"{tmp_path}/*.nc", join="outer")
+    found = xr.open_dataset(cube, engine="refshard").load()
+    expected = xr.combine_by_coords(parts, join="outer")
+    xr.testing.assert_equal(found, expected[["a", "b"]].transpose("time"))  # type: ignore[index]
