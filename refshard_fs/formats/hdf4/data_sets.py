@@ -15,6 +15,7 @@ import numpy as np
 
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.model import Steps
+from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.hdf4.chunks import MOST_DIMENSIONS, Layout, layout_of
 from refshard_fs.formats.hdf4.elements import (
     DATA,
@@ -106,7 +107,9 @@ class Tree:
         blocks = [key for key in self._keys(LINKED) if elements.descriptors[key].length <= SMALL]
         if len(special) <= FEW and len(blocks) <= 16 * FEW:  # they are those of tables of chunks, for the most part
             wanted += blocks
-        yield from elements.load(wanted)
+        # Of those that end behind the file, each data set that needs one is reported.
+        ends = [(key, elements.descriptors[key]) for key in wanted]
+        yield from elements.load(key for key, found in ends if found.offset + found.length <= elements.file.size)
         for key in self._keys(VGROUP, VDATA):
             data = yield from elements.contents(key)
             tag, ref = key
@@ -169,7 +172,7 @@ class Tree:
     def _reported(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
         try:
             return (yield from steps)
-        except (ValueError, struct.error) as e:
+        except (ValueError, struct.error, DamagedIndex) as e:
             self.reports[name] = str(e)
         return []
 

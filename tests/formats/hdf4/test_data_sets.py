@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 import pytest
 
-from refshard_fs.errors import DamagedIndex
+from refshard_fs.errors import ManifestError
 from tests.support.hdf4_files import hdf4_file
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -20,11 +21,11 @@ def test_a_damaged_data_set_leaves_the_others() -> None:
     assert "plain" in keyspace.grids
 
 
-def test_names_that_are_repeated_are_bounded() -> None:
+def test_dimensions_behind_the_end_are_an_error() -> None:
     data = bytearray(hdf4_file("old"))
     at = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
     data[at + 4 : at + 8] = (2**31 - 1).to_bytes(4, "big")
-    with pytest.raises(DamagedIndex, match="cut short"):
+    with pytest.raises(ManifestError, match="cut short"):
         Files({ROOT: bytes(data)}).open()
 
 
@@ -52,3 +53,13 @@ def test_data_sets_of_one_name_are_told_apart() -> None:
     data = hdf4_file("layouts")
     keyspace = Files({ROOT: data.replace(b"\0\4runs", b"\0\4last")}).open()
     assert {"last", "last_2"} <= set(keyspace.grids)
+
+
+def test_an_attribute_behind_the_end_costs_one_data_set() -> None:
+    data = bytearray(hdf4_file("layouts"))
+    row = re.search(rb"\x07\xab......." + rb".\0\0\0\1", data, re.DOTALL)  # of an attribute of one letter, its units
+    assert row is not None
+    data[row.start() + 4 : row.start() + 8] = (1 << 30).to_bytes(4, "big")
+    keyspace = Files({ROOT: bytes(data)}).open()
+    assert "cut short" in keyspace.reports["plain"]
+    assert set(keyspace.reports) == {"plain", "huffman", "outside"}
