@@ -1,4 +1,5 @@
-"""Read S3 objects: s3fs finds credentials, region and endpoint, botocore signs, and this module sends the ranged GETs.
+"""Read S3 objects: s3fs finds credentials, region and endpoint, botocore signs, and this module sends the ranged GETs
+and the listings.
 
 A request through s3fs and botocore costs many times the CPU of a plain one. What plain requests cannot express (other
 regions, versions, customer keys, unusual signatures, proxies, the user's hooks) is left to s3fs, for a bucket or for
@@ -8,18 +9,22 @@ all.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Awaitable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus, urlencode
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
+from refshard_fs.core.format import xml
 from refshard_fs.core.model import Facts, Listed
+from refshard_fs.errors import sanitize
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, in_context, open_session
 from refshard_fs.targets.failures import HttpStatus, os_errors
@@ -28,10 +33,12 @@ from refshard_fs.targets.generic import FsspecTarget, in_thread, once
 if TYPE_CHECKING:
     from refshard_fs.targets.s3_client import S3Client
 
+logger = logging.getLogger("refshard_fs")
 T = TypeVar("T")
 
 _VALID = 300.0  # seconds that a signature is used; servers accept it for 15 minutes, and clocks may differ
 _SIGNED = 8192  # objects whose signature is kept
+_PAGE = 16 << 20  # bytes that a page of a listing has at most: 1,000 keys, whose longest are 3 kB each
 
 # Errors that ask for another request (region, time, signature), which botocore knows how to make.
 _DETOURS = frozenset(
@@ -76,7 +83,8 @@ def has_own_hooks(client: Any) -> bool:
     try:
         emitter = client.meta.events
         trie = getattr(emitter, "_emitter", emitter)._handlers
-        handlers = [one for event in _EVENTS for one in trie.prefix_search(f"{event}.s3.GetObject")]
+        events = [f"{event}.s3.{operation}" for event in _EVENTS for operation in ("GetObject", "ListObjectsV2")]
+        handlers = [one for event in events for one in trie.prefix_search(event)]
     except AttributeError:
         return True
     return not all(_module_of(handler).startswith(("botocore.", "aiobotocore.", "s3fs.")) for handler in handlers)
@@ -159,10 +167,10 @@ class S3Target(Target):
         return await (self.facts(path) if self._fast else self._leave_to_s3fs(self._theirs.current_facts(path)))
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._leave_to_s3fs(self._theirs.names(path))
+        return await self._list(path, "/") or await self._leave_to_s3fs(self._theirs.names(path))
 
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
-        return await self._leave_to_s3fs(self._theirs.tree(path))
+        return await self._list(path, "") or await self._leave_to_s3fs(self._theirs.tree(path))
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str]:
         return self.fs, path
@@ -191,9 +199,7 @@ class S3Target(Target):
     async def _prepare(self, path: str) -> _Ready | None:
         """Return the request for an object, with a new signature; None if s3fs must make it."""
         name, _, key = path.partition("/")
-        if not self._fast or name in self._left_to_s3fs or not key or "?versionId=" in key:
-            return None
-        bucket = await once(self._buckets, name, lambda: self._find(name))
+        bucket = None if not key or "?versionId=" in key else await self._bucket(name)
         if bucket is None:
             return None
         url = bucket.base + quote(key, safe="/~")
@@ -203,6 +209,40 @@ class S3Target(Target):
         headers = {**headers, "Accept-Encoding": "identity"}
         ready = self._ready[path] = _Ready(URL(url, encoded=True), headers, bucket.ssl, time.monotonic() + _VALID)
         return ready
+
+    async def _list(self, path: str, delimiter: str) -> tuple[Listed, ...]:
+        """Return the objects below ``path``, and directories if there is a ``delimiter``; none if s3fs must list them.
+
+        botocore takes longer to parse the time of each object than a server takes to list it.
+        """
+        name, _, prefix = path.rstrip("/").partition("/")
+        bucket = await self._bucket(name)
+        if bucket is None:
+            return ()
+        prefix = prefix and prefix + "/"
+        query = {"delimiter": delimiter, "encoding-type": "url", "list-type": "2", "prefix": prefix}
+        found: list[Listed] = []
+        token: str | None = None
+        try:
+            while token != "":
+                pairs = sorted((query if token is None else {**query, "continuation-token": token}).items())
+                url = f"{bucket.base}?{urlencode(pairs, quote_via=quote, safe='~')}"
+                headers = bucket.headers if bucket.signer is None else await _signed(bucket.signer, url, bucket.headers)
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("GET %s", sanitize(url))
+                ready = _Ready(URL(url, encoded=True), {**headers, "Accept-Encoding": "identity"}, bucket.ssl, 0.0)
+                answer = await self._send(ready, 0, None, None, _PAGE)
+                listed, token = _page(bytes(answer.data).decode(), len(prefix))
+                found += listed
+        except (HttpStatus, LookupError, ValueError):  # of another region, or not of S3: s3fs says what is wrong
+            return ()
+        return tuple(sorted(found, key=lambda listed: listed.name) if delimiter else found)
+
+    async def _bucket(self, name: str) -> _Bucket | None:
+        """Return how to address a bucket; None if s3fs must send the requests."""
+        if not self._fast or name in self._left_to_s3fs:
+            return None
+        return await once(self._buckets, name, lambda: self._find(name))
 
     async def _find(self, name: str) -> _Bucket | None:
         """Return the bucket as botocore would address it; None if botocore's requests would differ from ours."""
@@ -249,6 +289,25 @@ class S3Target(Target):
                 return await request
         except FileNotFoundError as e:
             raise _absent(e) from e
+
+
+def _page(text: str, skipped: int) -> tuple[list[Listed], str]:
+    """Return what a page of ListObjectsV2 lists, and the token of the next page; keys lose ``skipped`` characters."""
+    page = xml(text)
+    if page.tag.rpartition("}")[2] != "ListBucketResult":
+        raise ValueError(f"expected a ListBucketResult, found {page.tag}")
+    decode = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+    found = []
+    for element in page:
+        fields = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
+        match element.tag.rpartition("}")[2]:
+            case "Contents" if not fields["Key"].endswith(("/", "%2F")):
+                modified = str(datetime.fromisoformat(fields["LastModified"]))  # as s3fs spells it
+                name = decode(fields["Key"])[skipped:]
+                found.append(Listed(name, int(fields["Size"]), False, fields["ETag"], modified))
+            case "CommonPrefixes":
+                found.append(Listed(decode(fields["Prefix"])[skipped:].rstrip("/"), None, True))
+    return [listed for listed in found if listed.name], page.findtext("{*}NextContinuationToken") or ""
 
 
 async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:

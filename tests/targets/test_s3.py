@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import botocore.httpsession
 import pytest
@@ -275,6 +276,31 @@ def test_names_below_a_prefix(s3_server: SeaweedServer, bucket: str) -> None:
     assert listed.last_modified is not None
 
 
+@pytest.mark.parametrize("how", ["signed", "anonymous"])
+@pytest.mark.parametrize("below", ["", "/a", "/a/", "/deep", "/deep/er", "/nothing"])
+@pytest.mark.parametrize("call", ["names", "tree"])
+def test_listing_is_what_s3fs_lists(
+    s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str, call: str, below: str, how: str
+) -> None:
+    for key in ("deep/er/x+y z", "deep/er/ü/1", "deep/er/ü/0", "deep/er.txt", "deep/0"):
+        s3_server.put(f"targets/{key}", key.encode())
+
+    async def listed(opened: Any, path: str) -> Any:
+        try:
+            return sorted(await getattr(opened, call)(path), key=repr)
+        except FileNotFoundError:
+            return None
+
+    options = {"anon": True, "endpoint_url": s3_proxy.url} if how == "anonymous" else through(s3_proxy)
+    ours = reader(options).run(f"{bucket}{below}", listed)
+    agents = [r.headers["user-agent"] for r in s3_proxy.requests() if "list-type" in r.query]
+    theirs = reader(options, fast_s3=False).run(f"{bucket}{below}", listed)
+    assert ours == theirs
+    if ours:
+        assert agents
+        assert not any("botocore" in agent.lower() for agent in agents)
+
+
 # ---------------------------------------------------------------------------------------- what a script answers
 
 
@@ -291,6 +317,33 @@ class Scripted(HttpServer):
             status, code = self.refusals.pop(0)
             return failure(status, code)
         return answer_read(head, Resource.of(DATA, 1.0))
+
+
+class Pages(HttpServer):
+    """Lists keys ``0`` to ``6``, three a page."""
+
+    async def answer(self, head: Head, body: bytes, request: Request) -> Wire:
+        query = dict(parse_qsl(head.query))
+        first = int(query.get("continuation-token", "0"))
+        keys = range(first, min(first + 3, 7))
+        rows = "".join(
+            f"<Contents><Key>d%2B/{key}</Key><LastModified>2024-01-02T03:04:05.000Z</LastModified><ETag>{key}</ETag>"
+            f"<Size>{key}</Size></Contents>"
+            for key in keys
+        )
+        more = f"<NextContinuationToken>{first + 3}</NextContinuationToken>" if first + 3 < 7 else ""
+        namespace = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+        text = f"<ListBucketResult {namespace}><EncodingType>url</EncodingType>{more}{rows}</ListBucketResult>".encode()
+        return Wire(200, {"content-length": str(len(text))}, memoryview(text))
+
+
+def test_listing_goes_on_to_the_last_page() -> None:
+    with Pages() as server:
+        listed = reader({"anon": True, "endpoint_url": server.url}).run("s3://bkt/d+", lambda o, path: o.tree(path))
+        assert len(server.requests()) == 3
+    assert listed is not None
+    assert [(each.name, each.size, each.etag) for each in listed] == [(str(key), key, str(key)) for key in range(7)]
+    assert {each.last_modified for each in listed} == {"2024-01-02 03:04:05+00:00"}
 
 
 @pytest.fixture
