@@ -1,4 +1,4 @@
-"""Small files that claim much, of formats other than HDF5: each is refused, or opens with little memory."""
+"""Small files of formats other than HDF5 that announce much data are refused, or open with little memory."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.shards_in_memory import ROOT, Files
 
 
 def refused(data: bytes, most: int = 64 << 20) -> str:
-    """Return why a file is refused, which takes no more than ``most`` bytes."""
+    """Return the error of opening a file. Check that it takes at most ``most`` bytes."""
     with taking(most), pytest.raises(RefShardError) as caught:
         Files({ROOT: data}).open()
     return str(caught.value)
 
 
 def opened(data: bytes, most: int = 64 << 20, others: Mapping[str, bytes] | None = None) -> Any:
-    """Return a file as a key space, which takes no more than ``most`` bytes."""
+    """Open a file as a key space. Check that it takes at most ``most`` bytes."""
     with taking(most):
         return Files({ROOT: data, **(others or {})}).open()
 
@@ -49,13 +49,13 @@ def ifd(tags: Tags, following: int = 0) -> bytes:
 
 
 def image(width: int = 4, height: int = 4, **more: tuple[int, int, int]) -> Tags:
-    """Return the tags of an image of one strip; those of ``more`` are called ``t`` and their number."""
+    """Return the tags of an image of one strip; ``more`` tags have the names ``t`` and a number."""
     plain = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: 16}
     return {number: (4, 1, value) for number, value in plain.items()} | {int(k[1:]): v for k, v in more.items()}
 
 
 def tiff(before: bytes, pages: Sequence[Tags]) -> bytes:
-    """Return a file of bytes that tags may name, from byte 8 on, and of ``pages`` of as many tags each."""
+    """Return a file of ``pages`` with this many tags each, whose values lie at byte 8."""
     at = first = 8 + len(before)
     data = b""
     for page in pages:
@@ -99,7 +99,7 @@ def test_a_strip_of_more_than_a_small_file_can_hold_is_not_shown() -> None:
 
 
 def test_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
-    """Each page took a step of Python for each of its strips."""
+    """Each strip of each page once took a step of Python."""
     strips = 8000
     places = np.arange(8, 8 + strips, dtype="<u4").tobytes() + np.ones(strips, "<u4").tobytes()
     tags = image(1, strips, t278=(4, 1, 1), t273=(4, strips, 8), t279=(4, strips, 8 + 4 * strips))
@@ -121,7 +121,7 @@ def grid(across: int, down: int, first: int = 0) -> bytes:
 
 
 def packed(stored: int, template: int = 0, more: bytes = b"\0\0", data: bytes = b"") -> bytes:
-    """Return sections 5, 6 and 7 of values of no bits."""
+    """Return sections 5, 6 and 7 of values of 0 bits."""
     five = struct.pack(">IHfHH", stored, template, 1.0, 0, 0) + more
     return section(5, five) + section(6, b"\xff") + section(7, data)
 
@@ -255,7 +255,7 @@ def test_chunks_that_document_lacks_are_not_listed_by_million() -> None:
 
 
 def test_dimensions_without_a_name_are_found_by_their_size() -> None:
-    """Each was looked for among all others of its group."""
+    """Each dimension was once compared with all others of its group."""
     chunks = '<dmrpp:chunks fillValue="1"><dmrpp:chunkDimensionSizes>1 1</dmrpp:chunkDimensionSizes></dmrpp:chunks>'
     sizes = [(3, 3), (3, 4), (4, 4), (4, 3)]
     body = "".join(

@@ -1,4 +1,4 @@
-"""The examples in FORMATS.md, as they stand there."""
+"""The examples in FORMATS.md are read as the text says."""
 
 from __future__ import annotations
 

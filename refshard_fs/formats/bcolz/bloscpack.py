@@ -114,7 +114,7 @@ def _check(header: Header, size: int, url: str) -> None:
     if not 0 <= frames <= most:
         raise ManifestError(f"{url}: its nchunks is {frames}: expected 0 to {most} in a file of {size} bytes")
     if not 0 <= header.last_size <= header.frame_size or (frames > 1 and not header.last_size):
-        raise ManifestError(f"{url}: its last_chunk is {header.last_size}, with a chunk_size of {header.frame_size}")
+        raise ManifestError(f"{url}: its last_chunk is {header.last_size}, its chunk_size only {header.frame_size}")
     if header.spare < 0 or header.slots * 8 > size:
         raise ManifestError(f"{url}: its max_app_chunks is {header.spare}: the offsets do not fit into {size} bytes")
     if header.total > size * EXPANSION:
@@ -324,7 +324,7 @@ def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]
         stream = zlib.decompressobj()
         document = decompressed(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
-            raise ValueError(f"it decompresses to {len(document)} bytes, or has bytes after its end")
+            raise ValueError(f"it does not decompress to its size, or has bytes after its end: {len(document)} bytes")
     except ValueError as e:
         raise ManifestError(f"{where}: {e} ({sizes})") from None
     return end, object_in(document, where)

@@ -217,7 +217,7 @@ def convert_documents(
             path = parent(path)[0]
             outer = found.setdefault(path, group_3({}))
             if outer.get("node_type") == doc.get("node_type") == "array":
-                raise ManifestError(f"{join(inner, 'zarr.json')!r} is an array within the array {path!r}")
+                raise ManifestError(f"{join(inner, 'zarr.json')!r} must not be within the array {path!r}")
     return found or {"": group_3({})}
 
 

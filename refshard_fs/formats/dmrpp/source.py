@@ -212,7 +212,7 @@ class _Array:
             length = stored // count
             if length == REFERENCE and variable.inline is None:
                 raise ValueError(
-                    f"its texts have {length} bytes, the size of references to texts, and may be such references"
+                    f"its values of {length} bytes may be texts or references to texts: the document does not say which"
                 )
         if not length or length > 1 << 20:
             raise ValueError("it is text of unknown length")
@@ -409,7 +409,7 @@ def _number_chunks(positions: Sequence[str], found: _Array) -> UInt64s:
     bad = (coords % found.chunk != 0).any(axis=1) | (coords >= found.shape).any(axis=1)
     if bad.any():
         where = spelled[int(bad.argmax())]
-        raise ValueError(f"a chunk begins at {where}: its chunks of {found.chunk} in {found.shape} begin elsewhere")
+        raise ValueError(f"a chunk begins at {where}: expected multiples of {found.chunk} within {found.shape}")
     counts = tuple(-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunk, strict=True))
     if math.prod(counts) >= COUNTABLE:
         raise ValueError("it has too many chunks for 63 bits")

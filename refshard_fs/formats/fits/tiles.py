@@ -55,13 +55,13 @@ def _parse_columns(header: Header, row_size: int) -> tuple[Column, ...]:
     for number in range(1, min(header.integer("TFIELDS"), 999) + 1):
         form = _FORM.match(str(header.cards.get(f"TFORM{number}")))
         if form is None:
-            raise ManifestError(f"{header.where}: its TFORM{number} is {header.cards.get(f'TFORM{number}')!r}")
+            raise ManifestError(f"{header.where}: its TFORM{number} is invalid: {header.cards.get(f'TFORM{number}')!r}")
         repeat, kind = int(form[1] or 1), form[2]
         if kind in "PQ" and repeat == 1 and form[3]:
             found.append(Column(at, _WIDTHS[kind], _WIDTHS.get(form[3], 1)))
         at += -(-repeat // 8) if kind == "X" else repeat * _WIDTHS[kind]
     if at != row_size:
-        raise ManifestError(f"{header.where}: its columns take {at} bytes, but its rows (NAXIS1) have {row_size}")
+        raise ManifestError(f"{header.where}: its columns take {at} bytes: expected {row_size} (NAXIS1)")
     return tuple(found)
 
 
@@ -99,7 +99,7 @@ class TileChunks(Chunks):
             raise ManifestError(f"{where}: its tiles have {pixels} bytes each: at most {LARGEST} are supported")
         heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
         if heap > header.data_size or header.stop + header.data_size > size:
-            raise ManifestError(f"{where}: its heap begins at byte {heap} of its {header.data_size} bytes of data")
+            raise ManifestError(f"{where}: its heap at byte {heap} is beyond its data of {header.data_size} bytes")
         cut = [axis for axis, count in enumerate(counts) if count > 1]
         axis = cut[-1] if cut else 0
         is_grid = len(cut) > 1 and axis == len(shape) - 1  # square tiles are not joined
@@ -134,7 +134,7 @@ class TileChunks(Chunks):
             for row, (length, offset) in enumerate(descriptors.tolist()):
                 size = length * column.itemsize
                 if length < 0 or offset < 0 or offset + size > self._heap_size:
-                    place = f"bytes [{offset}, {offset + size}) in a heap of {self._heap_size}"
+                    place = f"bytes [{offset}, {offset + size}), outside its heap of {self._heap_size}"
                     raise DamagedIndex("", self._image.where, f"tile {first + row} is at {place}")
                 if size:
                     parts.append((self._heap + offset, size))

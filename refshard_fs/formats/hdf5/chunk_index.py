@@ -329,7 +329,9 @@ def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
     """Parse the header of a version 2 B-tree."""
     tree = parse_b_tree_2(data, space.sizes)
     if tree.type != (11 if space.has_filters else 10) or tree.record_size <= 8 * len(space.chunk):
-        raise ValueError(f"its chunk index is a v2 B-tree of type {tree.type}, records of {tree.record_size} bytes")
+        raise ValueError(
+            f"a v2 B-tree of type {tree.type}, with records of {tree.record_size} bytes, is not a chunk index"
+        )
     if tree.total * tree.record_size > space.room:
         raise ValueError(f"a v2 B-tree of {tree.total} chunks is larger than its file")
     if tree.root is None or not tree.total:
@@ -383,7 +385,7 @@ def _list_pages(
 
 def _check_array(space: ChunkSpace, client: int, width: int, page_bits: int) -> None:
     if client != int(space.has_filters) or page_bits > _MOST_BITS or not width:
-        raise ValueError(f"its chunk index is of client {client}, pages of 2**{page_bits} elements of {width} bytes")
+        raise ValueError(f"its chunk index is damaged: client {client}, 2**{page_bits} elements of {width} bytes")
 
 
 _FIXED: Final = "BBBNP"
@@ -458,7 +460,9 @@ class ExtensibleArray(msgspec.Struct, frozen=True):
             if at is None:
                 continue
             if len(some) < pages:
-                raise ValueError("the index block of an extensible array points to data blocks with pages")
+                raise ValueError(
+                    "the index block of an extensible array points to data blocks with pages, which it may not"
+                )
             if pages:
                 yield from _list_pages(some, first, count, 1 << self.page_bits, at + skipped + 4, self.width)
             else:

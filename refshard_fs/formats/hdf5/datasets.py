@@ -215,7 +215,7 @@ class DatasetChunks(FilledChunks):
 
     def _read_now(self, entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
         """Read ``entries`` and return them inline."""
-        there = [self._file.known(entry) for entry in entries if entry is not None]
+        there = [self._file.use_read(entry) for entry in entries if entry is not None]
         data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
         return [None if entry is None else Inline(next(data)) for entry in entries]
 
@@ -272,7 +272,7 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
         case Contiguous(int(address), size):
             needed = math.prod(dataset.outer_shape) * dataset.datatype.size
             if size not in (-1, needed) and size < needed:
-                raise ValueError(f"{found.path!r} has {size} bytes of data: its elements take {needed}")
+                raise ValueError(f"{found.path!r} has {size} bytes of data: expected {needed} for its elements")
             return _make_pieces(file.source, file.base + address, dataset), None
         case Chunked(address=None):
             return None, None

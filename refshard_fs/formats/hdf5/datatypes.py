@@ -218,7 +218,7 @@ class _Parser:
             if dims:
                 member = _make_array(member, dims)
             if offset + member.size > size:
-                raise ValueError(f"the member {name!r} ends at {offset + member.size} of a compound of {size} bytes")
+                raise ValueError(f"the member {name!r} ends at {offset + member.size}, beyond a compound of {size}")
             fields.append(Field(name, offset, member))
         if not fields:
             raise ValueError("a compound datatype has no members")
@@ -258,13 +258,15 @@ class _Parser:
         self._fields.take(4 * ndim if version < 3 else 0)
         found = _make_array(self.datatype(depth + 1), dims)
         if found.size != size:
-            raise ValueError(f"an array datatype has {size} bytes: its elements {dims} take {found.size}")
+            raise ValueError(f"an array datatype has {size} bytes: expected {found.size} for its shape {dims}")
         return found
 
     def _complex(self, size: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if base.kind != "float" or base.size * 2 != size:
-            raise ValueError(f"a complex datatype of {size} bytes has parts of {base.size} bytes: {base.kind}")
+            raise ValueError(
+                f"a complex datatype of {size} bytes is not made of two floats: {base.kind}, {base.size} bytes"
+            )
         return _make_complex(base) or Datatype(
             size, "complex", refusal=f"numpy cannot hold its datatype: a complex number of {size} bytes"
         )
@@ -517,7 +519,7 @@ def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: 
         return "" if is_character else np.empty(0, datatype.shown)
     size = math.prod(shape) * datatype.size
     if len(raw) < size:
-        raise ValueError(f"it has {len(raw)} bytes: its elements take {size}")
+        raise ValueError(f"it has {len(raw)} bytes: expected {size} for its elements")
     raw = raw[:size]
     if datatype.shown is None:
         found = objects(datatype, raw, heap, paths)

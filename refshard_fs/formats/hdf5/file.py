@@ -207,19 +207,19 @@ class MetadataFile:
 
     def metadata(self, address: int, length: int, what: str) -> Span | Inline:
         """Return the span of metadata, or the bytes if they were read before."""
-        known = self._known(self.base + address, self.base + address + length)
+        known = self._get_read(self.base + address, self.base + address + length)
         if known is not None:
             return Inline(known)
         found = self.part(address, length, what)
         return msgspec.structs.replace(found, apart=True) if isinstance(found, Span) else found
 
-    def known(self, entry: Entry) -> Entry:
+    def use_read(self, entry: Entry) -> Entry:
         """Return the bytes of ``entry`` if they were read before, otherwise ``entry``."""
-        data = self._known(entry.start, entry.stop or 0) if isinstance(entry, Span) else None
+        data = self._get_read(entry.start, entry.stop or 0) if isinstance(entry, Span) else None
         return entry if data is None else Inline(data)
 
     def _data(self, entry: Entry) -> bytes:
-        found = self.known(entry)
+        found = self.use_read(entry)
         assert isinstance(found, Inline)
         return found.data
 
@@ -275,7 +275,7 @@ class MetadataFile:
         if len(self._pages) * PAGE > KEPT:
             self._pages = {}
 
-    def _known(self, start: int, stop: int) -> bytes | None:
+    def _get_read(self, start: int, stop: int) -> bytes | None:
         """Return bytes of the file if they were read before."""
         if stop <= len(self._head):
             return self._head[start:stop]
@@ -293,7 +293,7 @@ class MetadataFile:
             return
         expected, self._expected = self._expected, []
         for start, stop in expected:
-            if self._known(start, stop) is None and len(missing) * PAGE + stop - start <= AROUND:
+            if self._get_read(start, stop) is None and len(missing) * PAGE + stop - start <= AROUND:
                 missing |= set(range(start // PAGE, -(-stop // PAGE))) - self._pages.keys()
         width = min(FIRST << 2 * self._rounds, AROUND) // PAGE
         self._rounds += 1

@@ -141,7 +141,7 @@ class FilterRecipe(msgspec.Struct, frozen=True):
         if not self.codecs.filters:
             raw = raw.ljust(length, b"\0")  # the last piece of a contiguous dataset may be shorter
         if len(raw) < length:
-            raise ValueError(f"its filters decode to {len(raw)} bytes: its {self.codecs.count} elements take {length}")
+            raise ValueError(f"its filters decode to {len(raw)} bytes: expected {length}, {self.codecs.count} elements")
         return self.codecs.encode(raw[:length])
 
 
@@ -257,7 +257,7 @@ def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     while left > 0:
         count, _, chunk = struct.unpack_from("<4xIII", data, at)
         if not 0 < count <= left or not 32 <= chunk <= len(data) - at:
-            raise ValueError(f"a blosc2 chunk of {chunk} bytes decodes to {count} bytes, where {left} are left")
+            raise ValueError(f"a blosc2 chunk of {chunk} bytes decodes to {count} bytes: expected 1 to {left}")
         made.append(by_imagecodecs("blosc2_decode", data[at : at + chunk], "hdf5"))
         at, left = at + chunk, left - count
     whole = b"".join(made)
@@ -424,7 +424,7 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         plain = np.frombuffer(data[21:], f"<{code}{size}", count)
         return plain.astype(f"{order}{code}{size}").tobytes()
     if width > size * 8:
-        raise ValueError(f"scale-offset has {width} bits for elements of {size} bytes")
+        raise ValueError(f"scale-offset has {width} bits: too many for elements of {size} bytes")
     whole = np.zeros(count, f"<u{size}")
     for rows, bits in _iter_bits(data[21:], count, width) if width else ():
         whole[rows] = _pack_bits(bits)
@@ -478,13 +478,13 @@ def _collect_pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_
         case 1:  # a number
             is_big, precision, offset = values[end : end + 3]
             if size not in range(1, 9) or not precision or precision + offset > size * 8:
-                raise ValueError(f"an nbit number has {precision} bits at bit {offset} of {size} bytes")
+                raise ValueError(f"an nbit number of {precision} bits at bit {offset} does not fit into {size} bytes")
             pieces.append((start, size, is_big, precision, offset))
             return size, end + 3
         case 2:  # an array
             base, end = _collect_pieces(values, end, start, pieces, depth + 1)
             if not base or size % base:
-                raise ValueError(f"an nbit array of {size} bytes has elements of {base} bytes")
+                raise ValueError(f"an nbit array of {size} bytes is not a whole number of elements of {base} bytes")
             for place in range(start + base, start + size, base):
                 _collect_pieces(values, at + 2, place, pieces, depth + 1)
         case 3:  # a compound

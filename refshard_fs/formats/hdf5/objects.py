@@ -437,7 +437,7 @@ class _Reader:
         datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, self._file.sizes).shape
         size = 0 if shape is None else math.prod(shape) * datatype.size
         if size > len(part.raw):
-            raise ValueError(f"it has {len(part.raw)} bytes: its elements take {size}")
+            raise ValueError(f"it has {len(part.raw)} bytes: expected {size} for its elements")
         raw = part.raw[:size]
         ids = heap_ids(datatype, raw)
         return Attribute(part.name, datatype, shape, raw, referred=sum(many for *_, many in ids)), ids

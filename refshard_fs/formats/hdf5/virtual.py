@@ -230,9 +230,9 @@ def _check_kind(found: HDF5Object, dataset: Dataset, where: str) -> None:
     if dataset.datatype != found.datatype:
         raise ManifestError(f"it is a virtual dataset whose datatype differs from that of {where}")
     if dataset.object_codec or isinstance(dataset.layout, Virtual):
-        raise ManifestError(f"it is a virtual dataset, and {where} has texts in a heap or is virtual itself")
+        raise ManifestError(f"it is a virtual dataset, and its source {where} has variable-length texts or is virtual")
     if dataset.filters and not getattr(dataset.layout, "whole_edges", True):
-        raise ManifestError(f"it is a virtual dataset, and some chunks of {where} are unfiltered")
+        raise ManifestError(f"it is a virtual dataset, and some chunks of its source {where} are not filtered")
 
 
 def _map_chunks(

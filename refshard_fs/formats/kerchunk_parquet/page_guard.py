@@ -246,7 +246,7 @@ def check_columns(data: bytes, footer: Footer, columns: Mapping[str, tuple[int, 
 def _walk_pages(data: bytes, chunk: ColumnChunk, rows: int, width: int) -> Iterator[Page]:
     """Yield the pages of a column chunk that pyarrow reads. Raise ValueError for a page with an impossible size."""
     if not 0 <= chunk.values <= rows:
-        raise DamagedParquet(f"it has {chunk.values} values in {rows} rows")
+        raise DamagedParquet(f"it has {chunk.values} values: expected at most {rows}, one for each row")
     if chunk.at < 0 or chunk.size < 0 or chunk.at + chunk.size > len(data):
         raise DamagedParquet(f"its {chunk.size} bytes at {chunk.at} do not lie within the file of {len(data)}")
     at = chunk.at
@@ -255,7 +255,9 @@ def _walk_pages(data: bytes, chunk: ColumnChunk, rows: int, width: int) -> Itera
     while seen < chunk.values and at < stop:
         page = parse_page_header(data, at, stop)
         if page.values > chunk.values or (page.kind == DICTIONARY and page.values * width > page.made):
-            raise ValueError(f"a page of {page.made} bytes has {page.values} values: the column has {chunk.values}")
+            raise ValueError(
+                f"a page of {page.made} bytes has {page.values} values, more than its column: {chunk.values}"
+            )
         _check_encoding(page.encoding)
         yield page
         if page.kind != DICTIONARY:

@@ -62,7 +62,7 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
             raise ValueError(f"it has {table.num_rows} rows: its footer says {footer.rows}")
         return {name: _join_pieces(table.column(name)) for name in found}
     except KeyError as e:  # from `read_dictionary`: the footer has the column, but within another
-        raise ValueError(f"its column {e.args[0].decode()!r} is nested") from e
+        raise ValueError(f"its column {e.args[0].decode()!r} is nested: expected a plain column") from e
     except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # RuntimeError: Parquet's own checks
         if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
             raise
@@ -78,7 +78,7 @@ def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
         if name not in COLUMNS:
             continue
         if column.path != name or column.max_repetition_level or column.max_definition_level > 1:
-            raise ValueError(f"its column {name!r} is nested")
+            raise ValueError(f"its column {name!r} is nested: expected a plain column")
         if column.physical_type not in _WIDTHS:
             raise ValueError(f"its column {name!r} is of the type {column.physical_type}, which is not supported")
         if name in found:

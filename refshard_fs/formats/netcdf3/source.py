@@ -133,7 +133,7 @@ class _Cursor:
         """Return the next integer of ``width`` bytes. One of 8 bytes is signed and may not be negative."""
         number = int.from_bytes(self.take(width), "big")
         if width == 8 and number >= COUNTABLE:
-            raise self.error(f"a number is negative: {number - (1 << 64)}")
+            raise self.error(f"a number must not be negative: {number - (1 << 64)}")
         return number
 
     def number(self) -> int:
@@ -151,7 +151,7 @@ class _Cursor:
         """Return the numbers of a list's entries. Each entry takes at least eight bytes."""
         found, count = self.uint(4), self.number()
         if found not in (0, tag) or (count and not found):
-            raise self.error(f"its list of {what} begins with the tag {found} and a count of {count}")
+            raise self.error(f"its list of {what} has the tag {found} and the count {count}: expected the tag {tag}")
         if count * 8 > self.size - self.at:
             raise self.error(f"it is cut short or damaged: {count} {what} do not fit into its {self.size} bytes")
         return range(count)
@@ -341,7 +341,7 @@ class _Layout(NamedTuple):
 
 
 class _FileChunks(Mapping[str, Chunks]):
-    """The chunks of a file's variables, by path, made on demand: of ten thousand files, few chunks are read."""
+    """The chunks of a file's variables, by path, made on demand: a cube reads few of a file's variables."""
 
     def __init__(self, source: Span | Inline, url: str, layout: _Layout) -> None:
         self._source = source

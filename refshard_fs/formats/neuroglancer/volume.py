@@ -64,7 +64,7 @@ class _ScaleChunks(Chunks):
         self.grid = grid
         self.size = math.prod(scale.chunks) * scale.dtype.itemsize
 
-    def _stored(self, coords: tuple[int, ...]) -> int:
+    def _stored_size(self, coords: tuple[int, ...]) -> int:
         """Return the stored size of a raw chunk in bytes."""
         return math.prod(self.scale.extents(coords)) * self.scale.dtype.itemsize
 
@@ -94,7 +94,7 @@ class FileChunks(_ScaleChunks):
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         coords = self.grid.coords(number)
-        pin = Pin(size=self._stored(coords))
+        pin = Pin(size=self._stored_size(coords))
         entry = self._make_entry(Span(relative_to(self.url, self._name_array(coords)), optional=True, pin=pin), coords)
         # The file may not exist, so a size is known only after a look.
         return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
@@ -145,8 +145,8 @@ class ShardChunks(_ScaleChunks):
         if found is None:
             return None
         start, size = found
-        if not self.scale.is_gzip and size != self._stored(coords):
-            reason = f"chunk {chunk} has {size} bytes: expected {self._stored(coords)}"
+        if not self.scale.is_gzip and size != self._stored_size(coords):
+            reason = f"chunk {chunk} has {size} bytes: expected {self._stored_size(coords)}"
             raise DamagedIndex("", self._shard_url(shard), reason)
         start += self._parse_sharding.table
         return self._make_entry(Span(self._shard_url(shard), start, start + size), coords)

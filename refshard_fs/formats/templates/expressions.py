@@ -201,7 +201,7 @@ class _Parser:
         self.terms += 1
         if self.terms > self.limits.terms or depth > self.limits.depth:
             allowed = f"{self.limits.terms} operands and operators and {self.limits.depth} levels of nesting"
-            raise self.source.error(self.start, f"an expression may have {allowed}")
+            raise self.source.error(self.start, f"the expression is too long: at most {allowed}")
 
     def _parse_expression(self, tightness: int, depth: int) -> None:
         """Parse operands, and operators between them of at least this ``tightness``."""

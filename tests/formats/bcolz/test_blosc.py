@@ -1,4 +1,4 @@
-"""Blosc frames are decoded and checked: the writer's bytes, or an error."""
+"""Blosc frames are decoded and checked: the result is the writer's bytes or an error."""
 
 from __future__ import annotations
 

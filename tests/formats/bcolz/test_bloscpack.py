@@ -1,4 +1,4 @@
-"""bloscpack files are groups of one array: the writers' values, no byte too many, an error where they are damaged."""
+"""bloscpack files are groups of one array, with the writers' values; a damaged file is an error."""
 
 from __future__ import annotations
 

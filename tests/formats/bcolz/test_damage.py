@@ -1,6 +1,6 @@
-"""Damaged bcolz rootdirs and bloscpack files: cut at any byte, any bit of a header flipped. The values, or an error.
+"""Damage to bcolz rootdirs and bloscpack files, by cuts and flipped bits, gives the written values or an error.
 
-The suite takes samples; the tests marked slow do everything.
+The suite takes samples; tests marked slow try every cut and bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def packed(values: np.ndarray[Any, Any], frame_size: int, order: str = "C", **op
 
 
 def files_of(name: str) -> tuple[dict[str, bytes], dict[str, np.ndarray[Any, Any]]]:
-    """Return the files of a sound source, and its arrays."""
+    """Return the files of an undamaged source, and its arrays."""
     match name:
         case "carray":
             return carray_of(RANDOM, 256), {"data": RANDOM}
@@ -70,7 +70,7 @@ EVERY = [*BCOLZ, *CHECKED, "unchecked"]
 
 
 def arrays_in(files: Mapping[str, bytes], **options: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays as zarr would read them, or raise what reading them raises."""
+    """Read the arrays with zarr. Errors of the read are raised."""
     opened = Files(dict(files))
     keyspace = opened.open("bloscpack" if ROOT in files else "bcolz", **options)
     found = {}
@@ -102,7 +102,7 @@ def _field(field: list[Any]) -> tuple[Any, ...]:
 
 
 def outcome(files: Mapping[str, bytes], due: Mapping[str, np.ndarray[Any, Any]], **options: Any) -> str:
-    """Return "values", "error" or "other values" for what reading gives."""
+    """Classify the result of a read as "values", "error" or "other values"."""
     try:
         found = arrays_in(files, **options)
     except ERRORS:
@@ -154,7 +154,7 @@ def test_a_file_cut_at_any_byte_gives_an_error(name: str) -> None:
 
 
 def headers(name: str, files: Mapping[str, bytes]) -> Iterator[tuple[str, range]]:
-    """Yield the files and the bytes of them that are headers."""
+    """Yield each file with its header bytes."""
     for url, data in files.items():
         if name in BCOLZ:
             if "/data/" in url:

@@ -1,4 +1,4 @@
-"""bcolz rootdirs are groups of arrays: the writers' values, no byte too many, and an error where a file is damaged."""
+"""bcolz rootdirs are groups of arrays, with the writers' values; a damaged file is an error."""
 
 from __future__ import annotations
 

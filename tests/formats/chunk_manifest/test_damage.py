@@ -1,4 +1,4 @@
-"""Damaged chunk manifests: cut at any byte, lying about their targets. The right bytes, or an error."""
+"""Chunk manifests that are cut short or have false offsets and lengths give the right bytes or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of chunk manifests: every kind, and what breaks the format is named."""
+"""Chunk manifests may have entries of every kind; an error names the invalid entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunk manifests: entries of every kind, what is wrong with them, their size, and their place among other arrays."""
+"""Chunk manifests: valid and invalid entries, memory, and arrays without a manifest beside them."""
 
 from __future__ import annotations
 

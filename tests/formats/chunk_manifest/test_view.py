@@ -1,4 +1,4 @@
-"""What documents say of a commit under way is somebody else's word: nonsense in it is an error that says so."""
+"""A root document may announce pending commits; invalid announcements are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DMR++ documents are parsed as they are written; one that is not XML, or that could swell, is refused."""
+"""DMR++ documents are parsed; other XML, and documents that could expand in memory, are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DMR++ documents: the values of the files that they describe; nothing in them reaches where it must not."""
+"""DMR++ documents give the values of the files that they describe, and cannot reach other files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened(body: str, **files: bytes) -> Any:
 
 
 def write(path: Path, *, texts: bool = True) -> Path:
-    """Write a file with the kinds of chunks, fill values and groups that NetCDF-4 has, and its document."""
+    """Write a file with all kinds of chunks, fill values and groups of NetCDF-4, and its DMR++ document."""
     with netcdf4.Dataset(path, "w") as ds:
         for name, size in (("time", None), ("y", 30), ("x", 40)):
             ds.createDimension(name, size)
@@ -240,7 +240,7 @@ def test_variables_with_impossible_places_are_left_out(parts: tuple[str, ...], r
 
 
 def check_left_out(body: str, path: str, reason: str) -> None:
-    """Check that the rest of a document opens; a key of what is left out is an error that says why."""
+    """Check that other variables can be read, and that a read of this one raises the reason."""
     files, keys = opened(body + '<Int8 name="good"><dmrpp:chunk offset="0" nBytes="1"/></Int8>', data=b"7")
     assert list(keys.grids) == ["good"]
     assert files.read(keys, "good/0") == b"7"

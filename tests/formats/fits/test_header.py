@@ -1,4 +1,4 @@
-"""Cards of FITS headers: continued texts, and values that cannot be true."""
+"""Cards of FITS headers: continued texts, and impossible values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FITS files: the images that astropy shows; damage never gives data that is not there."""
+"""FITS files show the images that astropy shows; damage never gives wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of compressed images have the pixels that astropy finds; damaged tables of tiles are refused."""
+"""Compressed tiles have the pixels that astropy decodes; damaged tables of tiles are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tiles_that_lie_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
     begin = data.index(b"END " + b" " * 76, 2880)
     begin += -begin % 2880
     files = Files({ROOT: data[:begin] + b"\x7f" + data[begin + 1 :]})
-    with pytest.raises(RefShardError, match=r"HDU 1.*tile 0 is at bytes .* in a heap"):
+    with pytest.raises(RefShardError, match=r"HDU 1.*tile 0 is at bytes .* outside its heap"):
         files.read(files.open(), "TILES/0.0")
 
 

@@ -1,1 +1,1 @@
-"""HDF5 and NetCDF-4 files, held against h5py and h5netcdf."""
+"""HDF5 and NetCDF-4 files, compared with h5py and h5netcdf."""

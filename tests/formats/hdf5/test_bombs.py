@@ -1,4 +1,4 @@
-"""Small files that claim much: each is refused, or opens with little memory."""
+"""Small files that announce much data are refused, or open with little memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.memory import taking
 
 
 def test_chunks_never_written_are_not_listed_by_the_million(tmp_path: Path) -> None:
-    """Their fill value is not one that zarr is told: each would be listed, and made."""
+    """zarr's metadata cannot express their fill value, so a listing of unwritten chunks would make each of them."""
     ours = UNWRITTEN + 17
 
     def fill(file: h5py.File) -> None:

@@ -1,4 +1,4 @@
-"""Indexes of chunks: of every kind and size, read once and in few rounds; damage in one is an error."""
+"""Chunk indexes of every kind and size are read once and in few rounds; a damaged index is an error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_damaged_index_leaves_other_datasets_readable(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file of four variables that was written step by step, so that its index lies among its chunks."""
+    """Return a file of four variables that was written step by step: its index lies between its chunks."""
     path = tmp_path_factory.mktemp("hdf5") / "steps.nc"
     rng = np.random.default_rng(0)
     with h5py.File(path, "w", libver=("earliest", "v108")) as file:
@@ -192,7 +192,7 @@ def test_long_and_sparse_indexes_list_the_written_chunks(libver: str, tmp_path: 
 
 
 def test_an_index_whose_chunks_were_all_removed_tells_of_none(tmp_path: Path) -> None:
-    """The header of a fixed array then counts elements for which the file never had room."""
+    """The header of a fixed array then counts elements for which the file has no room."""
     path = tmp_path / "emptied.h5"
     with h5py.File(path, "w", libver="latest") as file:
         made = file.create_dataset("a", (69, 82), "u1", maxshape=(69, 82), chunks=(1, 1), fillvalue=54)

@@ -1,4 +1,4 @@
-"""Files that are cut short or have bits flipped: errors of ours, or values that are there; never others."""
+"""Files that are cut short or have flipped bits give an error of this package or correct values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values, types, dimensions and attributes of some hundreds of files are those that h5py and h5netcdf read."""
+"""Hundreds of files have the values, types, dimensions and attributes that h5py and h5netcdf read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_fill_value_of_the_size_minus_one_is_none(version: int, tmp_path: Path
 
 
 def test_a_huge_chunk_that_was_never_written_is_not_made(tmp_path: Path) -> None:
-    """Its bytes would be made of nothing: few of the file claim any number of them."""
+    """A few bytes of the file may announce an unwritten chunk of any size: it must not be allocated."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):
             made = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")

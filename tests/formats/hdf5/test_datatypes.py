@@ -1,4 +1,4 @@
-"""Datatypes as h5py reads them: messages that the HDF5 library wrote, damaged ones, and the values of elements."""
+"""Datatype messages written by the HDF5 library, damaged messages, and values of elements, as h5py reads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GAPS = np.dtype({"names": ["a", "b"], "formats": ["<i2", ">f4"], "offsets": [3, 
 
 
 def message(tid: h5py.h5t.TypeID, libver: str = "earliest") -> bytes:
-    """Return the datatype message of a dataset that has this type."""
+    """Return the datatype message of a dataset of this type."""
     with in_memory(libver) as file:
         return messages(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create(h5py.h5s.SCALAR)))[DATATYPE]
 
@@ -191,7 +191,7 @@ def test_messages_cut_short_or_changed_are_errors() -> None:
 
 
 def test_members_of_a_compound_do_not_overlap() -> None:
-    """Side by side, as zarr has them, those of a small file would take gigabytes."""
+    """zarr stores members one after the other, so overlapping members of a small file could take gigabytes."""
     name, opaque = b"%d\0", bytes([0x35, 0, 0, 0, 0, 0, 16, 0])  # of a mebibyte
     members = [name % number + bytes(3) + opaque for number in range(1500)]
     compound = bytes([0x36, *len(members).to_bytes(3, "little"), 0, 0, 16, 0])

@@ -1,4 +1,4 @@
-"""What is read of a file when it is opened: structures that overlap or are long."""
+"""The metadata reads of an opening file: overlapping and long structures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filter pipelines that the HDF5 library and its plugins wrote: what comes of raw chunks is what h5py reads."""
+"""Chunks written by the HDF5 library's filters and plugins decode to the values that h5py reads."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def described(dataset: h5py.Dataset) -> tuple[Datatype, tuple[Filter, ...]]:
 
 
 def decoded(codecs: Codecs, datatype: Datatype, data: bytes) -> np.ndarray[Any, Any]:
-    """Return a chunk's elements as zarr decodes them."""
+    """Decode the elements of a chunk as zarr does."""
     for codec in reversed(codecs.shown):
         data = bytes(get_codec(codec).decode(data))
     return np.frombuffer(data, datatype.shown)
 
 
 def shown(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
-    """Return the values of a chunked dataset, of its chunks as they lie in the file."""
+    """Return the values of a chunked dataset from its raw chunks."""
     datatype, pipeline = described(dataset)
     codecs = filters.make_codecs(pipeline, datatype, dataset.chunks)
     made = np.zeros(tuple(-(-n // c) * c for n, c in zip(dataset.shape, dataset.chunks, strict=True)), datatype.shown)
@@ -239,7 +239,7 @@ def test_nbit(name: str) -> None:
 
 
 def test_what_changes_values_of_unfiltered_chunks() -> None:
-    """Strings that end before their padding, in chunks that zarr is shown decoded and encoded again."""
+    """Strings end before their padding, so zarr sees these chunks decoded and encoded again."""
     tid = h5py.h5t.C_S1.copy()
     tid.set_size(4)
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -336,7 +336,7 @@ def test_bitshuffle_in_one_block_takes_few_times_chunks_memory() -> None:
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
 def test_bytes_lost_by_szip_are_an_error(dtype: str) -> None:
-    """What scale-offset makes is no whole number of pixels: the library itself loses what is beyond them."""
+    """The output of scale-offset is not a whole number of pixels: szip itself loses the rest."""
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((16,))
     create.set_scaleoffset(h5py.h5z.SO_INT, 0)

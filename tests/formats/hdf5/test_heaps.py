@@ -1,4 +1,4 @@
-"""Heaps and B-trees: entries that overlap, or that another tree is said to list, are damage."""
+"""Heaps and B-trees: overlapping entries, and trees of another type, are damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.hdf5_files import WRITERS, file_of
 
 
 def test_names_in_a_local_heap_that_overlap_are_refused() -> None:
-    """Each of many entries would be as long as the heap."""
+    """Each of many names could be as long as the heap."""
 
     def fill(file: h5py.File) -> None:
         for number in range(8):

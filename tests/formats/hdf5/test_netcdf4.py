@@ -1,4 +1,4 @@
-"""Dimensions, attributes and fill values of NetCDF-4 files are those that h5netcdf and xarray have."""
+"""NetCDF-4 files have the dimensions, attributes and fill values of h5netcdf and xarray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups and datasets are found level by level, through links; damage in one leaves the others."""
+"""Groups and datasets are found level by level, through links; a damaged object does not hide others."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_links_are_followed_within_file_and_others_are_reported(
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_damage_in_one_object_leaves_the_others(libver: str) -> None:
-    """Whichever byte of an object's header is wrong, what is left out is named, and its keys are errors."""
+    """For any wrong byte in an object's header, reports name the lost objects, and their keys raise errors."""
     with in_memory(libver=libver) as file:
         file["a"] = np.arange(3, dtype="<i4")
         odd = file.create_dataset("odd", data=np.arange(4.0), chunks=(2,), compression="gzip", maxshape=(None,))
@@ -131,7 +131,7 @@ def test_paths_longer_than_keys_are_reported_before_copies() -> None:
 
 
 def test_many_groups_that_have_the_same_links_are_refused() -> None:
-    """The links of each would be kept, before any path is made."""
+    """The links of each group would take memory before any path is made."""
 
     def fill(file: h5py.File) -> None:
         for number in range(150):

@@ -1,4 +1,4 @@
-"""Datasets whose values are objects of Python's: references, sequences, compounds of such; and those of no values."""
+"""Datasets of Python objects (references, sequences, compounds with these), and datasets without elements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path_of(file: h5py.File, reference: Any) -> str:
 
 
 def value(random: np.random.Generator, file: h5py.File, kind: str) -> Any:
-    """Return a value of a member of ``kind``, that of a reference to nothing now and then."""
+    """Return a random value for a member of ``kind``; some references are null."""
     target = file[f"g{random.integers(3)}/x"]
     match kind:
         case "o":
@@ -44,7 +44,7 @@ def value(random: np.random.Generator, file: h5py.File, kind: str) -> Any:
 
 
 def write_random(path: Path, random: np.random.Generator, low: str) -> None:
-    """Write datasets of references, texts and compounds, cut and filtered at random, parts of them unwritten."""
+    """Write datasets of references, texts and compounds with random chunks and filters, some chunks unwritten."""
     with h5py.File(path, "w", libver=(low, "latest"), userblock_size=512 * int(random.integers(2))) as file:
         for number in range(3):
             file[f"g{number}/x"] = np.arange(5)

@@ -1,4 +1,4 @@
-"""HDF5 files as sources: what opening and reading them asks for, and that commands and sets take them as others."""
+"""HDF5 files as sources: requests of opening and reading, and their use in commands and sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ xr = pytest.importorskip("xarray")
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file of four variables that was written step by step, so that its index lies among its chunks."""
+    """Return a file of four variables that was written step by step: its index lies between its chunks."""
     path = tmp_path_factory.mktemp("hdf5") / "steps.nc"
     rng = np.random.default_rng(0)
     with h5py.File(path, "w", libver=("earliest", "v108")) as file:

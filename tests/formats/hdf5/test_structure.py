@@ -1,4 +1,4 @@
-"""Attributes and their messages: texts keep their shape, and sizes that a file claims are held against it."""
+"""Attributes keep the shape of their texts, and sizes in a file are compared with the file's size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_texts_shared_by_attributes_are_parsed_once(tmp_path: Path, monkeypatch:
 
 
 def with_old_shared_datatype(data: bytes, header: int, shared: int) -> bytes:
-    """Return a file whose object at ``header`` shares the datatype at ``shared`` as HDF5 1.2 to 1.4 wrote it."""
+    """Return a file in which the object at ``header`` shares the datatype at ``shared``, as in HDF5 1.2 to 1.4."""
     count, links, size = struct.unpack_from("<HII", data, header + 2)
     messages, at = b"", header + 16
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Virtual datasets: what h5py reads of them, from files beside and from the same one; what is not read is named."""
+"""Virtual datasets, of the same file and of files beside it, equal h5py's; unsupported mappings are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, libver: str, kind: str, name: str = "whole.h5") -> Path:
-    """Write three sources, and a file whose virtual datasets are made of them."""
+    """Write three source files, and a file with virtual datasets over them."""
     for number in range(3):
         with h5py.File(folder / f"source{number}.h5", "w", libver=libver) as file:
             file["group/data"] = 0
@@ -54,7 +54,7 @@ def write(folder: Path, libver: str, kind: str, name: str = "whole.h5") -> Path:
 
 
 def check(fs: RefShardFileSystem, path: Path) -> int:
-    """Compare all arrays with what h5py reads; return how many there are."""
+    """Compare all arrays with h5py's. Return their number."""
     found = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
     with h5py.File(path) as expected:
         for name, array in found.items():

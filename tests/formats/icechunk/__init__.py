@@ -1,1 +1,1 @@
-"""Icechunk repositories, held against icechunk."""
+"""Icechunk repositories, compared with the package icechunk."""

@@ -1,4 +1,4 @@
-"""FlatBuffers made by hand: fields are found by their vtable, and offsets that lead out are refused."""
+"""FlatBuffers made by hand: fields are found by the vtable, and offsets that lead out are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of a small repository are decoded without icechunk, and refused if they are not what they are named for."""
+"""Objects of a small repository are decoded without icechunk, and refused under another object's name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_array_whose_chunks_are_not_known_is_left_out(damaged: bytes) -> None:
 
 
 def _flat(document: bytes) -> bytes:
-    """Return the metadata of an array with one dimension less."""
+    """Remove a dimension from an array's metadata."""
     spelled = json.loads(document)
     spelled["chunk_grid"]["configuration"]["chunk_shape"] = spelled["shape"] = spelled["shape"][:1]
     return json.dumps(spelled).encode()

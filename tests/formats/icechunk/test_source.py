@@ -47,7 +47,7 @@ def created(path: Path | str, config: Any = None, version: int = 2) -> Any:
 
 
 def kept(repository: Any, **version: Any) -> dict[str, bytes]:
-    """Return all that icechunk reads of a snapshot."""
+    """Read all keys of a snapshot with icechunk."""
     from zarr.core.buffer import default_buffer_prototype
 
     store = repository.readonly_session(**(version or {"branch": "main"})).store
@@ -62,7 +62,7 @@ def kept(repository: Any, **version: Any) -> dict[str, bytes]:
 
 
 def virtual(folder: Path, url: str, steps: int = 8, prefix: str | None = None, **checks: Any) -> Any:
-    """Return a repository with an array ``a`` whose steps are 64 bytes each of the object at ``url``."""
+    """Return a repository with an array ``a``, each step of which is 64 bytes of the object at ``url``."""
     repository = created(folder / "virtual", containers(prefix or url.rpartition("/")[0] + "/"))
     session = repository.writable_session("main")
     group = zarr.open_group(session.store, mode="w")
@@ -79,7 +79,7 @@ def content(steps: int = 8) -> bytes:
 
 @pytest.fixture(params=[1, 2], ids=["version 1", "version 2"])
 def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, str]:
-    """A repository with native, inline and virtual chunks, split manifests, a tag, and two snapshots more."""
+    """A repository with native, inline and virtual chunks, split manifests, a tag, and two more snapshots."""
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "ü#.bin").write_bytes(bytes(range(200)))
     config = containers(f"file://{tmp_path}/")
@@ -392,7 +392,7 @@ def test_saved_set_keeps_versions_or_is_refused(format: str, tmp_path: Path, htt
 
 @pytest.fixture
 def parts(tmp_path: Path) -> list[str]:
-    """Two repositories whose tag has other values than their branch."""
+    """Two repositories in which tag and branch have different values."""
     urls = []
     for part in range(2):
         repository = created(tmp_path / f"{part}.icechunk")

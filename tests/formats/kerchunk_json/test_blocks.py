@@ -1,4 +1,4 @@
-"""The block reader finds what a JSON reader would, wherever the text is cut and however it is spelled."""
+"""The block reader gives the result of a JSON reader, for any cut and any spelling of the text."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ARRAY_3 = {
 
 @pytest.fixture(autouse=True, params=[(0, 512), (256, 512), (0, 2)], ids=str)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Cut often: most false cuts happen in what is larger than a block.
+    """Use small blocks, so that many cuts are false.
 
-    Arrays are in columns, or by key; or their metadata is not read before it is known that it is worth while.
+    Arrays are in columns or by key, or become columns only after their metadata are known.
     """
     small, documents = request.param
     monkeypatch.setattr(builder, "SMALL", small)

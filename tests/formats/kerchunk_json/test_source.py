@@ -1,4 +1,4 @@
-"""Reference sets of both versions: every value kind, and every way to be wrong."""
+"""Reference sets of versions 0 and 1: all kinds of values, and all kinds of errors."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("odd", ["", "text", ["s3://b/w"], [None, 1, 2], ("s3://b/t", 1, 2), b"raw", {"a": 1}])
 def test_a_value_means_the_same_among_many(odd: Any) -> None:
-    """Many members are taken as columns, where they are alike."""
+    """Many similar members are parsed as columns."""
     many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
     alone, among = (
         References(parse_document({"odd": odd}, "refs", {})),

@@ -1,4 +1,4 @@
-"""The references of a parquet set are loaded as they are iterated."""
+"""Iterating the references of a parquet set loads its partitions one by one."""
 
 from __future__ import annotations
 

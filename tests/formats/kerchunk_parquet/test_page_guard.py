@@ -1,4 +1,4 @@
-"""Pages whose headers promise what their bytes do not hold: refused before the memory is taken, in real files."""
+"""Parquet files whose page headers announce more than the pages hold are refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRITTEN: tuple[dict[str, Any], ...] = tuple(
 
 
 def forgeries() -> Iterator[tuple[str, bytes]]:
-    """Yield (what it is, the file) for every page of every column: it makes 2 GiB, or has a billion values, or both."""
+    """Yield (description, file) with one forged page: it announces 2 GiB, a billion values, or both."""
     for options in WRITTEN:
         data = partition(**options)
         for column in ("path", "offset", "size", "raw"):
@@ -44,7 +44,7 @@ def forgeries() -> Iterator[tuple[str, bytes]]:
 
 
 def room(found: Found, made: int | None, own: dict[int, int]) -> bool:
-    """Whether a header has room for two numbers more: a dictionary's has for one."""
+    """Whether a page header has room for two larger numbers; a dictionary's header has room for one."""
     return found.page.kind != DICTIONARY or made is None or not own
 
 
@@ -66,14 +66,14 @@ def test_a_page_that_promises_what_it_does_not_hold_is_refused() -> None:
 
 
 def test_no_memory_is_taken_for_what_a_page_promises() -> None:
-    """In a process of its own: Arrow tells the most that it has ever taken, and Python as well."""
+    """The decoding runs in a process of its own, because Arrow and Python report the peak of a whole process."""
     code = "from tests.formats.kerchunk_parquet import test_page_guard as t; t.most_taken()"
     ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, check=True)
     assert int(ran.stdout) < 16 * MIB
 
 
 def most_taken() -> None:
-    """Decode all forgeries, and print the most bytes that Arrow or Python has taken meanwhile."""
+    """Decode all forgeries, and print the peak memory of Arrow or Python."""
     made = list(forgeries())
     tracemalloc.start()
     for _, data in made:
@@ -110,7 +110,7 @@ def test_data_that_many_rows_have_is_made_once() -> None:
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 def test_unbounded_texts_for_pyarrow_are_refused_with_the_reason(encoding: str, compression: str) -> None:
-    """A value may have all of the one before it in a byte: gigabytes in a page of some kilobytes."""
+    """In these encodings one byte may repeat all of the previous value: a page of kilobytes makes gigabytes."""
     out = io.BytesIO()
     options = {"column_encoding": {"path": encoding}, "use_dictionary": False, "compression": compression}
     pq.write_table(pa.table({"path": ["u"] * 8}), out, **options)

@@ -1,4 +1,4 @@
-"""One parquet file of references: every spelling of its columns, and every way it may be broken."""
+"""A parquet file of references: all types of its columns, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ for at in range(footer, len(data) - 8):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_no_byte_of_a_footer_ends_the_process(seed: int) -> None:
-    """Nor makes it raise anything but a ValueError: types, counts and sizes are changed one by one."""
+    """Types, counts and sizes in the footer are changed one by one; the only error is ValueError."""
     run = subprocess.run([sys.executable, "-c", SCAN, str(seed)], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
 

@@ -1,4 +1,4 @@
-"""Parquet reference sets through the filesystem: real ones, ones that kerchunk writes here, and odd ones."""
+"""Parquet reference sets through the filesystem: written by us, by kerchunk, and by hand."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
 
 
 def test_new_filesystem_asks_whether_partition_is_still_same(http_server: RangeServer) -> None:
-    """Nothing but the partition tells that it was written anew: what it points to is another object."""
+    """The partition is rewritten with another target, and nothing else changes."""
     http_server.put("/x", b"A" * 10 + b"B" * 10)
     array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     metadata = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**array, "order": "C", "filters": None}}

@@ -1,4 +1,4 @@
-"""Partitions that are written are read again, and flipped bits in them never go unnoticed."""
+"""Written partitions can be read, and flipped bits in them are detected."""
 
 from __future__ import annotations
 

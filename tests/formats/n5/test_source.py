@@ -1,4 +1,4 @@
-"""N5 hierarchies: the values that tensorstore wrote; damage never gives data."""
+"""N5 hierarchies have the values that tensorstore wrote; damage never gives wrong values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPRESSIONS: list[dict[str, Any]] = [
 
 
 def write(root: Path, path: str, kind: str, compression: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Write a dataset by tensorstore; return its values as zarr orders their dimensions."""
+    """Write a dataset with tensorstore. Return its values in zarr's order of dimensions."""
     tensorstore = pytest.importorskip("tensorstore")
     metadata = {"dimensions": [7, 5, 3], "blockSize": [3, 2, 2], "dataType": kind, "compression": compression}
     spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(root / path)}, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""NetCDF-3 files: what netCDF4, scipy and xarray show of them; damage never gives data that is not there."""
+"""NetCDF-3 files show what netCDF4, scipy and xarray read; damage never gives wrong values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def letters(texts: list[str], width: int) -> Any:
 
 
 def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Path:
-    """Write a file with what NetCDF-3 has: records and none, text, scalars, every kind of attribute."""
+    """Write a file with records, variables without records, text, scalars and all kinds of attributes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ds = netcdf4.Dataset(path, "w", format=version)
@@ -163,7 +163,7 @@ def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsy
 
 
 def write_records(path: Path, shape: tuple[int, ...], records: int) -> Path:
-    """Write a file with three variables that have records, of ``shape`` each, and their coordinate."""
+    """Write a file with three record variables of ``shape`` in each record, and their coordinate."""
     with netcdf4.Dataset(path, "w", format="NETCDF3_64BIT_OFFSET") as ds:
         ds.createDimension("time", None)
         names = ("time", *(f"d{axis}" for axis in range(len(shape))))
@@ -238,7 +238,7 @@ def test_damage_ends_in_errors_that_name_the_file(tmp_path: Path) -> None:
 
 
 def put(at: int, *words: int) -> bytes:
-    """Return a small classic file (dimension x of 2, variable v of it) with 32-bit ``words`` at word ``at``."""
+    """Return a small classic file (dimension x of 2, variable v) with 32-bit ``words`` from word number ``at``."""
     fields = [0, 10, 1, 1, 0x78000000, 2, 0, 0, 11, 1, 1, 0x76000000, 1, 0, 0, 0, 4, 8, 80]
     fields[at : at + len(words)] = words
     return b"CDF\1" + struct.pack(f">{len(fields)}I", *fields) + struct.pack(">2i", 5, 6)
@@ -252,7 +252,7 @@ def test_a_file_made_by_hand_is_read() -> None:
 @pytest.mark.parametrize(
     ("at", "words", "reason"),
     [
-        (1, (12,), "list of dimensions begins with the tag 12"),
+        (1, (12,), "list of dimensions has the tag 12"),
         (2, (0x7FFFFFFF,), "dimensions do not fit"),
         (3, (0x7FFFFFFF,), "cut short"),
         (5, (0x7FFFFFFF,), "cut short: variable 'v' ends"),

@@ -1,4 +1,4 @@
-"""The info document of a volume: its scales as arrays; what contradicts the specification is refused."""
+"""A volume's info document gives its scales as arrays; a document that breaks the specification is refused."""
 
 from __future__ import annotations
 

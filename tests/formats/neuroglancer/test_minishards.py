@@ -1,4 +1,4 @@
-"""Which shard of a volume holds a chunk, and what its indexes say."""
+"""The shard and minishard of a chunk, and the indexes of shards."""
 
 from __future__ import annotations
 

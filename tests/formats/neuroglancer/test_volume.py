@@ -1,4 +1,4 @@
-"""Neuroglancer's precomputed volumes: values equal to what tensorstore put in; damage never gives data."""
+"""Precomputed volumes have the values that tensorstore wrote; damage never gives wrong values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> No
 
 
 def test_xarray_reads_a_volume_by_its_dimensions() -> None:
-    """Version 3 keeps the type: in version 2 xarray takes a fill value, here 0, for missing data."""
+    """With version 3 integers stay integers; with version 2 xarray masks the fill value 0."""
     xarray = pytest.importorskip("xarray")
     zarr = pytest.importorskip("zarr")
     options = {"fo": str(SAMPLES / "murmur"), "zarr_format": 2 if zarr.__version__.startswith("2.") else 3}

@@ -1,4 +1,4 @@
-"""Expressions in templates have the values that jinja2 gives them; all else is refused."""
+"""Expressions in templates have jinja2's values; everything else is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full jinja2 in the templates of a trusted manifest: what works, and what jinja2's sandbox keeps templates from."""
+"""jinja2 in the templates of a trusted manifest: supported features, and the limits of its sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates and `gen`: what they expand to, what jinja2 would say to it, and everything a manifest must not do."""
+"""Expansion of templates and `gen`, compared with jinja2, and what a manifest may not do."""
 
 from __future__ import annotations
 

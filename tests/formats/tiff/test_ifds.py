@@ -1,4 +1,4 @@
-"""Directories of TIFF files: damaged ones and loops are named, and take few rounds."""
+"""Directories of TIFF files: damage and loops are reported, after few rounds."""
 
 from __future__ import annotations
 

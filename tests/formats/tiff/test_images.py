@@ -1,4 +1,4 @@
-"""One image of a TIFF: every compression, predictor and number of bits gives the pixels of tifffile."""
+"""TIFF images of all compressions, predictors and bit depths have tifffile's pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TIFF files: what tifffile and GDAL show of them, in few requests; damage never gives data that is not there."""
+"""TIFF files show what tifffile and GDAL read, in few requests; damage never gives wrong values."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def write(path: Path, values: Any, **options: Any) -> Path:
 
 
 def shown(path: Path, name: str = "0", **options: Any) -> Any:
-    """Return an image as GDAL has it: the bands first."""
+    """Return an image in GDAL's order, the bands first."""
     found = array(path, name, **options)[...]
     if found.ndim == 2:
         return found[None]

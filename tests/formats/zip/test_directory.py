@@ -1,4 +1,4 @@
-"""Names without objects: found and listed like a sorted list of bytes would be."""
+"""Sorted names without an object for each give the look-ups and listings of a sorted list of bytes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_large_directory_makes_no_object_for_each_member() -> None:
 
 
 def listed_from(names: list[str]) -> Members:
-    """Return the columns of an archive whose members have no bytes."""
+    """Return the columns of an archive with empty members."""
     parts, start = [], 0
     for name in names:
         head = struct.pack(
@@ -181,7 +181,7 @@ def listed_from(names: list[str]) -> Members:
 
 
 def archive_named(name: bytes, extra: bytes = b"") -> bytes:
-    """Return an archive of one stored member whose name is any bytes, in both headers."""
+    """Return an archive of one stored member, with any bytes as its name in both headers."""
     size, crc = len(name), zlib.crc32(b"data")
     local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, crc, 4, 4, size, 0) + name + b"data"
     entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, crc, 4, 4, size, len(extra), 0, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""ZIP archives of Python's zipfile, of Info-ZIP and of others: members as keys, and no byte of a damaged one."""
+"""ZIP archives by zipfile, Info-ZIP and others: members are keys, and damage never gives wrong bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def listed(data: bytes) -> Members:
 
 
 def entry_of(data: bytes, key: str) -> tuple[Any, list[Any]]:
-    """Return the entry of ``key`` in an archive that lies at `URL`, and what had to be loaded for it."""
+    """Return the entry of ``key`` in an archive at `URL`, and the loads that it needed."""
     steps: Steps[Any] = ZipKeySpace(URL, Span(URL, 0, len(data)), listed(data)).lookup(key)
     needs: list[Any] = []
     answer = None
@@ -223,7 +223,7 @@ MIXED = zipped(SMALL, zipfile.ZIP_DEFLATED)
 
 @given(data=st.sampled_from([INDEXED, MIXED]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, bit: int) -> None:
-    """Not where nothing tells: the names in the directory, and the stored bytes themselves."""
+    """Exceptions are bits that nothing checks: names in the directory, and the stored bytes themselves."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         infos = archive.infolist()
         blind = [range(i.header_offset + 30, i.header_offset + 30 + len(i.filename) + i.compress_size) for i in infos]
@@ -323,7 +323,7 @@ TEXT = b"".join(b"line %d of the text\n" % (i % 97) for i in range(5000))
 
 
 def archive_of(number: int, data: bytes) -> bytes:
-    """Return an archive of one member ``a`` that is compressed by the method ``number``."""
+    """Return an archive of one member ``a``, compressed by the method ``number``."""
     if number in (12, 14):
         return zipped({"a": data}, number)
     packed = lzma.compress(data) if number == 95 else zstd().compress(data)
