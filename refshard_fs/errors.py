@@ -32,8 +32,8 @@ _PASSWORD: Final = re.compile(
 )  # for texts of other packages, which may leave out the scheme of a URL
 _PARAMETER: Final = re.compile(r"([?&;#]([\w.\-\[\]%]++)=)(?:[^?&;#\s\])'\"]|\?(?![\w-]{1,64}=))++")
 _SECRET: Final = re.compile(
-    r"^x-(?:amz|goog)-|^(?:api|access|account|subscription)?[-_]?key$|^sid$|auth(?!or)|credential|jwt|accesskeyid|passw|pwd|secret"
-    r"|session[-_]?id|(?:^|[-_])sig$|signature|token",
+    r"^x-(?:amz|goog)-|^(?:api|access|account|subscription)?[-_]?key$|^sid$|auth(?!or(?!i))|credential|jwt|accesskeyid|passw|pwd|secret"
+    r"|session[-_.\[]?id|(?:^|[-_])sig$|signature|token",
     re.IGNORECASE,
 )
 
@@ -147,7 +147,7 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
     def __str__(self) -> str:
         if not self.key:  # the error concerns the whole source
             return f"{self.target} cannot be read: {self.reason}"
-        return f"{self.key!r} exists, but its bytes at {self.target} cannot be read: {self.reason}"
+        return f"{printable(repr(self.key))} exists, but its bytes at {self.target} cannot be read: {self.reason}"
 
 
 class DamagedIndex(ReferenceNotReachable):
@@ -179,7 +179,7 @@ class TargetNotAllowed(RefShardError, PermissionError):
         return type(self), (self.url, self.rule, self.remedy, self.key)
 
     def __str__(self) -> str:
-        subject = f"{self.key!r} points to" if self.key else "not allowed:"
+        subject = f"{printable(repr(self.key))} points to" if self.key else "not allowed:"
         return f"{subject} {self.url!r}: {self.rule}. {self.remedy}."
 
 

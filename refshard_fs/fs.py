@@ -1179,7 +1179,12 @@ def _drop_credentials(value: Any) -> Any:
         return value if len(value) > LONGEST else redact(value)
     if isinstance(value, dict):
         return {name: _drop_credentials(inner) for name, inner in value.items() if not _gives_access(str(name))}
-    return [_drop_credentials(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        pairs = [isinstance(inner, list) and len(inner) == 2 and _gives_access(str(inner[0])) for inner in value]
+        return [
+            _drop_credentials(inner) for inner, is_secret_pair in zip(value, pairs, strict=True) if not is_secret_pair
+        ]
+    return value
 
 
 def _gives_access(name: str) -> bool:

@@ -47,6 +47,7 @@ _INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".l
 # registry, serves the settings of machines on Azure.
 _NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
 _PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in the first
+_DOCUMENTED = ipaddress.IPv6Network("3fff::/20")  # RFC 9637: for documents alone; not yet known to Python 3.13
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: the global addresses, apart from the next two kinds
 _TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an address of version 4 follows
 _ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an address of version 4 follows
@@ -139,7 +140,7 @@ def network_of(host: str) -> Network:
     if isinstance(address, ipaddress.IPv4Address):
         return _network(address, is_public=_is_public(address))
     within = _within(address)
-    is_public = address.is_global if address in _UNICAST else bool(within)
+    is_public = address.is_global and address not in _DOCUMENTED if address in _UNICAST else bool(within)
     return max([_network(address, is_public=is_public), *(_network(one, is_public=_is_public(one)) for one in within)])
 
 

@@ -366,19 +366,20 @@ class VersionedObject:
 
     async def facts(self, path: str) -> Facts:
         """Return the size and version of the object, without its bytes."""
-        facts = await self._request(0, self.target.facts, path)
         self._log("asked about", path)
+        facts = await self._request(0, self.target.facts, path)
         self._version.learn(facts, None)
         return facts
 
     async def ask_version(self, path: str) -> None:
         """Ask for the present version of the object, and compare it with the known one."""
-        facts = await self._request(0, self.target.current_facts, path)
         self._log("asked for its version", path)
+        facts = await self._request(0, self.target.current_facts, path)
         self._version.learn(facts, None)
 
     async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
         """Return the facts of the object, and its first ``length`` bytes."""
+        self._log(f"asked for its first {length} bytes", path)
         answer = await self.read(path, 0, length)
         if answer.size is None:
             return await self.facts(path), answer.data

@@ -336,7 +336,7 @@ def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
 @pytest.mark.parametrize(
     "parameter",
     ["?auth.token=", "?auth[token]=", "?user%5Btoken%5D=", "?to%6ben=", "?to%256ben=", "#access_token=", "?x#token=",
-     "?user[sid]=", "?account_key="],
+     "?user[sid]=", "?account_key=", "?session[id]=", "?Authorization="],
 )  # fmt: skip
 def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> None:
     url = f"https://h.example/x{parameter}{SECRET}"
@@ -352,6 +352,7 @@ def test_json_without_passwords_has_none_anywhere() -> None:
         {"k": ["https://h.example/x"]},
         options=nested,
         target_options={"token": SECRET},
+        remote_options={"client_kwargs": {"params": [("page", "1"), ("token", SECRET)]}},
         retries=1,
         skip_instance_cache=True,
     )

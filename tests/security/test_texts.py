@@ -28,10 +28,14 @@ CONTROLS = [
     "\u061cx",
     "\u2066x",
     "\u2028",
+    "\u034f",
+    "\u3164",
+    "\uffa0",
 ]
-STEERING = {*map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F)]), "\u2066"} - {
-    "\n"
-}
+STEERING = {
+    *map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), 0x34F, 0x3164, 0xFFA0]),
+    "\u2066",
+} - {"\n"}
 SECRET = "HUSH-0815"
 
 
@@ -105,7 +109,7 @@ def test_what_gives_access_is_left_out(name: str) -> None:
     assert gives_access(url.encode())
 
 
-@pytest.mark.parametrize("name", ["keys", "width", "assigned", "author", "x", "monkey"])
+@pytest.mark.parametrize("name", ["keys", "width", "assigned", "author", "authors", "x", "monkey"])
 def test_what_gives_none_is_shown(name: str) -> None:
     url = f"https://host/x?{name}=5"
     assert redact(url) == url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,6 +223,19 @@ def test_attributes_that_name_what_is_not_there_list_nothing(tmp_path: Path, ser
     with pytest.raises(NotListable, match="no consolidated metadata"):
         fs.ls("")
     assert all("/i.zarr/" in request.path for request in server.requests())
+
+
+def test_each_request_for_a_cold_store_is_logged(
+    tmp_path: Path, server: RangeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "s.zarr", "v2")
+    with caplog.at_level(logging.DEBUG, "refshard_fs"):
+        fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
+        fs.cat_file("v/0.0.0")
+        assert not fs.exists("v/9.9.9")
+    logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs"]
+    assert server.requests()
+    assert [request.path for request in server.requests() if not any(request.path in text for text in logged)] == []
 
 
 def test_a_small_shard_that_was_read_is_still_a_range(tmp_path: Path, server: RangeServer) -> None:

@@ -76,7 +76,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
             url, options = f"s3://generations/{name}", {"target_options": server.storage_options}
     made = RefShardFileSystem({key: value.decode() for key, value in state(0).items()})
     made.save(url, format="parquet", record_size=RECORD_SIZE, **options.get("target_options", {}))
-    yield lambda mode="r": RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **options)
+    yield lambda mode="r", **how: RefShardFileSystem(url, mode=mode, skip_instance_cache=True, **options, **how)
     if request.param == "memory":
         MemoryFileSystem().rm(f"/{name}", recursive=True)
 
@@ -97,6 +97,14 @@ def test_readers_go_on_with_the_state_that_they_opened(opened: Open) -> None:
         assert json.loads(readers[-1].cat_file(".zattrs")) == {"state": number}
         assert readers[-2].cat_file("a/0") == b"%04d" % number
     assert [check_state(fs) for fs in readers] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_reader_that_listed_finds_an_evicted_partition(opened: Open) -> None:
+    """The listing reads all partitions, of which one is kept."""
+    reader = opened(cache_size=1)
+    listed = reader.ls("a", detail=False)
+    commit(opened, 1)
+    assert {reader.cat_file(key) for key in listed if not key.endswith(".zarray")} == {b"0000"}
 
 
 def test_a_reader_of_a_changed_size_is_not_mixed(opened: Open) -> None:

@@ -302,8 +302,11 @@ class ParquetKeySpace(KeySpace):
             found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
         out = []
         for number, part in zip(numbers, found, strict=True):
-            is_whole = isinstance(part, Chunks)
-            out.append(part if is_whole else (yield from self.partition(array, number)))
+            if isinstance(part, StoredPartition):
+                self._found[array, number] = part.written.generation
+                out.append(part)
+            else:
+                out.append((yield from self.partition(array, number)))
         return out
 
     def _load(self, array: str, number: int, name: str = "") -> Load:
