@@ -127,18 +127,21 @@ class Pool:
         target, path = found
         retry = self._options.retry.at_most(target.most_retries)
         hint = _HINT_ANONYMOUS if _is_anonymous(portable_options(grant.given)) else ""
-        hint = self._hint_without_access(grant.url) if grant.access is Access.NONE else hint
+        advice = ""
+        if grant.access is Access.NONE:
+            hint, advice = _HINT_NO_ACCESS, self._advise_on_endpoint(grant.url)
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
-        return VersionedObject(target, version, retry, self._stats, hint), path
+        return VersionedObject(target, version, retry, self._stats, hint, advice), path
 
-    def _hint_without_access(self, url: str) -> str:
+    def _advise_on_endpoint(self, url: str) -> str:
+        """Return which option names the endpoint of ``url``, if another prefix of its protocol has an endpoint."""
         protocol = policy.protocol_of(url)
         for prefix, given in self._options.by_prefix.items():
             if policy.protocol_of(prefix) == protocol and _names_endpoint(portable_options(given)):
                 other = f"options={{{policy.server_of(url) + '/'!r}: {{...}}}}"
-                return f"{_HINT_NO_ACCESS}. The endpoint_url= for {prefix} is for that alone: give it in {other} too"
-        return _HINT_NO_ACCESS
+                return f"the endpoint_url= for {prefix} is for that alone: give it in {other} too"
+        return ""
 
     def store(self, url: str) -> tuple[Target, str] | None:
         """Return the target for writing at ``url``, and the path there; None where opening it takes an event loop.

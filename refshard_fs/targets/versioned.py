@@ -282,16 +282,22 @@ def _date(text: str) -> str:
 
 
 class VersionedObject:
-    """An object of ``target``, whose answers are held to a `Version`. ``hint`` explains a refusal of the server."""
+    """An object of ``target``, whose answers are held to a `Version`.
 
-    __slots__ = ("_hint", "_retry", "_stats", "_version", "target")
+    ``hint`` explains a refusal of the server, ``advice`` any failure.
+    """
 
-    def __init__(self, target: Target, version: Version, retry: Retry, stats: Stats, hint: str = "") -> None:
+    __slots__ = ("_advice", "_hint", "_retry", "_stats", "_version", "target")
+
+    def __init__(
+        self, target: Target, version: Version, retry: Retry, stats: Stats, hint: str = "", advice: str = ""
+    ) -> None:
         self.target = target
         self._version = version
         self._retry = retry
         self._stats = stats
         self._hint = hint
+        self._advice = advice
 
     @property
     def seen(self) -> Facts | None:
@@ -465,6 +471,8 @@ class VersionedObject:
             if wait is None or now() + wait >= end:
                 if self._hint and isinstance(failure, PermissionError):
                     failure.add_note(self._hint)
+                if self._advice:
+                    failure.add_note(self._advice)
                 raise failure
             self._stats.add(retries=1)
             await asyncio.sleep(wait)

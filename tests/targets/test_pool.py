@@ -184,6 +184,6 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
 def test_anonymous_failure_names_option_for_endpoint() -> None:
     """The endpoint of the source's bucket is for that bucket alone: whose objects lie in another one is told."""
     given = {"s3://a/": {"client_kwargs": {"endpoint_url": "https://store.example"}}}
-    hint = Pool(PoolOptions(by_prefix=given), None)._hint_without_access("s3://b/x")
-    assert "options={'s3://b/': {...}}" in hint
-    assert "endpoint_url" not in Pool(PoolOptions(by_prefix=given), None)._hint_without_access("https://h.example/x")
+    advice = Pool(PoolOptions(by_prefix=given), None)._advise_on_endpoint("s3://b/x")
+    assert "options={'s3://b/': {...}}" in advice
+    assert Pool(PoolOptions(by_prefix=given), None)._advise_on_endpoint("https://h.example/x") == ""
