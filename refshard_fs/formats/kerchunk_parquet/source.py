@@ -300,7 +300,7 @@ class ParquetKeySpace(KeySpace):
         found: Sequence[Any] = [None] * len(numbers)
         with contextlib.suppress(TargetChanged):  # each is then loaded alone, in the version at the opening
             found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
-        out = []
+        out: list[Chunks | None] = []
         for number, part in zip(numbers, found, strict=True):
             if isinstance(part, StoredPartition):
                 self._found[array, number] = part.written.generation
