@@ -182,7 +182,7 @@ class Engines:
         return self._versions.latest(url)
 
     def _pool(self, loop: Loop | None) -> Pool:
-        return Pool(self._pool_options, loop, self._versions, self.stats)
+        return Pool(self._pool_options, loop, self._versions, self.stats, is_written=self._is_written)
 
     def _drop_engines(self) -> None:
         """Forget the engines and what they hold; ``_lock`` is held."""

@@ -91,8 +91,11 @@ class Pool:
         loop: asyncio.AbstractEventLoop | None,
         versions: Versions | None = None,
         stats: Stats | None = None,
+        *,
+        is_written: bool = False,
     ) -> None:
         self._options = options
+        self._is_written = is_written
         self.loop = loop
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
@@ -132,7 +135,7 @@ class Pool:
             hint, advice = _HINT_NO_ACCESS, self._advise_on_endpoint(grant.url)
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
-        return VersionedObject(target, version, retry, self._stats, hint, advice), path
+        return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
 
     def _advise_on_endpoint(self, url: str) -> str:
         """Return which option names the endpoint of ``url``, if another prefix of its protocol has an endpoint."""

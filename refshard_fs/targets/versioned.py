@@ -284,13 +284,22 @@ def _date(text: str) -> str:
 class VersionedObject:
     """An object of ``target``, whose answers are held to a `Version`.
 
-    ``hint`` explains a refusal of the server, ``advice`` any failure.
+    ``hint`` explains a refusal of the server, ``advice`` any failure. ``is_written``: a commit may replace the object,
+    on condition that it still has the version that was read.
     """
 
-    __slots__ = ("_advice", "_hint", "_retry", "_stats", "_version", "target")
+    __slots__ = ("_advice", "_hint", "_is_written", "_retry", "_stats", "_version", "target")
 
     def __init__(
-        self, target: Target, version: Version, retry: Retry, stats: Stats, hint: str = "", advice: str = ""
+        self,
+        target: Target,
+        version: Version,
+        retry: Retry,
+        stats: Stats,
+        hint: str = "",
+        advice: str = "",
+        *,
+        is_written: bool = False,
     ) -> None:
         self.target = target
         self._version = version
@@ -298,6 +307,7 @@ class VersionedObject:
         self._stats = stats
         self._hint = hint
         self._advice = advice
+        self._is_written = is_written
 
     @property
     def seen(self) -> Facts | None:
@@ -343,6 +353,8 @@ class VersionedObject:
 
     async def _read(self, path: str, start: int, stop: int | None, pin: Pin | None, most: int | None) -> Answer:
         version = self._version
+        if self._is_written and version.seen is None and not self.target.tells_versions:
+            version.learn(await self.target.current_facts(path), None)  # before the bytes, which may be newer
         try:
             answer = await self._ask(path, start, stop, version.condition(pin), most)
             if pin is not None and not self.target.tells_versions:

@@ -72,6 +72,26 @@ def replaced_since(opened: Open) -> RefShardFileSystem:
     return second
 
 
+def test_chunk_whose_reads_tell_no_version_is_committed(s3_server: SeaweedServer) -> None:
+    """s3fs returns bytes without their version, as most filesystems do: it is asked for before a chunk is read."""
+    s3_server.create_bucket("conflicts")
+    url = f"s3://conflicts/{uuid.uuid4().hex}"
+    objects = Objects(url, s3_server.storage_options)
+    objects.put(".zgroup", [GROUP])
+    objects.put("a/.zarray", [plain(8)])
+    objects.put("a/0", [chunk(1)])
+    how: dict[str, Any] = {"mode": "a", "fast_s3": False, "skip_instance_cache": True, **s3_server.storage_options}
+    first, second = RefShardFileSystem(url, **how), RefShardFileSystem(url, **how)
+    for number, fs in enumerate([first, second], 2):
+        assert fs.cat_file("a/0") == chunk(1)
+        fs.pipe_file("a/0", chunk(number))
+    first.commit()
+    with pytest.raises(ConflictError):
+        second.commit()
+    second.discard()
+    assert second.cat_file("a/0") == chunk(2)
+
+
 def test_shard_replaced_by_others_is_refused_then_merged(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
