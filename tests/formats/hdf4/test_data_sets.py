@@ -57,7 +57,7 @@ def test_data_sets_of_one_name_are_told_apart() -> None:
 
 def test_an_attribute_behind_the_end_costs_one_data_set() -> None:
     data = bytearray(hdf4_file("layouts"))
-    row = re.search(rb"\x07\xab......." + rb".\0\0\0\1", data, re.DOTALL)  # of an attribute of one letter, its units
+    row = re.search(b"\x07\xab.{6}\0\0\0\x01", data, re.DOTALL)  # of an attribute of one letter, its units
     assert row is not None
     data[row.start() + 4 : row.start() + 8] = (1 << 30).to_bytes(4, "big")
     keyspace = Files({ROOT: bytes(data)}).open()
