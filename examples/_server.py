@@ -79,6 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         name = unquote(urlsplit(self.path).path).lstrip("/")
         file = (self.owner.folder / name).resolve()
+        if file == self.owner.folder and self.path.endswith("/"):  # a page of links, as buckets list what they have
+            links = "".join(f'<a href="{one.name}">{one.name}</a>\n' for one in sorted(file.iterdir()))
+            return self._send(name, HTTPStatus.OK, links.encode(), {"Content-Type": "text/html"}, with_body)
         if not file.is_relative_to(self.owner.folder) or not file.is_file():
             return self._send(name, HTTPStatus.NOT_FOUND, b"", {}, with_body)
         data = file.read_bytes()

@@ -132,6 +132,12 @@ def test_folder_is_a_cube_that_grows_and_a_rerun_changes_nothing(run: Callable[.
     assert "every value of the point equals" in printed
 
 
+def test_first_hour_is_five_lines_and_few_requests(run: Callable[..., str]) -> None:
+    printed = run("first_hour.py")
+    assert number(r"refshard: .* requests (\d+)", printed) <= number(r"open_mfdataset: .* requests (\d+)", printed)
+    assert "every mean equals" in printed
+
+
 def test_files_that_differ_are_a_cube_whose_values_are_right(run: Callable[..., str]) -> None:
     printed = run("files_that_differ.py")
     assert "'air' is recoded in 6 of 9 sets" in printed
