@@ -32,13 +32,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, serve(Path(name)) as server:
         files = write_archive(Path(name))
         bucket = server.url
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        axes = figure.subplots()
         began = time.perf_counter()
 
-        ds = xr.open_dataset(f"{bucket}/air-*.nc", engine="refshard", chunks={})
+        urls = fsspec.filesystem("http").glob(f"{bucket}/air-*.nc")  # of s3:// the pattern itself is enough
+        ds = xr.open_dataset(urls, engine="refshard", chunks={})
         climatology = ds["air"].groupby("time.hour").mean()
         celsius = (climatology.mean(("lat", "lon")) - 273.15).compute()
-        figure = Figure(figsize=(9, 4.2), layout="constrained")
-        celsius.plot(ax=figure.subplots(), marker="o")
+        celsius.plot(ax=axes, marker="o")
 
         figure.savefig(plot_file, dpi=120)
         print(f"refshard: {time.perf_counter() - began:.1f} s, requests {server.requests.total()}")
