@@ -24,9 +24,7 @@ xr = pytest.importorskip("xarray")
 
 
 def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
-    """Before it was mended: Chunks of an HDF5 dataset were missing, and so filled, where a damaged header says that
-    its index has pages of which no bits tell.
-    """
+    """A damaged header may announce pages without bits for them; their chunks once looked missing, and were filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,), maxshape=(None,))
@@ -40,9 +38,7 @@ def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
 
 
 def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
-    """Before it was mended: Chunks of an HDF5 dataset were missing, and so filled, where a damaged header says that
-    its fixed array has fewer elements than the dataset has chunks.
-    """
+    """A damaged header may announce fewer elements than chunks; other chunks once looked missing, and were filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,))

@@ -112,9 +112,7 @@ def test_complex_numbers_of_the_library_are_numpys(tmp_path: Path) -> None:
 def test_fixed_strings_are_read_as_the_library_reads_them(
     tmp_path: Path, texts: tuple[bytes, ...], padding: int
 ) -> None:
-    """Before it was mended: Single characters of an HDF5 file that are padded with spaces, as Fortran writes them,
-    were spaces where h5py reads empty texts.
-    """
+    """Fortran pads single characters with spaces. h5py reads a space as an empty text; we once read a space."""
     size = len(texts[0])
     raw = b"".join(texts)
     tid = h5py.h5t.C_S1.copy()

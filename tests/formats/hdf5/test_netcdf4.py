@@ -60,9 +60,7 @@ def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
 
 
 def test_complex_attributes_are_as_in_h5netcdf(tmp_path: Path) -> None:
-    """Before it was mended: Complex attributes of groups of an HDF5 file were pairs of numbers in xarray; those of
-    variables were right.
-    """
+    """Complex attributes of groups were once pairs of numbers in xarray; those of variables were right."""
     with h5py.File(tmp_path / "complex.h5", "w") as file:
         below = file.create_group("below")
         for owner in (file, file.create_dataset("a", data=1.0), below, below.create_dataset("a", data=2.0)):
