@@ -20,12 +20,11 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import ENCODINGS, ArrayDescription, ArrayGroup, Chunks
-from refshard_fs.core.chunks import ArrayChunks, Contents
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, is_within
+from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace, place
-from refshard_fs.core.model import Entry, Facts, Inline, Load, Packed, Parsed, Span, Stat, Steps
-from refshard_fs.errors import ManifestError, NotYetThere, ReferenceNotReachable
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Stat, Steps, together
+from refshard_fs.errors import ManifestError, NotListable, NotYetThere, ReferenceNotReachable
 from refshard_fs.formats.grib2.messages import (
     NO_SURFACE,
     TEMPLATES,
@@ -52,6 +51,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 1 << 20  # steps, members or levels of a document
 _LATE: Final = 128  # runs that may be missing at the end of an archive: each is asked for when the document is opened
 _RUNS: Final = 1 << 31  # that the keys of an archive without an end are counted to
+_LISTED: Final = 1 << 14  # files whose sidecars are read to list fields
 _BLOCK: Final = 1 << 10  # runs in a chunk of `valid_time`
 _LINE_BYTES: Final = 400  # that a line of a sidecar takes in memory
 
@@ -462,7 +462,7 @@ class FieldChunks(Chunks):
 
     def __init__(
         self, rule: Rule, name: str, grid: ChunkGrid, resolve: Callable[[str | None], str], grids: Sequence[bytes],
-        scan: tuple[int, int],
+        scan: tuple[int, int], runs: int = 0,
     ) -> None:  # fmt: skip
         self._rule = rule
         self._resolve = resolve
@@ -471,6 +471,7 @@ class FieldChunks(Chunks):
         self._grid = grid
         self._steps, self._members = rule.steps, rule.members
         self._scan = scan
+        self._runs = runs
         dialect = DIALECTS[rule.dialect]
         given = dialect.given if rule.number else {k: v for k, v in dialect.given.items() if k != "number"}
         line = {**dialect.default, **given, **self._variable.line}
@@ -530,6 +531,21 @@ class FieldChunks(Chunks):
         recipe = self.recipe(found)
         return Packed(Span(found.url, *lines.lines[found.line]), recipe, recipe.size)
 
+    def listed(self) -> Steps[list[Listed] | None]:
+        """Return the fields that exist. NotListable if they are too many, NotYetThere if one of them is not there yet.
+
+        So a copy of the archive never lacks a field that is only late.
+        """
+        size = self._runs * math.prod(self._grid.counts[1:])
+        files = self._runs * len(self._steps) * max(len(self._members), 1)
+        if files > _LISTED:
+            raise NotListable(
+                f"the fields of {files} files are too many to list; each can still be read by its key. To copy some "
+                "runs, give the document their start and stop"
+            )
+        found = yield from together([self.entry(number) for number in range(size)])
+        return [Listed(self._grid.tail(number), None) for number in range(size) if found[number] is not None]
+
     def _check_absent(self, found: FieldPlace) -> Steps[None]:
         """Raise an error unless a file, whose sidecar does not exist, does not exist, and will not."""
         facts: Facts | None = yield Stat(found.url, fresh=True)
@@ -565,14 +581,6 @@ class RuleKeySpace(ArrayGroup):
         if at is not None:
             return (yield from self._chunks[at.array].entry(at.number))
         return (yield from super().lookup(key))
-
-    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
-        yield from ()
-        members = {key: data for key, data in self._documents.items() if is_within(key, prefix)}
-        arrays = {
-            path: ArrayChunks(grid, [range(grid.size)]) for path, grid in self.grids.items() if is_within(path, prefix)
-        }
-        return Contents(dict(members), arrays)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -630,7 +638,7 @@ def _keyspace(
         grid = described.grid(options.zarr_format)
         fields[name] = ChunkGrid((_RUNS if rule.time.stop is None else runs, *grid.counts[1:]), grid.encoding)
         scan = inner[-1], scan_flags(holders[variable.grid], inner)
-        group.add(name, described, FieldChunks(rule, name, fields[name], resolve, grids, scan))
+        group.add(name, described, FieldChunks(rule, name, fields[name], resolve, grids, scan, runs))
     valid = ArrayDescription(
         f"{url}: valid_time", tuple(shape[:2]), (_BLOCK, shape[1]), np.dtype("<i8"), dims[:2],
         ATTRIBUTES["valid_time"],

@@ -306,6 +306,24 @@ def test_rule_is_saved_checked_and_joined_like_any_source(tmp_path: Path) -> Non
         xr.testing.assert_equal(joined.load(), got)
 
 
+def test_fields_that_exist_are_listed_by_their_sidecars() -> None:
+    with RangeServer() as server:
+        publish(server, ARCHIVES["hrrr"], START, 0)
+        publish(server, ARCHIVES["hrrr"], START, 2)
+        rule = document("hrrr", server)
+        _, fs = opened(rule)
+        assert [key for key in fs.ls("2t", detail=False) if key[-1].isdigit()] == ["2t/0.0.0.0", "2t/0.2.0.0"]
+        assert not refshard_fs.check(fs).has_errors
+        late = now() - timedelta(hours=6)
+        publish(server, ARCHIVES["hrrr"], late, 0)
+        _, fs = opened(rule | {"time": {"start": f"{late:%Y-%m-%dT%H}", "every": 6, "stop": f"{late:%Y-%m-%dT%H}"}})
+        with pytest.raises(NotYetThere):
+            fs.ls("2t")
+        _, fs = opened(rule | {"time": {"start": "2014-07-30", "every": 1, "stop": "2026-07-30"}})
+        with pytest.raises(refshard_fs.NotListable, match="too many to list"):
+            fs.ls("2t")
+
+
 def test_large_archive_is_opened_by_its_document_alone() -> None:
     with RangeServer() as server:
         rule = document("hrrr", server, step={"values": [[0, 48, 1]]}, time={
