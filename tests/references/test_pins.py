@@ -101,5 +101,5 @@ def test_malformed_pins_are_an_error_that_names_the_set(pins: Any, words: str) -
 
 
 def test_pins_need_version_1() -> None:
-    with pytest.raises(ManifestError, match="version 1"):
+    with pytest.raises(ManifestError, match='add "version": 1'):
         opened({"a": ["memory://x"], "refshard": {"pins": {"url": []}}}).ls("")

@@ -24,10 +24,10 @@ def target(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("a/9", ["u", 1, 2], "'a/9' is a reference, and no chunk"),
-        ("b/0.0", ["u", 1, 2], "'b/0.0' is a reference, and no chunk"),
+        ("a/9", ["u", 1, 2], "'a/9' is a reference but not a chunk"),
+        ("b/0.0", ["u", 1, 2], "'b/0.0' is a reference but not a chunk"),
         ("readme", "text", "'readme' is neither metadata nor a chunk"),
-        ("b/.zattrs", ["u"], "'b/.zattrs' is a reference, and no chunk"),
+        ("b/.zattrs", ["u"], "'b/.zattrs' is a reference but not a chunk"),
         ("b/.zattrs", "no JSON", "'b/.zattrs' is not JSON"),
         ("b/.zattrs", "[1]", "'b/.zattrs' is no JSON object"),
         ("a/1", [None, 1, 2], "'a/1' has no URL"),
@@ -52,7 +52,7 @@ def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
-    with pytest.raises(ManifestError, match=r"'a/1' has the URL .*no UTF-8"):
+    with pytest.raises(ManifestError, match=r"'a/1' has the URL .*not UTF-8"):
         fs.save(str(tmp_path / "set.parq"), format=format)
     assert not (tmp_path / "set.parq").exists()
 

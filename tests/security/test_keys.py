@@ -93,7 +93,7 @@ def test_consolidated_metadata_tell_of_no_other_keys(name: str, version: int, ht
 def test_a_parquet_set_has_no_other_keys(tmp_path: Path) -> None:
     for key in (f"{DEEP}/.zgroup", "a//.zgroup"):
         (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": {key: {"zarr_format": 2}}, "record_size": 4}))
-        with pytest.raises(ManifestError, match="is no key"):
+        with pytest.raises(ManifestError, match="is not a key"):
             RefShardFileSystem(str(tmp_path)).find("")
 
 
