@@ -21,7 +21,7 @@ def seeds() -> list[bytes]:
     data = bytes(range(100)) * (_LENGTH // 100)
     kinds = [(codec, shuffle) for codec in ("blosclz", "lz4", "zlib", "zstd") for shuffle in (0, 1, 2)]
     found = [bytes(numcodecs.Blosc(codec, 5, shuffle).encode(data)) for codec, shuffle in kinds]
-    found.append(blosc.plain_frame([data], _LENGTH, 4))
+    found.append(blosc.make_plain_frame([data], _LENGTH, 4))
     return [*found, found[0] + found[5]]
 
 

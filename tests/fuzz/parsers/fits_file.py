@@ -8,7 +8,7 @@ from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.source import open_
-from refshard_fs.formats.fits.tiles import LARGEST, Decoded, encode_header
+from refshard_fs.formats.fits.tiles import LARGEST, TileRecipe, encode_header
 from tests.fuzz.array_files import opened, some_chunks
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -60,7 +60,7 @@ def one_input(data: bytes) -> None:
             continue
         assert entry is not None
         assert (entry.size or 0) <= 8 * max(LARGEST, len(data))
-        if isinstance(entry, Packed) and isinstance(entry.recipe, Decoded):
+        if isinstance(entry, Packed) and isinstance(entry.recipe, TileRecipe):
             assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
         elif (entry.size or 0) <= _LARGEST:
             files.bytes(entry)

@@ -126,7 +126,7 @@ _TIMED = (
 def configured() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (chunk_index, file, structure):
-            stack.enter_context(mock.patch.object(module, "verified", lambda data, what: data[:-4]))
+            stack.enter_context(mock.patch.object(module, "verify_checksum", lambda data, what: data[:-4]))
         stack.enter_context(mock.patch.object(array_group, "LISTABLE", 1 << 16))  # a second is for more than a listing
         yield
 
