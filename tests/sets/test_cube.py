@@ -244,7 +244,9 @@ def test_cube_is_written_as_small_as_its_files(tmp_path: Path, engine: Any) -> N
     packing = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -9, "zlib": True, "complevel": 6, "shuffle": True}
     for month in range(2):
         t = np.arange(10)[:, None, None] + np.sin(np.arange(64) / 9)[:, None] + np.zeros(64)
-        ds = xr.Dataset({"t": (("time", "y", "x"), t)}, {"time": pd.date_range(f"2024-0{month + 1}-01", periods=10)})
+        ds = xr.Dataset(
+            {"t": (("time", "y", "x"), t)}, {"time": pd.date_range(f"2024-0{month + 1}-01", periods=10).as_unit("ns")}
+        )
         ds.to_netcdf(tmp_path / f"{month}.nc", encoding={"t": {**packing, "chunksizes": (5, 64, 64)}})
     whole = xr.open_dataset(f"{tmp_path}/*.nc", engine="refshard")
     for part in (whole, whole.isel(x=slice(1, 60))):

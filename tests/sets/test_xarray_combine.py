@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 
@@ -148,7 +147,7 @@ CASES = {
     "floats_of_sizes": Case([on(np.array([1], "f4"), [0]), on([0.1], [1])], by_coords()),
     "coordinates_of_types": Case([on([1.0], np.array([0], "i4")), on([2.0], [1.5])], by_coords()),
     "times": Case(
-        [on(pd.to_datetime([text]), [k]) for k, text in enumerate(("2000-01-01", "2001-01-01T03:30"))], by_coords()
+        [on(np.array([text], "M8[ns]"), [k]) for k, text in enumerate(("2000-01-01", "2001-01-01T03:30"))], by_coords()
     ),
     "attributes": Case([on([k], [k]).assign_attrs(t=k) for k in (0, 1)], by_coords(combine_attrs="override")),
     "units": Case(
