@@ -43,9 +43,9 @@ def eccodes() -> Any:
 class Values(msgspec.Struct, frozen=True):
     """The values of a field's ``count`` points as 32-bit floats, NaN where there are none.
 
-    They are made from sections 5, 6 and 7, which are ``sizes`` long, and say how values are packed, where there are
-    some, and which. Whatever other sections hold is not seen by any library. Values that the file has by columns, or
-    to and fro (``flags``, those of section 3), are put into ``across`` columns of rows that all run one way.
+    Sections 5, 6 and 7, of ``sizes`` bytes, say how values are packed, at which points there are values, and hold
+    them. No library sees any other section. If the grid is scanned by columns, or to and fro (``flags`` of section 3),
+    values are put into ``across`` columns of rows that all run one way.
     """
 
     count: int
@@ -97,13 +97,13 @@ class Values(msgspec.Struct, frozen=True):
 
 
 _SECOND_ORDER: Final = 0x40  # a flag of section 4: packed in groups, with further flags at octet 14
-_EXTENDED, _ROWS_TURN = 0x18, 0x04  # of which these say that groups have widths and lengths, and rows run to and fro
+_EXTENDED, _ROWS_TURN = 0x18, 0x04  # further flags: groups have widths and lengths; rows run to and fro
 
 
 class Values1(msgspec.Struct, frozen=True):
-    """The values of a field of edition 1, as `Values`: from sections 3, if there is one, and 4.
+    """The values of a field of edition 1, made from sections 3 (a bitmap, if there is one) and 4.
 
-    The section 1 of the field has the ``decimal`` scale factor.
+    ``decimal`` is the decimal scale factor, which section 1 states. All else is as in `Values`.
     """
 
     count: int

@@ -64,7 +64,7 @@ def ibm(data: bytes, octet: int) -> float:
 
 
 def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
-    """Return the field of a message, or why it is not shown; ManifestError where its sections do not fit it."""
+    """Return the field of a message, or why it is not shown; ManifestError if its sections are damaged."""
     window = grib.window(at)
     end = length - 4
 

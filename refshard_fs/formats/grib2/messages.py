@@ -1,7 +1,7 @@
 """The messages of a GRIB file: where they lie, and what sections of edition 2 say of their fields. No I/O here.
 
-A message says how long it is, and so where the next one begins; a sidecar (wgrib2's ``.idx``, ECMWF's ``.index``) tells
-of all at once. Of each message, a window is read: data are not looked at before somebody wants them.
+A message states its length, and so where the next one begins. A sidecar (wgrib2's ``.idx``, ECMWF's ``.index``) lists
+the offsets of all messages. Opening a file reads the first bytes of each message, its window, and no data.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def describe_grid(grid: bytes) -> Grid:
 
 
 class Unshown(NamedTuple):
-    """Why a field of the message at a byte is not shown."""
+    """A field that is not shown: the byte at which its message begins, and the reason."""
 
     at: int
     reason: str
@@ -363,9 +363,9 @@ def windows_in(data: bytes, is_last: bool) -> Windows:
 
 
 class Grib(FileBytes):
-    """The messages of a file: a window of each is read.
+    """Finds the messages of a file, and reads the window of each.
 
-    ``unshown`` names the messages, and other bytes, that are not read.
+    ``unshown`` lists the messages, and other bytes, that are not read.
     """
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:

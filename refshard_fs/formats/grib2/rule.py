@@ -1,4 +1,4 @@
-"""Archives of GRIB files by rule: a document of a few kB is the cube, and names no file. No I/O here.
+"""Archives of GRIB files by rule: a document of a few kB shows all runs, and names no file. No I/O here.
 
 The document (``FORMATS.md`` specifies it) says how files are named, which runs, steps and members there are, and which
 line of a file's sidecar belongs to which variable. A chunk is a field: its look-up reads the sidecar of its file, and
@@ -572,7 +572,7 @@ class ValidTimes(Chunks):
 
 
 class RuleKeySpace(ArrayGroup):
-    """The keys of an archive. Runs behind the last one that is shown have keys, too: they are looked for when read."""
+    """The keys of an archive. Runs after the last one that is shown have keys, too, which are looked up when read."""
 
     fields: Mapping[str, ChunkGrid] = {}  # of the variables, without an end
 

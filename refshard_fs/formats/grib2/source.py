@@ -39,17 +39,17 @@ from refshard_fs.formats.grib2.messages import (
 )
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
-# Bytes of a file that is read in one request, where each of its messages, and each name that a sidecar may have, would
-# take one: as many take two rounds of 20 ms at 60 MB/s. Its messages are
+# A file of up to so many bytes is read in one request if its first message is short. Two rounds of 20 ms take as long
+# as so many bytes at 60 MB/s, and windows and sidecars take a request each.
 WHOLE: Final = 2 << 20
-SHORT: Final = 64 << 10  # bytes long, as the first one says: of few long ones, a window each is far less
+SHORT: Final = 64 << 10  # bytes of a short message: of few long ones, windows are far less than the file
 VERSION: Final = 4  # of scans in the index cache: counts up whenever a file would have other fields
 FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
 RATIO: Final = 1 << 10  # points may be for each byte: fields of one value take no more bytes than their header
-COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many as it has
-_SPARSE: Final = 16  # times and steps to a field: with more, their sums might take gigabytes
+COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many as the file has
+_SPARSE: Final = 16  # pairs of time and step for each field: with more, valid_time might take gigabytes
 LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
 _UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as ICON's
 # Templates of grids whose points eccodes locates. Those of others are in another file (`_UNSTRUCTURED`), there are none
@@ -258,7 +258,7 @@ def _met(need: Need) -> Any:
 
 
 def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
-    """Return the fields of a message; why none is shown, where its sections do not fit it."""
+    """Return the fields of a message, or the reason why none is shown, if its sections are damaged."""
     try:
         if grib.window(at)[7] == 1:
             return (yield from edition_1.fields(grib, at, length))
