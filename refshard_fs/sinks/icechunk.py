@@ -43,6 +43,7 @@ S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
 MAIN_BRANCH: Final = "main"
+OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
@@ -89,7 +90,16 @@ def _require_icechunk() -> Any:
         raise ImportError(
             "writing Icechunk repositories needs the package icechunk: pip install 'refshard_fs[icechunk]'"
         ) from e
+    if _version_of(icechunk) < OLDEST:
+        raise ImportError(
+            f"writing Icechunk repositories needs icechunk {'.'.join(map(str, OLDEST))} or later, on Python 3.12 or "
+            f"later: found {icechunk.__version__}: pip install 'refshard_fs[icechunk]'"
+        )
     return icechunk
+
+
+def _version_of(package: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in package.__version__.split(".")[:2] if part.isdecimal())
 
 
 # ----------------------------------------------------------------------------------------------------

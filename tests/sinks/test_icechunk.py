@@ -90,6 +90,10 @@ ONE_ARRAY = {
 }
 
 
+async def _interrupted(*arguments: Any) -> int:
+    raise RuntimeError("copying has begun")
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
@@ -102,6 +106,14 @@ def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> N
     xr.testing.assert_identical(ours, expected)
 
 
+def test_repository_of_unlike_files_has_the_values_of_each(tmp_path: Path) -> None:
+    """What joins such files by their metadata has wrong values for all but the first (VirtualiZarr 1059)."""
+    there = str(tmp_path / "made.icechunk")
+    cube(tmp_path).save(there)
+    files = [xr.open_dataset(tmp_path / f"{number}.nc", decode_times=False).load() for number in range(2)]
+    xr.testing.assert_equal(read(there), xr.concat(files, "time", data_vars="minimal"))
+
+
 def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
     url = netcdf(tmp_path)
     copied = RefShardFileSystem(url).save(str(tmp_path / "made.icechunk"))
@@ -111,8 +123,17 @@ def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
     assert len(list(locations)) == 3
 
 
-def test_save_of_a_cube_says_what_was_copied(tmp_path: Path) -> None:
+def test_save_says_what_is_copied_before_and_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = cube(tmp_path)
+    monkeypatch.setattr("refshard_fs.sinks.icechunk.COPIED", 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr("refshard_fs.sinks.icechunk.put_native", _interrupted)
+        with pytest.raises(RuntimeError, match="copying has begun"):
+            made.save(str(tmp_path / "never.icechunk"))
+    assert "are copied into" in caplog.text, "it was said before"
+    assert "not ranges of objects that Icechunk can read" in caplog.text
     assert "were copied into the repository" in made.save(str(tmp_path / "made.icechunk"))
     xr.testing.assert_equal(read(str(tmp_path / "made.icechunk")), xr.open_dataset(made, engine="refshard").load())
 
@@ -199,3 +220,18 @@ def test_whole_objects_that_a_manifest_names_are_virtual(tmp_path: Path) -> None
     RefShardFileSystem(root).save(str(tmp_path / "refs.zarr"))
     assert RefShardFileSystem(str(tmp_path / "refs.zarr")).save(str(tmp_path / "made.icechunk")) is None
     xr.testing.assert_identical(read(str(tmp_path / "made.icechunk")), xr.open_dataset(root, engine="refshard").load())
+
+
+def test_branch_that_a_failed_save_made_is_gone(tmp_path: Path) -> None:
+    there = str(tmp_path / "made.icechunk")
+    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    with pytest.raises(refshard_fs.ManifestError):
+        RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there, overwrite=True, branch="next")
+    own = icechunk.Repository.open(icechunk.local_filesystem_storage(there))
+    assert own.list_branches() == {"main"}
+
+
+def test_version_of_icechunk_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(icechunk, "__version__", "1.1.21")
+    with pytest.raises(ImportError, match=r"needs icechunk 2\.3 or later, .* found 1\.1\.21"):
+        RefShardFileSystem(netcdf(tmp_path)).save(str(tmp_path / "made.icechunk"))
