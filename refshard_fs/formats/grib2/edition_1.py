@@ -173,6 +173,8 @@ def _parse(
 def _without_levels(grid: bytes) -> bytes:
     """Return section 2 without the coordinates of hybrid levels, which may differ where the grid is one."""
     at, values = integer(grid, 5), integer(grid, 4)
+    if values and at <= 28:
+        raise ValueError(f"its levels begin at octet {at} of section 2, within the description of its grid")
     return (
         grid if at == 255 or not values else b"\0\0\0\0" + bytes([at]) + grid[5 : at - 1] + grid[at - 1 + 4 * values :]
     )
